@@ -1,0 +1,54 @@
+# Every target makes .venv on demand. PYTHON chooses the interpreter (3.11 or newer),
+# ARGS reaches the program: make test ARGS="-k lease", make bench ARGS=--help
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check fix bench model lock clean redis-tools
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+
+demo: $(INSTALLED) ## Watch messages live and die on a server of its own
+	@$(BIN)/mx-rmq demo $(ARGS)
+
+test: redis-tools check ## Run the checks, then every test on three real servers
+	$(BIN)/pytest -n 2 $(ARGS)
+
+check: $(INSTALLED) ## Lint, format, types, import layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fix: $(INSTALLED) ## Mend what ruff can mend, and format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(INSTALLED) ## Measure cost and memory a message
+	$(BIN)/python -m bench $(ARGS)
+
+model: redis-tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
+	MX_RMQ_MODEL_EXAMPLES=3000 $(BIN)/pytest -n 2 --timeout=0 tests/model $(ARGS)
+
+lock: ## Pin the newest development requirements, with hashes
+	@PYTHON='$(PYTHON)' sh scripts/setup lock
+
+clean: ## Remove everything that make made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup
+	@PYTHON='$(PYTHON)' sh scripts/setup venv
+
+# A copied .venv would still import the tree it came from.
+ifneq ($(CURDIR),$(shell cat $(INSTALLED) 2>/dev/null))
+.PHONY: $(INSTALLED)
+endif
+
+redis-tools:
+	@sh scripts/setup redis-tools

@@ -1,0 +1,45 @@
+"""`mx-rmq server`: the embedded server in the foreground, for other processes to use."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import click
+
+from mx_rmq.core.errors import EmbeddedServerError
+from mx_rmq.embedded import EmbeddedServer
+
+
+@click.command()
+@click.argument("directory", default="./mx-rmq-data", type=click.Path(path_type=Path))
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1:PORT too, not only here."
+)
+def server(directory: Path, port: int | None) -> None:
+    """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+    try:
+        with EmbeddedServer.start(directory, port=port) as running:
+            _introduce(running)
+            if running.owner:
+                code = running.wait()
+                raise EmbeddedServerError(
+                    f"the server ended by itself with exit code {code}; {running.log_end()}"
+                )
+    except KeyboardInterrupt:
+        click.echo("stopped")
+    except EmbeddedServerError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _introduce(running: EmbeddedServer) -> None:
+    if running.owner:
+        click.echo(f"a server runs in {running.directory} (pid {running.pid}); Ctrl-C stops it")
+    else:
+        click.echo(f"a server already runs in {running.directory} (pid {running.pid})")
+    click.echo(f"  embedded://{running.directory}")
+    click.echo(f"  {running.url}")
+    if running.port is not None:
+        click.echo(f"  redis://127.0.0.1:{running.port}")

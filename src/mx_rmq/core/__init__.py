@@ -1,0 +1,1 @@
+"""The pure core: no server, no event loop, no clock, no logging."""

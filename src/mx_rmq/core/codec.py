@@ -1,0 +1,117 @@
+"""Bytes <-> Message.
+
+Decoding never trusts: whatever stands in the server, the answer is a Message or a DecodeError
+that keeps the bytes, so that the caller can quarantine them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+import msgspec
+
+from mx_rmq.core.errors import DecodeError, InvalidInput, PayloadTooLarge
+from mx_rmq.core.message import VERSION, Message
+
+MAX_DEPTH: Final = 64
+"""How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
+
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Message)
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
+    """Encode a payload; refuse what is too large, too deep or not JSON."""
+    try:
+        data = _encoder.encode(payload)
+        if b"null" in data:  # what msgspec writes for NaN and infinity as well as for None
+            _refuse_non_finite(payload)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(
+            f"a payload of type {type(payload).__name__} is not JSON: {error}"
+        ) from error
+    if len(data) > limit:
+        raise PayloadTooLarge(len(data), limit)
+    if _deeper_than(data, MAX_DEPTH):
+        raise InvalidInput(f"the payload is nested deeper than {MAX_DEPTH} levels")
+    return msgspec.Raw(data)
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message as its record."""
+    return _encoder.encode(message)
+
+
+def decode(data: bytes) -> Message:
+    """Decode a record."""
+    try:
+        if not data.isascii():
+            data.decode()  # the payload is kept raw, so nothing else looks at its bytes
+        message = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
+        version = _version(data)
+        if version is not None and version > VERSION:
+            raise DecodeError(_newer(version), data) from error
+        raise DecodeError(f"not a message record: {error}", data) from error
+    if message.v > VERSION:
+        raise DecodeError(_newer(message.v), data)
+    return message
+
+
+def decode_as(data: bytes, topic: str, id: str) -> Message:
+    """Decode the record that stands under this id in this topic; refuse another message's."""
+    message = decode(data)
+    if message.id != id or message.topic != topic:
+        raise DecodeError(
+            f"the record under id {id!r} of topic {topic!r} says "
+            f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
+            data,
+        )
+    return message
+
+
+def _refuse_non_finite(payload: Any) -> None:
+    rest = [msgspec.to_builtins(payload)]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{value} has no JSON form")
+        if isinstance(value, dict):
+            rest.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            rest.extend(value)
+
+
+def _deeper_than(data: bytes, limit: int) -> bool:
+    """Say whether a JSON text is nested deeper than `limit`, at C speed and without recursion."""
+    if data.count(b"{") + data.count(b"[") <= limit:
+        return False
+    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    for _ in range(limit):
+        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+        if not brackets:
+            return False
+    return True
+
+
+def _version(data: bytes) -> int | None:
+    try:
+        return _version_decoder.decode(data).v
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
+        return None
+
+
+def _newer(version: int) -> str:
+    return f"record format {version} is newer than {VERSION}, the newest this release reads"

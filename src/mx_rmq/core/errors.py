@@ -1,0 +1,105 @@
+"""Every exception that mx-rmq raises.
+
+MxRmqError
+├── InvalidInput            a value breaks a rule; nothing was sent          (also a ValueError)
+│   └── PayloadTooLarge     the payload is over the size limit
+├── DecodeError             stored bytes are not a message; keeps the bytes
+├── QueueFull               the topic's cap on waiting messages refused a produce
+├── ServerUnavailable       the server did not take the call; nothing was changed
+│   └── ServerFull          the server is at its maxmemory
+├── OutcomeUnknown          the reply was lost and the deadline passed: done or not done
+│   └── ProduceUnknown      … of a produce; repeating it with the same ids is safe
+├── ScriptFailed            the server ran a script and answered with an error
+│   └── WrongType           a key of the topic holds something else than it should
+├── UnsafeServer            the preflight found a server that would lose messages
+│   └── MissingRights       … or a user whose missing rights would tear a script
+└── EmbeddedServerError     our own server did not start
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MxRmqError(Exception):
+    """The root of the tree."""
+
+
+class InvalidInput(MxRmqError, ValueError):
+    """A value breaks a rule. The text names both."""
+
+
+class PayloadTooLarge(InvalidInput):
+    """The encoded payload is over the limit."""
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(
+            f"the payload is {size:,} bytes; the limit is {limit:,} (setting max_payload)"
+        )
+        self.size = size
+        self.limit = limit
+
+
+class DecodeError(MxRmqError):
+    """Stored bytes are not a message. `data` holds exactly what was stored."""
+
+    def __init__(self, reason: str, data: bytes) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.data = data
+
+
+class QueueFull(MxRmqError):
+    """The topic holds as many waiting messages as it may. Nothing of the call was stored."""
+
+    def __init__(self, topic: str, waiting: int, limit: int) -> None:
+        super().__init__(
+            f"topic {topic!r} has {waiting:,} messages waiting; the cap is {limit:,} "
+            "(setting max_pending): let workers catch up, then produce again"
+        )
+        self.topic = topic
+        self.waiting = waiting
+        self.limit = limit
+
+
+class ServerUnavailable(MxRmqError):
+    """The server was not reached, or refused, until the deadline. Nothing was changed."""
+
+
+class ServerFull(ServerUnavailable):
+    """The server is at its maxmemory and refused to store more. Nothing was changed."""
+
+
+class OutcomeUnknown(MxRmqError):
+    """The call was sent, its reply was lost, and the deadline passed: done or not done."""
+
+
+class ProduceUnknown(OutcomeUnknown):
+    """A produce whose reply was lost. Producing again with the same ids makes no second copy."""
+
+    def __init__(self, reason: str, ids: Sequence[str]) -> None:
+        super().__init__(reason)
+        self.ids = tuple(ids)
+
+
+class ScriptFailed(MxRmqError):
+    """The server answered a script call with an error that no repetition will cure."""
+
+
+class WrongType(ScriptFailed):
+    """A key of the topic holds another type than the script needs. Nothing was changed."""
+
+
+class UnsafeServer(MxRmqError):
+    """The server's settings would lose messages. The text says why and what to do."""
+
+
+class MissingRights(UnsafeServer):
+    """The server's user may not run a command that a script needs."""
+
+
+class EmbeddedServerError(MxRmqError):
+    """The embedded server did not start. The text quotes its log."""

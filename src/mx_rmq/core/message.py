@@ -1,0 +1,128 @@
+"""A message, its states and its record.
+
+The record is one line of JSON in the topic's `payload` hash. The server stamps `created_at`
+when it stores a new message, so that every time in the system comes from one clock.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+VERSION: Final = 1
+"""The record format that this release writes. It reads this one and every older one."""
+
+MAX_ERRORS: Final = 10
+"""How many of its latest failures a message carries."""
+
+
+class State(StrEnum):
+    """Where a message is. It is in exactly one of these, or gone."""
+
+    PENDING = "pending"
+    """Waits in a list, first in first out within its priority."""
+    DELAYED = "delayed"
+    """Waits for its due time."""
+    PROCESSING = "processing"
+    """Held by a worker under a lease."""
+    DEAD = "dead"
+    """Given up; kept with the reason until an operator decides, or a cap takes it."""
+    QUARANTINED = "quarantined"
+    """Its bytes could not be read; kept exactly as they were."""
+
+
+class Priority(StrEnum):
+    """High before normal before low; a share of every batch keeps the lower ones moving."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One failed attempt."""
+
+    type: str
+    text: str
+    at: int
+    """Server time, ms."""
+    worker: str = ""
+    traceback: str = ""
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is not produced yet."""
+
+    payload: msgspec.Raw
+    id: str | None = None
+    """The caller's own id; None: one is made."""
+    priority: Priority = Priority.NORMAL
+    delay: int = 0
+    """How long after the produce it is due, ms."""
+    at: int | None = None
+    """When it is due instead, ms of the server's time."""
+    max_attempts: int | None = None
+    retry: dict[str, Any] | None = None
+    ttl: int | None = None
+    headers: dict[str, str] = {}
+
+    def message(self, topic: str, id: str) -> Message:
+        """Return the message that this becomes."""
+        return Message(
+            v=VERSION,
+            id=id,
+            topic=topic,
+            payload=self.payload,
+            priority=self.priority,
+            max_attempts=self.max_attempts,
+            retry=self.retry,
+            ttl=self.ttl,
+            headers=self.headers,
+        )
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One message, as it is stored."""
+
+    v: int
+    id: str
+    topic: str
+    payload: msgspec.Raw
+    created_at: int = 0
+    """Server time of the produce, ms. 0 until the server has stamped it."""
+    priority: Priority = Priority.NORMAL
+    attempts: int = 0
+    """Attempts that have failed so far, crashes of a worker included."""
+    max_attempts: int | None = None
+    """How many there may be; None: as the handler says."""
+    retry: dict[str, Any] | None = None
+    """The message's own retry policy; None: as the handler says."""
+    ttl: int | None = None
+    """How long after `created_at` it may still be handed to a handler, ms."""
+    headers: dict[str, str] = {}
+    errors: list[Failure] = []
+    """The latest failures, oldest first, at most MAX_ERRORS."""
+    reason: str = ""
+    """Why it is in the dead letters."""
+
+    @property
+    def expires_at(self) -> int | None:
+        """Server time after which no handler may see it, ms; None: never."""
+        return None if self.ttl is None else self.created_at + self.ttl
+
+    def failed(self, failure: Failure) -> Message:
+        """Return the message after one more failed attempt."""
+        return msgspec.structs.replace(
+            self,
+            attempts=self.attempts + 1,
+            errors=[*self.errors, failure][-MAX_ERRORS:],
+        )
+
+    def revived(self) -> Message:
+        """Return the message as an operator sends it round again.
+
+        Its errors stay to be read; its time to live does not, or an expired one would expire again.
+        """
+        return msgspec.structs.replace(self, attempts=0, reason="", ttl=None)

@@ -1,0 +1,46 @@
+"""The rules for names that become part of a key or a field.
+
+Whatever passes here cannot leave its place in a key: no colon, no brace, no space, no glob.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mx_rmq.core.errors import InvalidInput
+
+TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
+
+SHOWN: Final = 80
+
+
+def check_topic(topic: str) -> str:
+    """Return the topic, or refuse it."""
+    return _check("topic", topic, TOPIC)
+
+
+def check_id(id: str) -> str:
+    """Return the message id, or refuse it."""
+    return _check("message id", id, ID)
+
+
+def check_worker(worker: str) -> str:
+    """Return the worker's name, or refuse it: it stands in leases."""
+    return _check("worker", worker, ID)
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the key prefix, or refuse it."""
+    return _check("prefix", prefix, PREFIX)
+
+
+def _check(what: str, value: str, rule: re.Pattern[str]) -> str:
+    if not isinstance(value, str) or not rule.fullmatch(value):
+        shown = repr(value)
+        if len(shown) > SHOWN:
+            shown = shown[:SHOWN] + "…"
+        raise InvalidInput(f"{what} {shown} does not match {rule.pattern}")
+    return value

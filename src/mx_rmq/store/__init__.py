@@ -1,0 +1,1 @@
+"""Everything that speaks to the server. Nothing else imports redis or knows a key."""

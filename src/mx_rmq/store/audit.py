@@ -1,0 +1,260 @@
+"""Is every message in exactly one state? (G2)
+
+The audit reads a topic in small steps, so it can run beside live traffic. What it has read is then
+of different moments, and a message that moved meanwhile looks wrong. So each suspect is looked at
+once more, by a script that sees all its places at one moment; only what is wrong there is reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.config import Limits
+    from mx_rmq.store.call import Caller
+    from mx_rmq.store.keys import Keys, TopicKeys
+
+STEP: Final = 500
+"""Elements read at a time."""
+
+SUSPECTS: Final = 100
+"""Suspects looked at in one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must never be."""
+
+    topic: str
+    id: str
+    """The message, or '' for the topic itself."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.id or '(topic)'}: {self.what}"
+
+
+class Places(NamedTuple):
+    """In how many places of each kind an id was found, in the order of inspect_message.lua."""
+
+    record: int
+    pending: int
+    delayed: int
+    lease: int
+    deadline: int
+    dead_index: int
+    dead_letter: int
+    quarantine_index: int
+    quarantined_bytes: int
+
+    def wrongs(self) -> list[str]:
+        """Return what is wrong with a message that stands in these places."""
+        live = {"pending": self.pending, "delayed": self.delayed, "processing": self.lease}
+        archived = {
+            "dead": self.dead_index or self.dead_letter,
+            "quarantined": self.quarantine_index or self.quarantined_bytes,
+        }
+        states = [state for state, count in {**live, **archived}.items() if count]
+        wrongs = [f"{count} times {state}" for state, count in live.items() if count > 1]
+        if len(states) > 1:
+            wrongs.append("in several states: " + ", ".join(states))
+        if any(live.values()) and not self.record:
+            wrongs.append("a state without a record: " + ", ".join(states))
+        if self.record and not any(live.values()):
+            wrongs.append("a record without a state")
+        if self.lease and not self.deadline:
+            wrongs.append("a lease without a deadline")
+        if self.deadline and not self.lease:
+            wrongs.append("a deadline without a lease")
+        if bool(self.dead_index) != bool(self.dead_letter):
+            wrongs.append("dead letters: index and contents disagree")
+        if bool(self.quarantine_index) != bool(self.quarantined_bytes):
+            wrongs.append("quarantine: index and contents disagree")
+        return wrongs
+
+
+class _Reading:
+    """Everything that was read of a topic, step by step."""
+
+    def __init__(self) -> None:
+        self.records: set[bytes] = set()
+        self.pending: Counter[bytes] = Counter()
+        self.delayed: Counter[bytes] = Counter()
+        self.leases: dict[bytes, bytes] = {}
+        self.deadlines: set[bytes] = set()
+        self.dead_index: set[bytes] = set()
+        self.dead_letters: set[bytes] = set()
+        self.quarantine_index: set[bytes] = set()
+        self.quarantined_bytes: set[bytes] = set()
+        self.aged: set[bytes] = set()
+        """Archived messages over their age: nobody has trimmed them yet, or the server has."""
+
+    def suspects(self) -> list[bytes]:
+        """Return the ids that look wrong."""
+        ids = self.records.union(
+            self.pending,
+            self.delayed,
+            self.leases,
+            self.deadlines,
+            self.dead_index,
+            self.dead_letters,
+            self.quarantine_index,
+            self.quarantined_bytes,
+        )
+        return [id for id in ids if self.wrongs(id, self._places(id))]
+
+    def wrongs(self, id: bytes, places: Places) -> list[str]:
+        """Return what is wrong with an id in these places."""
+        if id in self.aged:
+            places = places._replace(
+                dead_index=0, dead_letter=0, quarantine_index=0, quarantined_bytes=0
+            )
+        return places.wrongs()
+
+    def _places(self, id: bytes) -> Places:
+        return Places(
+            id in self.records,
+            self.pending[id],
+            self.delayed[id],
+            id in self.leases,
+            id in self.deadlines,
+            id in self.dead_index,
+            id in self.dead_letters,
+            id in self.quarantine_index,
+            id in self.quarantined_bytes,
+        )
+
+
+class Audit:
+    """Looks for violations, one topic at a time."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        keys: Keys,
+        limits: Limits,
+        *,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._caller = caller
+        self._keys = keys
+        self._limits = limits
+        self._clock = clock
+
+    async def topic(self, topic: str) -> list[Violation]:
+        """Return every violation in a topic; none is a clean bill."""
+        keys = self._keys.of(topic)
+        found = [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
+        if found:
+            return found
+        reading = await self._read(keys)
+        found = [Violation(topic, "", wrong) for wrong in await self._wrong_counters(keys, reading)]
+        suspects = reading.suspects()
+        for start in range(0, len(suspects), SUSPECTS):
+            chunk = suspects[start : start + SUSPECTS]
+            for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
+                if not reading.wrongs(id, places):
+                    continue
+                # It may still be pending: to look for that walks the lists, so one at a time.
+                (walked,) = await self._inspect(keys, [id], walk=True)
+                shown = id.decode("utf-8", "backslashreplace")
+                found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
+        return found
+
+    async def _wrong_types(self, keys: TopicKeys) -> list[str]:
+        wrongs = []
+        for name, wanted in keys.types().items():
+            kind = (await self._caller.command("TYPE", name)).decode()
+            if kind not in ("none", wanted):
+                wrongs.append(f"key {name} holds a {kind}, not a {wanted}")
+        return wrongs
+
+    async def _read(self, keys: TopicKeys) -> _Reading:
+        # Records first: one that is finished meanwhile costs the confirmation no walk of a list.
+        reading = _Reading()
+        reading.records = await self._fields(keys.payload)
+        for key in (keys.pending_high, keys.pending, keys.pending_low):
+            await self._list(key, reading.pending)
+        for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
+            reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
+        reading.leases = dict(await self._scan("HSCAN", keys.processing))
+        reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
+        now = await self._now()
+        for index, ids, ttl in (
+            (keys.dlq, reading.dead_index, self._limits.dlq_ttl),
+            (keys.error_parse_queue, reading.quarantine_index, self._limits.quarantine_ttl),
+        ):
+            for id, at in await self._scan("ZSCAN", index):
+                ids.add(id)
+                if ttl and at <= now - ttl * 1000:
+                    reading.aged.add(id)
+        reading.dead_letters = await self._fields(keys.dlq_payload)
+        reading.quarantined_bytes = await self._fields(keys.error_parse_payload)
+        return reading
+
+    async def _fields(self, key: str) -> set[bytes]:
+        script = load("scan_fields")
+        fields: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            args = script.arguments({"cursor": cursor, "step": STEP})
+            cursor, *found = await self._caller.run(script, [key], args)
+            fields.update(found)
+            if cursor == b"0":
+                return fields
+
+    async def _scan(self, command: str, key: str) -> list[tuple[bytes, Any]]:
+        pairs: list[tuple[bytes, Any]] = []
+        cursor = 0
+        while True:
+            cursor, found = await self._caller.command(command, key, cursor, "COUNT", STEP)
+            pairs += found.items() if isinstance(found, dict) else found
+            if cursor == 0:
+                return pairs
+
+    async def _list(self, key: str, seen: Counter[bytes]) -> None:
+        """Count a list's elements. A push meanwhile shifts the rest: read twice, never missed."""
+        start = 0
+        last: list[bytes] = []
+        while chunk := await self._caller.command("LRANGE", key, start, start + STEP - 1):
+            start += len(chunk)
+            shifted = chunk.index(last[-1]) + 1 if last and last[-1] in chunk else 0
+            last = chunk
+            seen.update(chunk[shifted:])
+
+    async def _wrong_counters(self, keys: TopicKeys, reading: _Reading) -> list[str]:
+        wrongs = []
+        token = int(await self._caller.command("HGET", keys.meta, "token") or 0)
+        for id, lease in reading.leases.items():
+            number, colon, _ = lease.partition(b":")
+            shown = id.decode("utf-8", "backslashreplace")
+            if not colon or not number.isdigit():
+                wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
+            elif int(number) > token:
+                wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
+        for doorbell in (keys.doorbell, keys.doorbell_delay):
+            rings = int(await self._caller.command("LLEN", doorbell))
+            if rings > 1:
+                wrongs.append(f"{doorbell} is rung {rings} times")
+        return wrongs
+
+    async def _inspect(
+        self, keys: TopicKeys, ids: list[bytes], *, walk: bool = False
+    ) -> list[Places]:
+        script = load("inspect_message")
+        names = [getattr(keys, name) for name in script.keys]
+        args = script.arguments({"walk": int(walk)}, ((id,) for id in ids))
+        reply = await self._caller.run(script, names, args)
+        return [Places(*(code - ord("0") for code in counts)) for counts in reply]
+
+    async def _now(self) -> int:
+        if self._clock is not None:
+            return self._clock()
+        seconds, micros = await self._caller.command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000

@@ -1,0 +1,182 @@
+"""One script call, carried through lost replies and a server that is away for a moment.
+
+The client library's own retries are off: it would resend a call without knowing whether that is
+safe. Here it is, because every script that changes something either leaves a receipt or is
+harmless to repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from redis import exceptions as redis_errors
+
+from mx_rmq.core.errors import (
+    OutcomeUnknown,
+    ScriptFailed,
+    ServerFull,
+    ServerUnavailable,
+    WrongType,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.script import Script, Value
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.01
+LONGEST_PAUSE: Final = 1.0
+
+_LATER: Final = (
+    redis_errors.ConnectionError,
+    redis_errors.TimeoutError,
+    redis_errors.ReadOnlyError,
+    redis_errors.TryAgainError,
+    redis_errors.ClusterDownError,
+)
+_LATER_CODES: Final = ("BUSY ", "NOREPLICAS ", "MISCONF ")
+"""What passes by itself: nobody there, or a refusal before the script's first write."""
+
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_NAME_LENGTH: Final = 13
+
+
+class Lane:
+    """A line of calls of which at most one is under way.
+
+    Each call has a number, and the server keeps the number and the answer of the lane's last one.
+    So a call that is sent again is recognised, however late it arrives, and the memory for it
+    grows with the number of callers, not with their throughput. Message ids are the lane's name
+    and a number, too.
+    """
+
+    __slots__ = ("name", "number")
+
+    def __init__(self) -> None:
+        self.name = "".join(secrets.choice(_ALPHABET) for _ in range(_NAME_LENGTH))
+        self.number = 0
+
+    def id_at(self, offset: int) -> str:
+        """Return the id of the offset-th message of the next call, from 1."""
+        return f"{self.name}-{self.number + offset}"
+
+
+class Lanes:
+    """The idle lanes of each topic."""
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[str, list[Lane]] = defaultdict(list)
+
+    @contextmanager
+    def lane(self, topic: str) -> Iterator[Lane]:
+        """Lend a lane for one call. It returns to the idle ones only after an answer.
+
+        After an error nobody knows what the server will still do with the call, or its ids may
+        come back as a caller's own: the lane is never used again.
+        """
+        idle = self._idle[topic]
+        lane = idle.pop() if idle else Lane()
+        yield lane
+        idle.append(lane)
+
+
+class Caller:
+    """Runs scripts on one server."""
+
+    def __init__(self, client: Redis, *, patience: float) -> None:
+        self._execute: Callable[..., Awaitable[Any]] = client.execute_command
+        self._patience = patience
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        """Run a script, again and again until it has an answer or patience ends."""
+        try:
+            return await self._insist(script.name, lambda: self._run_once(script, keys, args))
+        except redis_errors.RedisError as error:
+            raise await self._refusal(script, keys, error) from error
+
+    async def command(self, name: str, *words: Value) -> Any:
+        """Run a plain command that is harmless to repeat."""
+        try:
+            return await self._insist(name, lambda: self._execute(name, *words))
+        except redis_errors.RedisError as error:
+            raise ScriptFailed(f"{name}: {error}") from error
+
+    async def _insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        deadline = time.monotonic() + self._patience
+        pause = FIRST_PAUSE
+        sent = False
+        while True:
+            try:
+                return await attempt()
+            except redis_errors.RedisError as error:
+                if not _passes(error):
+                    raise
+                sent = sent or _was_sent(error)
+                if time.monotonic() + pause > deadline:
+                    raise self._gave_up(what, error, sent=sent) from error
+                logger.debug("%s: %s; again in %.2f s", what, error, pause)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _run_once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        count = len(keys)
+        try:
+            return await self._execute("EVALSHA", script.sha, count, *keys, *args)
+        except redis_errors.NoScriptError:
+            return await self._execute("EVAL", script.source, count, *keys, *args)
+
+    def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
+        if sent:
+            return OutcomeUnknown(
+                f"{what}: no reply within {self._patience:g} s; it may or may not have "
+                f"been done: {error}"
+            )
+        return ServerUnavailable(
+            f"{what}: the server did not take it within {self._patience:g} s; nothing was "
+            f"changed: {error}"
+        )
+
+    async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
+        words = str(error)
+        if isinstance(error, redis_errors.OutOfMemoryError) or "OOM command not" in words:
+            return ServerFull(
+                f"{script.name}: the server is at its maxmemory and stores nothing more; "
+                "let workers catch up, or raise maxmemory"
+            )
+        if "WRONGTYPE" in words:
+            return WrongType(f"{script.name}: {await self._wrong_keys(script, keys)}")
+        return ScriptFailed(f"{script.name}: {words}")
+
+    async def _wrong_keys(self, script: Script, keys: Sequence[str]) -> str:
+        found = []
+        for key, wanted in zip(keys, script.types, strict=False):
+            kind = (await self._execute("TYPE", key)).decode()
+            if kind not in ("none", wanted.lower()):
+                found.append(f"key {key} holds a {kind}, not a {wanted.lower()}")
+        return "; ".join(found) or "a key held a wrong type"
+
+
+def _passes(error: Exception) -> bool:
+    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+        return False
+    if isinstance(error, _LATER):
+        return True
+    return any(code in str(error) for code in _LATER_CODES)
+
+
+def _was_sent(error: Exception) -> bool:
+    """Say whether the server may have run the call."""
+    if isinstance(error, redis_errors.BusyLoadingError | redis_errors.ResponseError):
+        return False
+    return "connecting to" not in str(error)

@@ -1,0 +1,136 @@
+"""Every key, its type and its meaning. No other file spells one.
+
+Every key of a topic carries the topic as its hash tag, so all of them live in one cluster slot
+and one script can change them together.
+
+    mx-rmq:{topic}:payload                    HASH    id -> record
+    mx-rmq:{topic}:pending[:high|:low]        LIST    ids, newest first; taken from the right
+    mx-rmq:{topic}:delay_tasks[:high|:low]    ZSET    id -> due time, ms
+    mx-rmq:{topic}:processing                 HASH    id -> lease, "token:worker"
+    mx-rmq:{topic}:expire_monitor             ZSET    id -> lease deadline, ms
+    mx-rmq:{topic}:dlq                        ZSET    id -> time of death, ms
+    mx-rmq:{topic}:dlq:payload                HASH    id -> final record
+    mx-rmq:{topic}:error:parse:queue          ZSET    id -> time of quarantine, ms
+    mx-rmq:{topic}:error:parse:payload        HASH    id -> a line about the error, then the bytes
+    mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
+    mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
+    mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped
+    mx-rmq:{topic}:recent                     ZSET    caller's own id -> time of its produce, ms
+    mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
+    mx-rmq:topics                             SET     every topic that was ever produced to
+    mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import Priority, State
+from mx_rmq.core.names import check_prefix, check_topic
+
+DEFAULT_PREFIX: Final = "mx-rmq"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKeys:
+    """The keys of one topic, under the names that the scripts use."""
+
+    topic: str
+    payload: str
+    pending_high: str
+    pending: str
+    pending_low: str
+    delay_tasks_high: str
+    delay_tasks: str
+    delay_tasks_low: str
+    processing: str
+    expire_monitor: str
+    dlq: str
+    dlq_payload: str
+    error_parse_queue: str
+    error_parse_payload: str
+    doorbell: str
+    doorbell_delay: str
+    meta: str
+    recent: str
+    _receipt: str
+
+    def types(self) -> dict[str, str]:
+        """Return each key that a topic always has the right to, and the type that it must hold."""
+        lists = (self.pending_high, self.pending, self.pending_low, self.doorbell)
+        hashes = (self.payload, self.processing, self.dlq_payload, self.error_parse_payload)
+        sorted_sets = (self.delay_tasks_high, self.delay_tasks, self.delay_tasks_low, self.recent)
+        return {
+            **dict.fromkeys((*lists, self.doorbell_delay), "list"),
+            **dict.fromkeys((*hashes, self.meta), "hash"),
+            **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
+            **dict.fromkeys((self.dlq, self.error_parse_queue), "zset"),
+        }
+
+    def receipt(self, lane: str) -> str:
+        """Return the key of a lane's receipt."""
+        return self._receipt + lane
+
+    def archive_of(self, state: State) -> tuple[str, str]:
+        """Return the index and the contents of the dead letters or of the quarantine."""
+        if state is State.DEAD:
+            return self.dlq, self.dlq_payload
+        if state is State.QUARANTINED:
+            return self.error_parse_queue, self.error_parse_payload
+        raise InvalidInput(f"{state!r} is not archived; {State.DEAD} and {State.QUARANTINED} are")
+
+    def pending_of(self, priority: Priority) -> str:
+        """Return the list in which messages of this priority wait."""
+        return {
+            Priority.HIGH: self.pending_high,
+            Priority.NORMAL: self.pending,
+            Priority.LOW: self.pending_low,
+        }[priority]
+
+    def delayed_of(self, priority: Priority) -> str:
+        """Return the set in which messages of this priority wait for their due time."""
+        return {
+            Priority.HIGH: self.delay_tasks_high,
+            Priority.NORMAL: self.delay_tasks,
+            Priority.LOW: self.delay_tasks_low,
+        }[priority]
+
+
+class Keys:
+    """The keys under one prefix."""
+
+    def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
+        self.prefix = check_prefix(prefix)
+        self.topics = f"{prefix}:topics"
+        self.scratch = f"{prefix}:{{preflight}}:scratch"
+        self._known: dict[str, TopicKeys] = {}
+
+    def of(self, topic: str) -> TopicKeys:
+        """Return a topic's keys; refuse a name that is not one."""
+        known = self._known.get(topic)
+        if known is None:
+            base = f"{self.prefix}:{{{check_topic(topic)}}}"
+            known = self._known[topic] = TopicKeys(
+                topic=topic,
+                payload=f"{base}:payload",
+                pending_high=f"{base}:pending:high",
+                pending=f"{base}:pending",
+                pending_low=f"{base}:pending:low",
+                delay_tasks_high=f"{base}:delay_tasks:high",
+                delay_tasks=f"{base}:delay_tasks",
+                delay_tasks_low=f"{base}:delay_tasks:low",
+                processing=f"{base}:processing",
+                expire_monitor=f"{base}:expire_monitor",
+                dlq=f"{base}:dlq",
+                dlq_payload=f"{base}:dlq:payload",
+                error_parse_queue=f"{base}:error:parse:queue",
+                error_parse_payload=f"{base}:error:parse:payload",
+                doorbell=f"{base}:doorbell",
+                doorbell_delay=f"{base}:doorbell:delay",
+                meta=f"{base}:meta",
+                recent=f"{base}:recent",
+                _receipt=f"{base}:receipt:",
+            )
+        return known

@@ -1,0 +1,48 @@
+-- cancel_message: pending | delayed -> (gone)
+--
+-- Removes a message that nobody has begun.
+--
+-- Returns  1 done, 2 done when this call came the first time, 0 not there, p in processing
+-- Cost     O(log D) when delayed; O(N) when pending, N pending: Redis walks the list
+
+local payload          = KEYS[1]  -- HASH  id -> record
+local pending_high     = KEYS[2]  -- LIST  ids, newest first
+local pending          = KEYS[3]  -- LIST  ids, newest first
+local pending_low      = KEYS[4]  -- LIST  ids, newest first
+local processing       = KEYS[5]  -- HASH  id -> lease, token:worker
+local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
+local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
+local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
+local receipt          = KEYS[9]  -- STRING  number and answer of the lane's last call
+
+local call = tonumber(ARGV[1]) -- its number in the lane
+local id   = ARGV[2]           -- the message
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+if redis.call('HEXISTS', processing, id) == 1 then return 'p' end
+if redis.call('HEXISTS', payload, id) == 0 then return '0' end
+local delayed = false
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  delayed = redis.call('ZSCORE', key, id) or delayed
+end
+for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
+local answer = '1'
+
+redis.call('HDEL', payload, id)
+if delayed then
+  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+    redis.call('ZREM', key, id)
+  end
+else
+  for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 1, id) end
+end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

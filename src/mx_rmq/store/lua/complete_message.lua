@@ -1,0 +1,59 @@
+-- complete_message: processing -> (gone)
+--
+-- Removes what a worker has handled: lease, deadline and record. Only the holder of the lease
+-- may: a worker that has lost it changes nothing and is told so.
+--
+-- Returns  a string, a digit a message: 1 done, 2 done when this call came the first time,
+--          0 no longer the worker's
+-- Cost     O(log P) a message, P in processing
+
+local payload        = KEYS[1]  -- HASH  id -> record
+local processing     = KEYS[2]  -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[3]  -- ZSET  id -> lease deadline (ms)
+local receipt        = KEYS[4]  -- STRING  number and answer of the lane's last call
+
+local call   = tonumber(ARGV[1]) -- its number in the lane
+local worker = ARGV[2]           -- who holds the leases
+local each   = 3                 -- per message: id, token
+
+local width = 2
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+-- shared: which are still the worker's
+local ids, answer, mine, seen = {}, {}, {}, {}
+for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
+local leases = redis.call('HMGET', processing, unpack(ids))
+redis.call('ZCARD', expire_monitor)
+for n, id in ipairs(ids) do
+  local at = each + (n - 1) * width
+  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
+  if held then
+    seen[id] = true
+    mine[#mine + 1] = at
+  end
+  answer[n] = held and '1' or '0'
+end
+answer = table.concat(answer)
+if #mine == 0 then return answer end
+-- end
+
+redis.call('HLEN', payload)
+
+-- shared: end the leases
+local held = {}
+for _, at in ipairs(mine) do held[#held + 1] = ARGV[at] end
+redis.call('ZREM', expire_monitor, unpack(held))
+redis.call('HDEL', processing, unpack(held))
+-- end
+
+redis.call('HDEL', payload, unpack(held))
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

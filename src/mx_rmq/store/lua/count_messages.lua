@@ -1,0 +1,31 @@
+-- count_messages: read
+--
+-- How many messages of a topic are in which state, all of one moment.
+--
+-- Returns  pending, delayed, processing, dead, quarantined, then 1 if the topic is paused, and
+--          how many ids without a message were ever dropped
+-- Cost     O(1)
+
+local pending_high      = KEYS[1]  -- LIST  ids, newest first
+local pending           = KEYS[2]  -- LIST  ids, newest first
+local pending_low       = KEYS[3]  -- LIST  ids, newest first
+local delay_tasks_high  = KEYS[4]  -- ZSET  id -> due (ms)
+local delay_tasks       = KEYS[5]  -- ZSET  id -> due (ms)
+local delay_tasks_low   = KEYS[6]  -- ZSET  id -> due (ms)
+local processing        = KEYS[7]  -- HASH  id -> lease, token:worker
+local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
+local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
+local meta              = KEYS[10] -- HASH  token, turn, paused, dropped
+
+local waiting, delayed = 0, 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  waiting = waiting + redis.call('LLEN', key)
+end
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  delayed = delayed + redis.call('ZCARD', key)
+end
+return {
+  waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
+  redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
+  tonumber(redis.call('HGET', meta, 'dropped') or 0),
+}

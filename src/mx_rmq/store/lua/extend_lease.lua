@@ -1,0 +1,56 @@
+-- extend_lease: processing -> processing
+--
+-- Moves the deadlines of a worker's leases: of the messages that it runs and of those that still
+-- wait in its local slots. Harmless to repeat, so it needs no receipt.
+--
+-- Returns  a string, a digit a message: 1 extended, 0 no longer the worker's
+-- Cost     O(log P) a message, P in processing
+
+local processing     = KEYS[1]  -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[2]  -- ZSET  id -> lease deadline (ms)
+
+local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
+local worker   = ARGV[2]           -- who holds the leases
+local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
+local each     = 4                 -- per message: id, token
+
+local width = 2
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+-- shared: which are still the worker's
+local ids, answer, mine, seen = {}, {}, {}, {}
+for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
+local leases = redis.call('HMGET', processing, unpack(ids))
+redis.call('ZCARD', expire_monitor)
+for n, id in ipairs(ids) do
+  local at = each + (n - 1) * width
+  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
+  if held then
+    seen[id] = true
+    mine[#mine + 1] = at
+  end
+  answer[n] = held and '1' or '0'
+end
+answer = table.concat(answer)
+if #mine == 0 then return answer end
+-- end
+
+local deadlines = {}
+for _, i in ipairs(mine) do
+  deadlines[#deadlines + 1] = now + lease_ms
+  deadlines[#deadlines + 1] = ARGV[i]
+end
+
+-- shared: at maxmemory Redis allows this write, and then those that follow it
+redis.call('ZREM', expire_monitor, '')
+-- end
+
+redis.call('ZADD', expire_monitor, unpack(deadlines))
+return answer

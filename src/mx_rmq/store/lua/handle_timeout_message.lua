@@ -1,0 +1,69 @@
+-- handle_timeout_message: processing -> processing, held by the monitor
+--
+-- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and
+-- a short recovery deadline. Nothing is removed: the caller decides and then calls retry_message
+-- or move_to_dlq with the new token; if it dies first, the recovery deadline brings the message
+-- back. A deadline without a lease, or a lease without a record, is a leftover and is dropped.
+--
+-- Returns  now (ms), then for each message: id, token, the worker that lost it, record
+-- Cost     O(log P) a message, P in processing
+
+local payload        = KEYS[1]  -- HASH  id -> record
+local processing     = KEYS[2]  -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[3]  -- ZSET  id -> lease deadline (ms)
+local meta           = KEYS[4]  -- HASH  token, turn, paused, dropped
+
+local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
+local worker      = ARGV[2]           -- the monitor
+local max_count   = tonumber(ARGV[3]) -- how many at the most
+local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+local reply = {string.format('%.0f', now)}
+local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0, max_count)
+if #ids == 0 then return reply end
+
+local records = redis.call('HMGET', payload, unpack(ids))
+local held = redis.call('HMGET', processing, unpack(ids))
+local token = math.max((tonumber(redis.call('HGET', meta, 'token')) or 0) + 1, now * 1000)
+local leases, deadlines, leftover, orphans = {}, {}, {}, {}
+for i, id in ipairs(ids) do
+  if held[i] and records[i] then
+    local number = string.format('%.0f', token)
+    leases[#leases + 1] = id
+    leases[#leases + 1] = number .. ':' .. worker
+    deadlines[#deadlines + 1] = now + recovery_ms
+    deadlines[#deadlines + 1] = id
+    reply[#reply + 1] = id
+    reply[#reply + 1] = number
+    reply[#reply + 1] = string.match(held[i], ':(.*)$') or ''
+    reply[#reply + 1] = records[i]
+    token = token + 1
+  else
+    leftover[#leftover + 1] = id
+    if held[i] then orphans[#orphans + 1] = id end
+  end
+end
+
+-- shared: at maxmemory Redis allows this write, and then those that follow it
+redis.call('ZREM', expire_monitor, '')
+-- end
+
+if #leftover > 0 then redis.call('ZREM', expire_monitor, unpack(leftover)) end
+if #orphans > 0 then
+  redis.call('HDEL', processing, unpack(orphans))
+  redis.call('HINCRBY', meta, 'dropped', #orphans)
+end
+if #leases > 0 then
+  redis.call('HSET', processing, unpack(leases))
+  redis.call('ZADD', expire_monitor, unpack(deadlines))
+  redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
+end
+return reply

@@ -1,0 +1,43 @@
+-- inspect_message: read
+--
+-- Where messages stand, all of one moment: how the audit confirms what it suspects.
+--
+-- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
+--          dead letter, quarantine index, quarantined bytes. Pending counts to 2, and stays 0
+--          unless walk is 1.
+-- Cost     O(log N) an id; with walk O(N), N pending
+
+local payload             = KEYS[1]  -- HASH  id -> record
+local pending_high        = KEYS[2]  -- LIST  ids, newest first
+local pending             = KEYS[3]  -- LIST  ids, newest first
+local pending_low         = KEYS[4]  -- LIST  ids, newest first
+local processing          = KEYS[5]  -- HASH  id -> lease, token:worker
+local expire_monitor      = KEYS[6]  -- ZSET  id -> lease deadline (ms)
+local delay_tasks_high    = KEYS[7]  -- ZSET  id -> due (ms)
+local delay_tasks         = KEYS[8]  -- ZSET  id -> due (ms)
+local delay_tasks_low     = KEYS[9]  -- ZSET  id -> due (ms)
+local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
+local dlq_payload         = KEYS[11] -- HASH  id -> final record
+local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
+local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
+
+local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
+local each = 2                 -- per message: id
+
+local reply = {}
+for i = each, #ARGV do
+  local id, waiting, delayed = ARGV[i], 0, 0
+  for _, key in ipairs(walk == 1 and {pending_high, pending, pending_low} or {}) do
+    waiting = math.min(2, waiting + #redis.call('LPOS', key, id, 'COUNT', 2))
+  end
+  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+    if redis.call('ZSCORE', key, id) then delayed = delayed + 1 end
+  end
+  reply[#reply + 1] = string.format('%d%d%d%d%d%d%d%d%d',
+    redis.call('HEXISTS', payload, id), waiting, delayed,
+    redis.call('HEXISTS', processing, id), redis.call('ZSCORE', expire_monitor, id) and 1 or 0,
+    redis.call('ZSCORE', dlq, id) and 1 or 0, redis.call('HEXISTS', dlq_payload, id),
+    redis.call('ZSCORE', error_parse_queue, id) and 1 or 0,
+    redis.call('HEXISTS', error_parse_payload, id))
+end
+return reply

@@ -1,0 +1,79 @@
+-- move_to_dlq: processing -> dead
+--
+-- Archives a message that gets no further attempt; its final record carries the reason and the
+-- errors. The oldest dead letters go when there are too many or they are too old; a TTL on the
+-- field is a second net, for a topic that nobody trims any more.
+--
+-- Returns  1 done, 2 done when this call came the first time, 0 no longer the worker's
+-- Cost     O(log P + log A), P in processing, A archived
+
+local payload         = KEYS[1]  -- HASH  id -> record
+local processing      = KEYS[2]  -- HASH  id -> lease, token:worker
+local expire_monitor  = KEYS[3]  -- ZSET  id -> lease deadline (ms)
+local archive         = KEYS[4]  -- ZSET  id -> time (ms): dlq or error:parse:queue
+local archive_payload = KEYS[5]  -- HASH  id -> what is kept of it
+local receipt         = KEYS[6]  -- STRING  number and answer of the lane's last call
+
+local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
+local call      = tonumber(ARGV[2]) -- its number in the lane
+local worker    = ARGV[3]           -- who holds the leases
+local keep      = tonumber(ARGV[4]) -- how many archived ones to keep, 0: all
+local ttl_ms    = tonumber(ARGV[5]) -- age to drop archived ones at, 0: never
+local hexpire_s = tonumber(ARGV[6]) -- TTL of the archived field, 0: the server has no HEXPIRE
+local id        = ARGV[7]           -- the message
+local token     = ARGV[8]           -- of its lease
+local record    = ARGV[9]           -- its final record
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end
+redis.call('ZCARD', expire_monitor)
+redis.call('HLEN', payload)
+local answer, arriving, kept = '1', 1, record
+
+-- shared: who is over the age or the cap
+local victims = {}
+if ttl_ms > 0 then
+  victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, 100)
+end
+local surplus = redis.call('ZCARD', archive) + arriving - #victims - keep
+if keep > 0 and surplus > 0 then
+  local oldest = redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)
+  for _, id in ipairs(oldest) do victims[#victims + 1] = id end
+end
+redis.call('HLEN', archive_payload)
+-- end
+
+redis.call('ZREM', expire_monitor, id)
+redis.call('HDEL', processing, id)
+redis.call('HDEL', payload, id)
+
+-- shared: drop them
+if #victims > 0 then
+  redis.call('HDEL', archive_payload, unpack(victims))
+  redis.call('ZREM', archive, unpack(victims))
+end
+-- end
+
+-- shared: archive the message
+redis.call('HSET', archive_payload, id, kept)
+redis.call('ZADD', archive, now, id)
+if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS', 1, id) end
+-- end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

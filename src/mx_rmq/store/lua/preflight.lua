@@ -1,0 +1,49 @@
+-- preflight: read
+--
+-- Which of our commands this user may not run, or this server does not know. Tried on a key that
+-- holds a SET, where each of them fails without writing anything: what counts is how.
+--
+-- Returns  for each command that is missing: its name and the server's words
+-- Cost     O(1)
+
+local scratch = KEYS[1]  -- SET  one member, for the moment of this call
+
+local each = 1 -- per command: name
+
+local forms = {
+  GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, TIME = false,
+  HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
+  HINCRBY = {'f', 1}, HSCAN = {0}, HEXPIRE = {1, 'FIELDS', 1, 'f'},
+  LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
+  LREM = {1, 'x'},
+  ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZCARD = {}, ZRANGE = {0, 0},
+  ZRANGEBYSCORE = {0, 0},
+}
+
+local function denied(reply)
+  local words = type(reply) == 'table' and reply.err
+  return words and (string.find(words, 'NOPERM') or string.find(words, "user .* can't")
+    or string.find(words, 'can\'t access') or string.find(words, 'nknown')) and words
+end
+
+local missing = {}
+local words = denied(redis.pcall('SADD', scratch, 'x'))
+if words then return {'SADD', words} end
+for i = each, #ARGV do
+  local form = forms[ARGV[i]]
+  if form == false then
+    words = denied(redis.pcall(ARGV[i]))
+  else
+    words = denied(redis.pcall(ARGV[i], scratch, unpack(form)))
+  end
+  if words then
+    missing[#missing + 1] = ARGV[i]
+    missing[#missing + 1] = words
+  end
+end
+words = denied(redis.pcall('SREM', scratch, 'x'))
+if words then
+  missing[#missing + 1] = 'SREM'
+  missing[#missing + 1] = words
+end
+return missing

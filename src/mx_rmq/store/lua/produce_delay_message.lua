@@ -1,0 +1,140 @@
+-- produce_delay_message: (new) -> delayed
+--
+-- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. Which
+-- ids are new is decided as in produce_normal_message. Rings the scheduler only when one of them
+-- is due before everything that waits already.
+--
+-- Returns  as produce_normal_message
+-- Cost     O(log D) a message, D delayed
+
+local payload             = KEYS[1]  -- HASH  id -> record
+local pending_high        = KEYS[2]  -- LIST  ids, newest first
+local pending             = KEYS[3]  -- LIST  ids, newest first
+local pending_low         = KEYS[4]  -- LIST  ids, newest first
+local delay_tasks_high    = KEYS[5]  -- ZSET  id -> due (ms)
+local delay_tasks         = KEYS[6]  -- ZSET  id -> due (ms)
+local delay_tasks_low     = KEYS[7]  -- ZSET  id -> due (ms)
+local dlq_payload         = KEYS[8]  -- HASH  id -> final record
+local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
+local recent              = KEYS[10] -- ZSET  own id -> time of its produce (ms)
+local doorbell_delay      = KEYS[11] -- LIST  at most one ring: an earlier due time
+local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
+
+local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
+local call        = tonumber(ARGV[2]) -- its number in the lane
+local dedup_ms    = tonumber(ARGV[3]) -- how long an own id stays taken, 0: not at all
+local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
+local each        = 5 -- per message: id, own, maker, record, priority, delay_ms, at_ms
+
+local width = 7
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+-- shared: who is new
+local answer, fresh, owned, seen = {}, {}, {}, {}
+local remembered = redis.call('ZCARD', recent) > 0
+for i = each, #ARGV, width do
+  local id, own, maker = ARGV[i], ARGV[i + 1] == '1', tonumber(ARGV[i + 2])
+  local at = remembered and redis.call('ZSCORE', recent, id)
+  local made = maker > 0 and string.match(redis.call('GET', KEYS[maker]) or '', '^%d+')
+  local status = '1'
+  if seen[id] or redis.call('HEXISTS', payload, id) == 1 then
+    status = 'l'
+  elseif own and redis.call('HEXISTS', dlq_payload, id) == 1 then
+    status = 'd'
+  elseif own and redis.call('HEXISTS', error_parse_payload, id) == 1 then
+    status = 'q'
+  elseif at and tonumber(at) + dedup_ms > now then
+    status = 'f'
+  elseif made and tonumber(made) >= tonumber(string.match(id, '%d+$')) then
+    status = 'f'
+  else
+    seen[id] = true
+    fresh[#fresh + 1] = i
+    if own then owned[#owned + 1] = id end
+  end
+  answer[#answer + 1] = status
+end
+answer = table.concat(answer)
+if #fresh == 0 then return answer end
+local stale = {}
+if remembered then
+  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now - dedup_ms, 'LIMIT', 0, 2 * #fresh + 10)
+end
+-- end
+
+-- shared: how many wait
+local waiting = 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  waiting = waiting + redis.call('LLEN', key)
+end
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  waiting = waiting + redis.call('ZCARD', key)
+end
+if max_pending > 0 and waiting + #fresh > max_pending then return waiting end
+-- end
+
+-- shared: earliest due time so far
+local earliest = math.huge
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
+end
+local rung = redis.call('LLEN', doorbell_delay)
+-- end
+
+local soonest = math.huge
+local marks = {high = {}, normal = {}, low = {}}
+for _, i in ipairs(fresh) do
+  local due = tonumber(ARGV[i + 6]) or now + tonumber(ARGV[i + 5])
+  local level = marks[ARGV[i + 4]]
+  level[#level + 1] = due
+  level[#level + 1] = ARGV[i]
+  soonest = math.min(soonest, due)
+end
+
+-- shared: store the records, stamped with the server's time
+local stamp, records = string.format('{"created_at":%.0f,', now), {}
+for _, i in ipairs(fresh) do
+  records[#records + 1] = ARGV[i]
+  records[#records + 1] = stamp .. string.sub(ARGV[i + 3], 2)
+end
+redis.call('HSET', payload, unpack(records))
+-- end
+
+-- shared: delay, and ring the scheduler if the earliest due time is new
+if #marks.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(marks.high)) end
+if #marks.normal > 0 then redis.call('ZADD', delay_tasks, unpack(marks.normal)) end
+if #marks.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(marks.low)) end
+if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
+-- end
+
+-- shared: remember own ids
+if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
+if #owned > 0 and dedup_ms > 0 then
+  local marks = {}
+  for _, id in ipairs(owned) do
+    marks[#marks + 1] = now
+    marks[#marks + 1] = id
+  end
+  redis.call('ZADD', recent, unpack(marks))
+  redis.call('PEXPIRE', recent, dedup_ms)
+end
+-- end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

@@ -1,0 +1,70 @@
+-- release_message: processing -> pending
+--
+-- Hands unfinished work back at shutdown: to the front of its level, in the order in which it
+-- was taken, its attempt not counted. Own messages only.
+--
+-- Returns  as complete_message
+-- Cost     O(log P) a message, P in processing
+
+local pending_high   = KEYS[1]  -- LIST  ids, newest first
+local pending        = KEYS[2]  -- LIST  ids, newest first
+local pending_low    = KEYS[3]  -- LIST  ids, newest first
+local processing     = KEYS[4]  -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[5]  -- ZSET  id -> lease deadline (ms)
+local doorbell       = KEYS[6]  -- LIST  at most one ring: something is pending
+local receipt        = KEYS[7]  -- STRING  number and answer of the lane's last call
+
+local call   = tonumber(ARGV[1]) -- its number in the lane
+local worker = ARGV[2]           -- who holds the leases
+local each   = 3                 -- per message: id, token, priority
+
+local width = 3
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+-- shared: which are still the worker's
+local ids, answer, mine, seen = {}, {}, {}, {}
+for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
+local leases = redis.call('HMGET', processing, unpack(ids))
+redis.call('ZCARD', expire_monitor)
+for n, id in ipairs(ids) do
+  local at = each + (n - 1) * width
+  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
+  if held then
+    seen[id] = true
+    mine[#mine + 1] = at
+  end
+  answer[n] = held and '1' or '0'
+end
+answer = table.concat(answer)
+if #mine == 0 then return answer end
+-- end
+
+local front = {high = {}, normal = {}, low = {}}
+for n = #mine, 1, -1 do
+  local ids = front[ARGV[mine[n] + 2]]
+  ids[#ids + 1] = ARGV[mine[n]]
+end
+for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
+local rung = redis.call('LLEN', doorbell)
+
+-- shared: end the leases
+local held = {}
+for _, at in ipairs(mine) do held[#held + 1] = ARGV[at] end
+redis.call('ZREM', expire_monitor, unpack(held))
+redis.call('HDEL', processing, unpack(held))
+-- end
+
+if #front.high > 0 then redis.call('RPUSH', pending_high, unpack(front.high)) end
+if #front.normal > 0 then redis.call('RPUSH', pending, unpack(front.normal)) end
+if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
+if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

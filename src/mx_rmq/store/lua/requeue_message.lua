@@ -1,0 +1,48 @@
+-- requeue_message: dead | quarantined -> pending
+--
+-- Sends an archived message round again with the record that the operator saw or edited. The
+-- archived_ms that came with it must still be true: if somebody else was faster, nothing is done.
+--
+-- Returns  1 done, 2 done when this call came the first time, 0 no longer there
+-- Cost     O(log A), A archived
+
+local payload         = KEYS[1]  -- HASH  id -> record
+local pending_high    = KEYS[2]  -- LIST  ids, newest first
+local pending         = KEYS[3]  -- LIST  ids, newest first
+local pending_low     = KEYS[4]  -- LIST  ids, newest first
+local archive         = KEYS[5]  -- ZSET  id -> time (ms): dlq or error:parse:queue
+local archive_payload = KEYS[6]  -- HASH  id -> what is kept of it
+local doorbell        = KEYS[7]  -- LIST  at most one ring: something is pending
+local receipt         = KEYS[8]  -- STRING  number and answer of the lane's last call
+
+local call        = tonumber(ARGV[1]) -- its number in the lane
+local id          = ARGV[2]           -- the message
+local archived_ms = tonumber(ARGV[3]) -- when it was archived, as the operator saw it
+local priority    = ARGV[4]           -- high, normal or low
+local record      = ARGV[5]           -- its new record
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+local archived_at = redis.call('ZSCORE', archive, id)
+local kept = redis.call('HEXISTS', archive_payload, id) == 1
+local live = redis.call('HEXISTS', payload, id) == 1
+if live or not kept or tonumber(archived_at or -1) ~= archived_ms then return '0' end
+local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
+redis.call('LLEN', behind)
+local rung = redis.call('LLEN', doorbell)
+local answer = '1'
+
+redis.call('HDEL', archive_payload, id)
+redis.call('ZREM', archive, id)
+redis.call('HSET', payload, id, record)
+redis.call('LPUSH', behind, id)
+if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

@@ -1,0 +1,98 @@
+-- retry_message: processing -> delayed
+--
+-- Gives failed messages another go after delay_ms, each with its updated record. How long to
+-- wait is the caller's decision.
+--
+-- Returns  as complete_message
+-- Cost     O(log P + log D) a message, P in processing, D delayed
+
+local payload          = KEYS[1]  -- HASH  id -> record
+local processing       = KEYS[2]  -- HASH  id -> lease, token:worker
+local expire_monitor   = KEYS[3]  -- ZSET  id -> lease deadline (ms)
+local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
+local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
+local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
+local doorbell_delay   = KEYS[7]  -- LIST  at most one ring: an earlier due time
+local receipt          = KEYS[8]  -- STRING  number and answer of the lane's last call
+
+local now_ms = ARGV[1]           -- the time (ms), or '' for the server's
+local call   = tonumber(ARGV[2]) -- its number in the lane
+local worker = ARGV[3]           -- who holds the leases
+local each   = 4                 -- per message: id, token, record, priority, delay_ms
+
+local width = 5
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
+
+-- shared: which are still the worker's
+local ids, answer, mine, seen = {}, {}, {}, {}
+for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
+local leases = redis.call('HMGET', processing, unpack(ids))
+redis.call('ZCARD', expire_monitor)
+for n, id in ipairs(ids) do
+  local at = each + (n - 1) * width
+  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
+  if held then
+    seen[id] = true
+    mine[#mine + 1] = at
+  end
+  answer[n] = held and '1' or '0'
+end
+answer = table.concat(answer)
+if #mine == 0 then return answer end
+-- end
+
+-- shared: earliest due time so far
+local earliest = math.huge
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
+end
+local rung = redis.call('LLEN', doorbell_delay)
+-- end
+
+redis.call('HLEN', payload)
+local soonest, records = math.huge, {}
+local marks = {high = {}, normal = {}, low = {}}
+for _, i in ipairs(mine) do
+  local due = now + tonumber(ARGV[i + 4])
+  local level = marks[ARGV[i + 3]]
+  level[#level + 1] = due
+  level[#level + 1] = ARGV[i]
+  records[#records + 1] = ARGV[i]
+  records[#records + 1] = ARGV[i + 2]
+  soonest = math.min(soonest, due)
+end
+
+-- shared: end the leases
+local held = {}
+for _, at in ipairs(mine) do held[#held + 1] = ARGV[at] end
+redis.call('ZREM', expire_monitor, unpack(held))
+redis.call('HDEL', processing, unpack(held))
+-- end
+
+redis.call('HSET', payload, unpack(records))
+
+-- shared: delay, and ring the scheduler if the earliest due time is new
+if #marks.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(marks.high)) end
+if #marks.normal > 0 then redis.call('ZADD', delay_tasks, unpack(marks.normal)) end
+if #marks.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(marks.low)) end
+if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
+-- end
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

@@ -1,0 +1,82 @@
+"""What must be true of a server before it gets a message.
+
+Features are found by trying, never by version: every Valkey says that it is Redis 7.2.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
+from mx_rmq.store.script import load, names
+
+if TYPE_CHECKING:
+    from mx_rmq.store.call import Caller
+    from mx_rmq.store.keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Preflight:
+    """What was found."""
+
+    hexpire: bool
+    """Whether the server can expire a single field of a hash."""
+    warnings: tuple[str, ...]
+    """What the server may lose, each with the cure."""
+
+
+async def preflight(caller: Caller, keys: Keys) -> Preflight:
+    """Look at the server; refuse one that would lose messages."""
+    missing = await _missing(caller, keys)
+    hexpire = "HEXPIRE" not in missing
+    missing.pop("HEXPIRE", None)
+    if missing:
+        raise MissingRights(_what_is_missing(missing))
+    return Preflight(hexpire=hexpire, warnings=tuple(await _settings(caller)))
+
+
+async def _missing(caller: Caller, keys: Keys) -> dict[str, str]:
+    script = load("preflight")
+    wanted = sorted(set().union(*(load(name).commands for name in names())) - {"SADD", "SREM"})
+    reply = await caller.run(script, [keys.scratch], script.arguments({}, ((w,) for w in wanted)))
+    fields = iter(reply)
+    return {
+        name.decode(): words.decode(errors="replace")
+        for name, words in zip(fields, fields, strict=True)
+    }
+
+
+def _what_is_missing(missing: dict[str, str]) -> str:
+    lines = []
+    for command, words in sorted(missing.items()):
+        users = sorted(name for name in names() if command in load(name).commands)
+        lines.append(f"{command} (needed by {', '.join(users)}): {words}")
+    return (
+        "the server would stop some scripts in the middle, because this user or this server lacks "
+        + "; ".join(lines)
+        + ". Grant the commands on the keys of the prefix (ACL SETUSER), or use Redis 6.2 or newer"
+    )
+
+
+async def _settings(caller: Caller) -> list[str]:
+    try:
+        info: dict[str, Any] = await caller.command("INFO")
+    except ScriptFailed:
+        return ["the user may not run INFO, so nobody knows whether the server evicts or persists"]
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy != "noeviction":
+        raise UnsafeServer(
+            f"maxmemory-policy is {policy}: when memory runs short the server deletes whole keys, "
+            "and with them every message of a topic. "
+            "Run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
+        )
+    warnings = []
+    if info.get("role") == "slave":
+        warnings.append("the server is a replica, so it refuses writes: use the primary's address")
+    if not info.get("aof_enabled"):
+        warnings.append(
+            "the server keeps no append-only file: when it stops, messages since its last "
+            "snapshot are lost. Run CONFIG SET appendonly yes, and set it in the configuration"
+        )
+    return warnings

@@ -1,0 +1,59 @@
+"""What is kept of a message that could not be read: a line about the error, then its bytes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from mx_rmq.core.errors import DecodeError
+
+MAX_TEXT: Final = 2048
+"""Characters of an error's text."""
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a message was set aside."""
+
+    id: str
+    topic: str
+    error_type: str
+    error: str
+    length: int
+    """How long the bytes were; fewer may have been kept."""
+    worker: str = ""
+
+    @classmethod
+    def of(
+        cls, *, id: str, topic: str, error: BaseException, data: bytes, worker: str = ""
+    ) -> Quarantined:
+        """Describe an error over some bytes."""
+        return cls(
+            id=_text(id),
+            topic=topic,
+            error_type=type(error).__name__,
+            error=_text(str(error))[:MAX_TEXT],
+            length=len(data),
+            worker=worker,
+        )
+
+    def line(self) -> bytes:
+        """Return the line that stands before the bytes. JSON has no raw newline."""
+        return msgspec.json.encode(self)
+
+
+def read(data: bytes) -> tuple[Quarantined, bytes]:
+    """Split a quarantined record into its line and the exact bytes."""
+    line, newline, kept = data.partition(b"\n")
+    try:
+        about = msgspec.json.decode(line, type=Quarantined)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise DecodeError(f"not a quarantined message: {error}", data) from error
+    if not newline:
+        raise DecodeError("not a quarantined message: no newline after its first line", data)
+    return about, kept
+
+
+def _text(text: str) -> str:
+    """Return what UTF-8 can hold: ids and errors may carry bytes of anybody."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8", "replace")

@@ -1,0 +1,98 @@
+"""A Lua script and its signature.
+
+The signature is read from the script's own first lines, so no Python file holds a position:
+
+    local payload = KEYS[1]  -- HASH  id -> record        a key, by the name it has in keys.py
+    local worker  = ARGV[3]  -- who holds the leases      an argument
+    local each    = 4        -- per message: id, token    the rest, repeated for each item
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+Value = str | bytes | int
+"""What a script takes."""
+
+_KEY: Final = re.compile(r"^local (\w+) *= KEYS\[(\d+)\] *-- (\w+)", re.MULTILINE)
+_ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
+_EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
+_COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
+
+LUA: Final = resources.files("mx_rmq.store") / "lua"
+
+
+@dataclass(frozen=True)
+class Script:
+    """One script, as its file describes it."""
+
+    name: str
+    source: str
+    sha: str
+    keys: tuple[str, ...]
+    types: tuple[str, ...]
+    """What type each key holds."""
+    args: tuple[str, ...]
+    each: tuple[str, ...]
+    """The names of one item's arguments, if the script takes a batch."""
+    commands: frozenset[str]
+    """The server's commands that it calls."""
+
+    @classmethod
+    def parse(cls, name: str, source: str) -> Script:
+        """Read a script's signature; refuse one with a gap."""
+        keys = _KEY.findall(source)
+        args = _ARG.findall(source)
+        each = _EACH.search(source)
+        numbers = [int(number) for _, number, _ in keys]
+        if numbers != list(range(1, len(keys) + 1)):
+            raise ValueError(f"{name}.lua: KEYS are numbered {numbers}")
+        numbers = [int(number) for _, number in args]
+        if numbers != list(range(1, len(args) + 1)):
+            raise ValueError(f"{name}.lua: ARGV are numbered {numbers}")
+        if each and int(each[1]) != len(args) + 1:
+            raise ValueError(f"{name}.lua: each = {each[1]}, but {len(args)} arguments precede it")
+        return cls(
+            name=name,
+            source=source,
+            sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
+            keys=tuple(key for key, _, _ in keys),
+            types=tuple(kind for _, _, kind in keys),
+            args=tuple(arg for arg, _ in args),
+            each=tuple(part.strip() for part in each[2].split(",")) if each else (),
+            commands=frozenset(_COMMAND.findall(source)),
+        )
+
+    def arguments(
+        self, named: Mapping[str, Value], items: Iterable[tuple[Value, ...]] = ()
+    ) -> list[Value]:
+        """Put arguments in the script's order; refuse a missing or an unknown one."""
+        if named.keys() != set(self.args):
+            raise TypeError(f"{self.name} takes {self.args}, not {tuple(named)}")
+        values = [named[name] for name in self.args]
+        width = len(self.each)
+        for item in items:
+            if len(item) != width:
+                raise TypeError(f"{self.name} takes {self.each} per item, not {len(item)} values")
+            values += item
+        return values
+
+
+@cache
+def load(name: str) -> Script:
+    """Load a script by its name."""
+    return Script.parse(name, (LUA / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of all scripts."""
+    return tuple(sorted(file.name[:-4] for file in LUA.iterdir() if file.name.endswith(".lua")))

@@ -1,0 +1,77 @@
+"""The store: one server, all its transitions, its reads and its audit."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, Self
+
+from mx_rmq.store.audit import Audit
+from mx_rmq.store.call import Caller
+from mx_rmq.store.connect import Connection, connect
+from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
+from mx_rmq.store.preflight import Preflight, preflight
+from mx_rmq.store.transitions import Transitions
+from mx_rmq.store.views import Views
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.config import Limits
+
+logger = logging.getLogger(__name__)
+
+PATIENCE: Final = 10.0
+"""Seconds that a call waits for a server that is away, before it gives up."""
+
+
+class Store(Transitions):
+    """An open store. `async with await Store.open(url) as store: …`"""
+
+    def __init__(
+        self,
+        connection: Connection,
+        caller: Caller,
+        keys: Keys,
+        found: Preflight,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(caller, keys, limits=limits, hexpire=found.hexpire, clock=clock)
+        self._connection = connection
+        self.warnings = found.warnings
+        self.views = Views(caller, keys)
+        self.audit = Audit(caller, keys, self.limits, clock=clock)
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        prefix: str = DEFAULT_PREFIX,
+        limits: Limits | None = None,
+        patience: float = PATIENCE,
+        clock: Callable[[], int] | None = None,
+    ) -> Self:
+        """Connect and look the server over."""
+        keys = Keys(prefix)
+        connection = await connect(url)
+        try:
+            caller = Caller(connection.client, patience=patience)
+            found = await preflight(caller, keys)
+        except BaseException:
+            await connection.close()
+            raise
+        for warning in found.warnings:
+            logger.warning("%s", warning)
+        return cls(connection, caller, keys, found, limits=limits, clock=clock)
+
+    async def close(self) -> None:
+        """Close what was opened."""
+        await self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

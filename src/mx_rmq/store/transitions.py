@@ -1,0 +1,501 @@
+"""Every transition of a message: one typed method a script, under the script's name.
+
+Ids that come from the server are decoded so that any bytes survive the way back; whether an id
+and a record make sense is the caller's question, and `handle_parse_error` its answer.
+Times are milliseconds here.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mx_rmq.core import codec
+from mx_rmq.core.config import Limits
+from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ProduceUnknown, QueueFull
+from mx_rmq.core.message import Message, Priority, State
+from mx_rmq.core.names import check_id, check_worker
+from mx_rmq.store.call import Lanes
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mx_rmq.core.message import Draft
+    from mx_rmq.store.call import Caller, Lane
+    from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.quarantine import Quarantined
+    from mx_rmq.store.script import Value
+
+MAX_BATCH: Final = 1000
+"""Messages in one call: `unpack` in Lua takes no more than 7,999 values."""
+
+SECOND_NET: Final = 3600
+"""Seconds after its age limit at which the server itself drops an archived field."""
+
+_GENERATED: Final = re.compile(r"([0-9a-z]{13})-[0-9]{1,15}", re.ASCII)
+
+
+class Placed(StrEnum):
+    """What became of one produced message."""
+
+    STORED = "1"
+    REPEATED = "2"
+    """Stored when this call was sent the first time; its reply was lost."""
+    LIVE = "l"
+    """A message with this id is pending, delayed or in processing."""
+    DEAD = "d"
+    QUARANTINED = "q"
+    FINISHED = "f"
+    """A message with this id was produced within the dedup window and is gone."""
+
+    @property
+    def duplicate(self) -> bool:
+        """Say whether the id was taken, so that nothing was stored."""
+        return self not in (Placed.STORED, Placed.REPEATED)
+
+
+class Settled(StrEnum):
+    """What became of one message that its holder wanted to move on."""
+
+    DONE = "1"
+    REPEATED = "2"
+    """Done when this call was sent the first time; its reply was lost."""
+    LOST = "0"
+    """No longer the caller's: nothing was changed."""
+    PROCESSING = "p"
+    """A worker has it, so it cannot be cancelled."""
+
+    def __bool__(self) -> bool:
+        return self in (Settled.DONE, Settled.REPEATED)
+
+
+class Produced(NamedTuple):
+    id: str
+    placed: Placed
+
+
+class Claim(NamedTuple):
+    """A message and the token by which a worker holds it."""
+
+    id: str
+    token: int
+
+
+class Leased(NamedTuple):
+    id: str
+    token: int
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+class TakenOver(NamedTuple):
+    id: str
+    token: int
+    lost_by: str
+    """The worker whose lease ran out."""
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+class Dispatched(NamedTuple):
+    now: int
+    messages: list[Leased]
+
+
+class TimedOut(NamedTuple):
+    now: int
+    messages: list[TakenOver]
+
+
+class Retried(NamedTuple):
+    """A failed message, as it shall wait for its next attempt."""
+
+    claim: Claim
+    message: Message
+    delay: int
+
+
+class Transitions:
+    """The scripts of one server, as methods.
+
+    `clock` is for tests: what it returns stands in for the server's time.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        keys: Keys,
+        *,
+        limits: Limits | None = None,
+        hexpire: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.keys = keys
+        self.limits = limits or Limits()
+        self.hexpire = hexpire
+        self._caller = caller
+        self._clock = clock
+        self._lanes = Lanes()
+        self._registered: set[str] = set()
+
+    # new -> pending, new -> delayed
+
+    async def produce_normal_message(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
+        """Store new messages and put them behind those that are pending."""
+        return await self._produce("produce_normal_message", topic, drafts)
+
+    async def produce_delay_message(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
+        """Store new messages that wait for their due time."""
+        return await self._produce("produce_delay_message", topic, drafts)
+
+    async def _produce(self, name: str, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
+        keys = self.keys.of(topic)
+        if not _batch(drafts):
+            return []
+        await self._register(topic)
+        script = load(name)
+        delayed = "delay_ms" in script.each
+        makers: list[str] = []
+        ids: list[str] = []
+        items: list[tuple[Value, ...]] = []
+        with self._lanes.lane(topic) as lane:
+            for offset, draft in enumerate(drafts, 1):
+                own, maker = draft.id is not None, 0
+                id = lane.id_at(offset) if draft.id is None else check_id(draft.id)
+                if own and (generated := _GENERATED.fullmatch(id)):
+                    makers.append(keys.receipt(generated[1]))
+                    maker = len(script.keys) + len(makers)
+                ids.append(id)
+                record = codec.encode(draft.message(topic, id))
+                item: tuple[Value, ...] = (id, int(own), maker, record, draft.priority)
+                if delayed:
+                    item += (draft.delay, "" if draft.at is None else draft.at)
+                items.append(item)
+            lane.number += len(drafts)
+            try:
+                answer = await self._run(
+                    name,
+                    keys,
+                    {
+                        "now_ms": self._now(),
+                        "call": lane.number,
+                        "dedup_ms": _ms(self.limits.dedup),
+                        "max_pending": self.limits.max_pending,
+                    },
+                    items,
+                    lane=lane,
+                    extra_keys=makers,
+                )
+            except OutcomeUnknown as error:
+                raise ProduceUnknown(str(error), ids) from error
+            if isinstance(answer, int):
+                raise QueueFull(topic, answer, self.limits.max_pending)
+        return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
+
+    async def _register(self, topic: str) -> None:
+        """List the topic before it holds anything, so that no operator can overlook it."""
+        if topic not in self._registered:
+            await self._caller.command("SADD", self.keys.topics, topic)
+            self._registered.add(topic)
+
+    # pending -> processing
+
+    async def dispatch_message(
+        self, topic: str, worker: str, *, count: int, lease: int
+    ) -> Dispatched:
+        """Lease up to `count` pending messages to a worker for `lease` ms."""
+        keys = self.keys.of(topic)
+        check_worker(worker)
+        _in_range("count", count, 1, MAX_BATCH)
+        _in_range("lease", lease, 1)
+        with self._lanes.lane(topic) as lane:
+            lane.number += 1
+            reply = await self._run(
+                "dispatch_message",
+                keys,
+                {
+                    "now_ms": self._now(),
+                    "call": lane.number,
+                    "worker": worker,
+                    "max_count": count,
+                    "lease_ms": lease,
+                },
+                lane=lane,
+            )
+        fields = iter(reply)
+        now = int(next(fields))
+        return Dispatched(
+            now,
+            [
+                Leased(_id(id), int(token), record)
+                for id, token, record in zip(fields, fields, fields, strict=True)
+            ],
+        )
+
+    # processing -> gone, delayed, pending, processing
+
+    async def complete_message(
+        self, topic: str, worker: str, claims: Sequence[Claim]
+    ) -> list[Settled]:
+        """Remove handled messages."""
+        return await self._settle("complete_message", topic, worker, claims)
+
+    async def retry_message(
+        self, topic: str, worker: str, retries: Sequence[Retried]
+    ) -> list[Settled]:
+        """Let failed messages wait for their next attempt, each with its updated record."""
+        items = [
+            (*claim, codec.encode(message), message.priority, _in_range("delay", delay, 0))
+            for claim, message, delay in retries
+        ]
+        return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
+
+    async def release_message(
+        self, topic: str, worker: str, claims: Sequence[tuple[Claim, Priority]]
+    ) -> list[Settled]:
+        """Hand unfinished messages back to the front of the queue, in the order given."""
+        items = [(*claim, priority) for claim, priority in claims]
+        return await self._settle("release_message", topic, worker, items)
+
+    async def extend_lease(
+        self, topic: str, worker: str, claims: Sequence[Claim], *, lease: int
+    ) -> list[Claim]:
+        """Move the deadlines to `lease` ms from now; return the claims that are lost."""
+        keys = self.keys.of(topic)
+        check_worker(worker)
+        _in_range("lease", lease, 1)
+        if not _batch(claims):
+            return []
+        answer = await self._run(
+            "extend_lease",
+            keys,
+            {"now_ms": self._now(), "worker": worker, "lease_ms": lease},
+            claims,
+        )
+        return [claim for claim, code in zip(claims, answer, strict=True) if chr(code) == "0"]
+
+    async def _settle(
+        self,
+        name: str,
+        topic: str,
+        worker: str,
+        items: Sequence[tuple[Value, ...]],
+        **named: Value,
+    ) -> list[Settled]:
+        keys = self.keys.of(topic)
+        named["worker"] = check_worker(worker)
+        if not _batch(items):
+            return []
+        with self._lanes.lane(topic) as lane:
+            lane.number += 1
+            answer = await self._run(name, keys, {"call": lane.number, **named}, items, lane=lane)
+        return [Settled(chr(code)) for code in answer]
+
+    # processing -> dead, quarantined
+
+    async def move_to_dlq(self, topic: str, worker: str, claim: Claim, message: Message) -> Settled:
+        """Archive a message that gets no further attempt; it says why in `reason`."""
+        return await self._archive(
+            "move_to_dlq",
+            topic,
+            State.DEAD,
+            worker=check_worker(worker),
+            id=claim.id,
+            token=claim.token,
+            record=codec.encode(message),
+        )
+
+    async def handle_parse_error(
+        self, topic: str, worker: str, claim: Claim, error: Quarantined
+    ) -> Settled:
+        """Set a message aside whose bytes cannot be read."""
+        return await self._archive(
+            "handle_parse_error",
+            topic,
+            State.QUARANTINED,
+            worker=check_worker(worker),
+            id=claim.id,
+            token=claim.token,
+            info=error.line(),
+            max_bytes=self.limits.quarantine_bytes,
+        )
+
+    async def _archive(self, name: str, topic: str, state: State, **named: Value) -> Settled:
+        keys = self.keys.of(topic)
+        keep, ttl_ms = self._caps(state)
+        with self._lanes.lane(topic) as lane:
+            lane.number += 1
+            answer = await self._run(
+                name,
+                keys,
+                {
+                    "now_ms": self._now(),
+                    "call": lane.number,
+                    "keep": keep,
+                    "ttl_ms": ttl_ms,
+                    "hexpire_s": ceil(ttl_ms / 1000) + SECOND_NET if self._nets(ttl_ms) else 0,
+                    **named,
+                },
+                lane=lane,
+                archive=state,
+            )
+        return Settled(answer.decode())
+
+    async def trim_archive(self, topic: str, state: State) -> int:
+        """Drop archived messages over the age or the cap, a bounded number; return how many."""
+        keep, ttl_ms = self._caps(state)
+        dropped = await self._run(
+            "trim_archive",
+            self.keys.of(topic),
+            {"now_ms": self._now(), "keep": keep, "ttl_ms": ttl_ms},
+            archive=state,
+        )
+        return int(dropped)
+
+    # the monitor's and the scheduler's
+
+    async def handle_timeout_message(
+        self, topic: str, monitor: str, *, count: int, recovery: int
+    ) -> TimedOut:
+        """Take over messages whose lease ran out, for `recovery` ms; what next, is the caller's."""
+        _in_range("count", count, 1, MAX_BATCH)
+        reply = await self._run(
+            "handle_timeout_message",
+            self.keys.of(topic),
+            {
+                "now_ms": self._now(),
+                "worker": check_worker(monitor),
+                "max_count": count,
+                "recovery_ms": _in_range("recovery", recovery, 1),
+            },
+        )
+        fields = iter(reply)
+        now = int(next(fields))
+        return TimedOut(
+            now,
+            [
+                TakenOver(_id(id), int(token), _id(lost_by), record)
+                for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
+            ],
+        )
+
+    async def get_next_delay_task(self, topic: str) -> int | None:
+        """Return the ms until the next due time, 0 if something is due, None if nothing waits."""
+        wait = await self._run("get_next_delay_task", self.keys.of(topic), {"now_ms": self._now()})
+        return None if wait < 0 else int(wait)
+
+    async def process_delay_message(self, topic: str, *, count: int) -> list[str]:
+        """Move what is due to the pending ones, up to `count` of each priority; return the ids."""
+        moved = await self._run(
+            "process_delay_message",
+            self.keys.of(topic),
+            {"now_ms": self._now(), "max_count": _in_range("count", count, 1, MAX_BATCH)},
+        )
+        return [_id(id) for id in moved]
+
+    # the operator's
+
+    async def requeue_message(
+        self, topic: str, state: State, id: str, *, archived: int, message: Message
+    ) -> Settled:
+        """Send an archived message round again, if it is still the one archived at that time."""
+        return await self._operate(
+            "requeue_message",
+            topic,
+            archive=state,
+            id=id,
+            archived_ms=archived,
+            priority=message.priority,
+            record=codec.encode(message),
+        )
+
+    async def discard_message(self, topic: str, state: State, id: str, *, archived: int) -> Settled:
+        """Delete an archived message, if it is still the one archived at that time."""
+        return await self._operate(
+            "discard_message", topic, archive=state, id=id, archived_ms=archived
+        )
+
+    async def cancel_message(self, topic: str, id: str) -> Settled:
+        """Remove a pending or delayed message."""
+        return await self._operate("cancel_message", topic, id=id)
+
+    async def pause_topic(self, topic: str) -> bool:
+        """Let dispatch give nothing; return whether that is new."""
+        return bool(await self._run("pause_topic", self.keys.of(topic), {}))
+
+    async def resume_topic(self, topic: str) -> bool:
+        """Let dispatch give messages again; return whether that is new."""
+        return bool(await self._run("resume_topic", self.keys.of(topic), {}))
+
+    async def _operate(
+        self, name: str, topic: str, archive: State | None = None, **named: Value
+    ) -> Settled:
+        keys = self.keys.of(topic)
+        with self._lanes.lane(topic) as lane:
+            lane.number += 1
+            answer = await self._run(
+                name, keys, {"call": lane.number, **named}, lane=lane, archive=archive
+            )
+        return Settled(answer.decode())
+
+    # how a call is put together
+
+    async def _run(
+        self,
+        name: str,
+        keys: TopicKeys,
+        named: dict[str, Value],
+        items: Iterable[tuple[Value, ...]] = (),
+        *,
+        lane: Lane | None = None,
+        archive: State | None = None,
+        extra_keys: Sequence[str] = (),
+    ) -> Any:
+        script = load(name)
+        chosen: dict[str, str] = {}
+        if lane is not None:
+            chosen["receipt"] = keys.receipt(lane.name)
+        if archive is not None:
+            chosen["archive"], chosen["archive_payload"] = keys.archive_of(archive)
+        names = [chosen.get(key) or getattr(keys, key) for key in script.keys]
+        return await self._caller.run(script, [*names, *extra_keys], script.arguments(named, items))
+
+    def _now(self) -> Value:
+        return "" if self._clock is None else self._clock()
+
+    def _nets(self, ttl_ms: int) -> bool:
+        return self.hexpire and ttl_ms > 0
+
+    def _caps(self, state: State) -> tuple[int, int]:
+        if state is State.DEAD:
+            return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
+        return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
+
+
+def _batch(items: Sequence[object]) -> bool:
+    if len(items) > MAX_BATCH:
+        raise InvalidInput(f"{len(items)} messages in one call; the limit is {MAX_BATCH}")
+    return bool(items)
+
+
+def _in_range(what: str, value: int, least: int, most: int = 2**52) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInput(f"{what}={value!r} is not a whole number from {least} to {most}")
+    return value
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _id(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
