@@ -178,8 +178,8 @@ class EmbeddedServer:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise EmbeddedServerError(
-                    f"no answer on {self.socket} within {timeout:g} s, and {self.directory} is"
-                    f" locked by a running server; {self.log_end()}"
+                    f"{self.directory} is locked by a server that neither answered on its socket"
+                    f" nor ended within {timeout:g} s; {self.log_end()}"
                 )
             time.sleep(_POLL)
         self.pid = int(facts.get("process_id", 0)) or None
@@ -191,6 +191,7 @@ class EmbeddedServer:
             )
 
     def _is_owned(self) -> bool:
+        """Whether the owner, be it we or somebody else, still wants the server to run."""
         lock = self._try_lock("owner.lock", fcntl.LOCK_SH)  # shared: many may look at once
         if lock is None:
             return True

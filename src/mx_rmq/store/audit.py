@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mx_rmq.core.errors import WrongType
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -150,11 +151,12 @@ class Audit:
     async def topic(self, topic: str) -> list[Violation]:
         """Return every violation in a topic; none is a clean bill."""
         keys = self._keys.of(topic)
-        found = [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
-        if found:
-            return found
-        reading = await self._read(keys)
-        found = [Violation(topic, "", wrong) for wrong in await self._wrong_counters(keys, reading)]
+        try:
+            reading = await self._read(keys)
+            wrongs = await self._wrong_counters(keys, reading)
+        except WrongType:
+            return [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
+        found = [Violation(topic, "", wrong) for wrong in wrongs]
         suspects = reading.suspects()
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
@@ -238,6 +240,7 @@ class Audit:
                 wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
             elif int(number) > token:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
+        await self._caller.command("ZCARD", keys.recent)  # nothing to count, but a type to prove
         for doorbell in (keys.doorbell, keys.doorbell_delay):
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:

@@ -110,7 +110,8 @@ class Caller:
         try:
             return await self._insist(name, lambda: self._execute(name, *words))
         except redis_errors.RedisError as error:
-            raise ScriptFailed(f"{name}: {error}") from error
+            wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
+            raise wrong(f"{name}: {error}") from error
 
     async def _insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         deadline = time.monotonic() + self._patience

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -50,7 +50,7 @@ async def connect(url: str) -> Connection:
     if scheme == "embedded":
         if not rest:
             raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
-        server = await asyncio.to_thread(EmbeddedServer.start, unquote(rest))
+        server = await asyncio.to_thread(EmbeddedServer.start, rest)
         return Connection(_client(server.url), server)
     return Connection(_client(url.replace("valkey", "redis", 1) if "valkey" in scheme else url))
 

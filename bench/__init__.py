@@ -1,0 +1,1 @@
+"""What a message costs, measured on real servers: `make bench`."""

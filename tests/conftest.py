@@ -1,0 +1,97 @@
+"""Servers for every test, and an audit after it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from redis.asyncio import Redis
+
+from mx_rmq.store.store import Store
+from tests.lab.clock import Clock
+from tests.lab.servers import Kind, Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "corrupts: the test breaks a topic on purpose, so the audit after it may speak"
+    )
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Kind], Server]]:
+    """Return a server of a kind, started once a session."""
+    started: dict[Kind, Server] = {}
+
+    def get(kind: Kind) -> Server:
+        if kind not in started:
+            started[kind] = Server(kind, tmp_path_factory.mktemp("server")).start()
+        return started[kind]
+
+    yield get
+    for server in started.values():
+        server.kill()
+
+
+@pytest.fixture(params=list(Kind))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """Each kind of server, one after the other. Parametrize `kind` to choose fewer."""
+    chosen: Kind = request.param
+    return chosen
+
+
+@pytest.fixture
+def server(kind: Kind, running: Callable[[Kind], Server]) -> Server:
+    return running(kind)
+
+
+@pytest.fixture
+async def raw(server: Server) -> AsyncIterator[Redis]:
+    """A plain client of an empty server, to look and to break with."""
+    client = Redis.from_url(server.url)
+    await client.flushall()
+    await client.script_flush()
+    yield client
+    await client.aclose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def store(
+    raw: Redis, server: Server, clock: Clock, request: pytest.FixtureRequest
+) -> AsyncIterator[Store]:
+    """An open store on an empty server; afterwards the audit must be clean."""
+    async with await Store.open(server.url, clock=clock) as store:
+        yield store
+        if request.node.get_closest_marker("corrupts") is None:
+            await assert_clean(store, raw)
+
+
+KNOWN_KEY = re.compile(
+    rb"mx-rmq:topics|mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}\}:"
+    rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
+    rb"error:parse:(queue|payload)|doorbell(:delay)?|meta|recent|receipt:[0-9a-z]{13})"
+)
+
+
+async def assert_clean(store: Store, raw: Redis) -> None:
+    """Every message of every topic is in exactly one state, and no unknown key exists."""
+    for topic in await store.views.topics():
+        assert await store.audit.topic(topic) == []
+    unknown = [key async for key in raw.scan_iter() if not KNOWN_KEY.fullmatch(key)]
+    assert unknown == []
+
+
+@pytest.fixture
+def short_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose name leaves room for a socket's."""
+    return tmp_path_factory.mktemp("d")

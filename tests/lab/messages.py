@@ -1,0 +1,109 @@
+"""Short ways to make messages and to bring them into a state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core import codec
+from mx_rmq.core.message import Draft, Failure, Message, Priority, State
+from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.transitions import Leased, Placed, Retried
+
+if TYPE_CHECKING:
+    from mx_rmq.store.store import Store
+
+TOPIC = "orders"
+LEASE = 30_000
+FAILURE = Failure(type="ValueError", text="no", at=1)
+
+
+def draft(payload: Any = 1, **fields: Any) -> Draft:
+    return Draft(payload=codec.encode_payload(payload, 2**30), **fields)
+
+
+def drafts(count: int, **fields: Any) -> list[Draft]:
+    return [draft(number, **fields) for number in range(count)]
+
+
+def message(leased: Leased) -> Message:
+    return codec.decode_as(leased.record, TOPIC, leased.id)
+
+
+async def pending(store: Store, count: int = 1, **fields: Any) -> list[str]:
+    """Produce messages; return their ids."""
+    produced = await store.produce_normal_message(TOPIC, drafts(count, **fields))
+    assert all(placed is Placed.STORED for _, placed in produced)
+    return [id for id, _ in produced]
+
+
+async def delayed(store: Store, delay: int, count: int = 1, **fields: Any) -> list[str]:
+    """Produce delayed messages; return their ids."""
+    produced = await store.produce_delay_message(TOPIC, drafts(count, delay=delay, **fields))
+    assert all(placed is Placed.STORED for _, placed in produced)
+    return [id for id, _ in produced]
+
+
+async def leased(
+    store: Store, count: int = 1, *, worker: str = "w1", lease: int = LEASE, **fields: Any
+) -> list[Leased]:
+    """Produce messages and dispatch them to a worker."""
+    await pending(store, count, **fields)
+    taken = (await store.dispatch_message(TOPIC, worker, count=count, lease=lease)).messages
+    assert len(taken) == count
+    return taken
+
+
+async def take(
+    store: Store, count: int = 1, *, worker: str = "w1", lease: int = LEASE
+) -> list[Leased]:
+    """Dispatch up to `count` messages to a worker."""
+    return (await store.dispatch_message(TOPIC, worker, count=count, lease=lease)).messages
+
+
+async def settle(store: Store, one: Leased, state: State | None) -> None:
+    """Move a message that w1 holds into a state; None: finished."""
+    if state is None:
+        assert await store.complete_message(TOPIC, "w1", [one.claim]) == ["1"]
+    elif state is State.PENDING:
+        assert await store.release_message(TOPIC, "w1", [(one.claim, Priority.NORMAL)]) == ["1"]
+    elif state is State.DELAYED:
+        again = Retried(one.claim, message(one).failed(FAILURE), 1000)
+        assert await store.retry_message(TOPIC, "w1", [again]) == ["1"]
+    elif state is State.DEAD:
+        assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
+    elif state is State.QUARANTINED:
+        why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+        assert await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+
+
+async def bring(store: Store, state: State | None, **fields: Any) -> Leased:
+    """Produce a message, dispatch it to w1 and move it into a state; return the dispatched one."""
+    (one,) = await leased(store, **fields)
+    await settle(store, one, state)
+    return one
+
+
+async def dead(store: Store, count: int = 1, **fields: Any) -> list[str]:
+    """Bring messages into the dead letters; return their ids."""
+    taken = await leased(store, count, **fields)
+    for one in taken:
+        assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
+    return [one.id for one in taken]
+
+
+__all__ = [
+    "FAILURE",
+    "LEASE",
+    "TOPIC",
+    "Priority",
+    "bring",
+    "dead",
+    "delayed",
+    "draft",
+    "drafts",
+    "leased",
+    "message",
+    "pending",
+    "settle",
+    "take",
+]

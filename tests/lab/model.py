@@ -1,0 +1,368 @@
+"""What the scripts promise, in plain Python: the judge of the random walk.
+
+`Model.apply` takes a call as it is sent to the server and returns the reply that the server must
+give; `Model.snapshot` is what the server must then hold. Beside that the model keeps a ledger, for
+promises that no single call shows: no message is completed twice, tokens only grow, nothing that
+was acknowledged vanishes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tests.lab.snapshot import Snapshot
+
+LEVELS = ("high", "normal", "low")
+
+
+class Call(NamedTuple):
+    """One script call, by name."""
+
+    script: str
+    lane: str
+    """'' if the script leaves no receipt."""
+    named: dict[str, Any]
+    items: list[tuple[str, ...]]
+
+
+class Lease(NamedTuple):
+    token: int
+    worker: str
+
+
+@dataclass
+class Model:
+    """A topic. Lists are in the order in which dispatch takes them."""
+
+    records: dict[str, bytes] = field(default_factory=dict)
+    pending: dict[str, list[str]] = field(default_factory=lambda: {x: [] for x in LEVELS})
+    delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
+    leases: dict[str, Lease] = field(default_factory=dict)
+    deadlines: dict[str, int] = field(default_factory=dict)
+    dead: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, bytes] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, bytes] = field(default_factory=dict)
+    recent: dict[str, int] = field(default_factory=dict)
+    receipts: dict[str, tuple[int, str]] = field(default_factory=dict)
+    token: int = 0
+    turn: int = 0
+    dispatched: bool = False
+    paused: bool = False
+    rung: bool = False
+    rung_delay: bool = False
+
+    # the ledger
+    completed: set[str] = field(default_factory=set)
+    highest: dict[str, int] = field(default_factory=dict)
+
+    def apply(self, call: Call) -> Any:
+        """Do what the server must do; return what it must answer."""
+        if call.lane and (receipt := self.receipts.get(call.lane)):
+            last, answer = receipt
+            if last >= call.named["call"]:
+                if call.script == "dispatch_message":
+                    return self._still_held(call, answer)
+                return answer.replace("1", "2")
+        return getattr(self, call.script)(call)
+
+    def snapshot(self) -> Snapshot:
+        meta = {"token": str(self.token)} if self.token else {}
+        if self.dispatched:
+            meta["turn"] = str(self.turn)
+        if self.paused:
+            meta["paused"] = "1"
+        return Snapshot(
+            records=self.records,
+            high=self.pending["high"],
+            normal=self.pending["normal"],
+            low=self.pending["low"],
+            delayed_high=self.delayed["high"],
+            delayed=self.delayed["normal"],
+            delayed_low=self.delayed["low"],
+            leases={id: f"{token}:{worker}" for id, (token, worker) in self.leases.items()},
+            deadlines=self.deadlines,
+            dead=self.dead,
+            dead_letters=self.dead_letters,
+            quarantine=self.quarantine,
+            quarantined=self.quarantined,
+            rung=self.rung,
+            rung_delay=self.rung_delay,
+            meta=meta,
+            recent=self.recent,
+        )
+
+    def live(self) -> int:
+        return len(self.records)
+
+    # new -> pending, delayed
+
+    def produce_normal_message(self, call: Call) -> Any:
+        fresh, answer = self._new(call)
+        for id, _, _, record, priority in fresh:
+            self._store(call, id, record)
+            self.pending[priority].append(id)
+            self.rung = True
+        return self._receipt(call, answer) if fresh else answer
+
+    def produce_delay_message(self, call: Call) -> Any:
+        fresh, answer = self._new(call)
+        earliest = self._earliest()
+        for id, _, _, record, priority, delay, at in fresh:
+            self._store(call, id, record)
+            due = int(at) if at else call.named["now_ms"] + int(delay)
+            self.delayed[priority][id] = due
+            self.rung_delay |= earliest is None or due < earliest
+        return self._receipt(call, answer) if fresh else answer
+
+    def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
+        now, dedup = call.named["now_ms"], call.named["dedup_ms"]
+        fresh: dict[str, tuple[str, ...]] = {}
+        answer = ""
+        for item in call.items:
+            id, own, maker = item[0], item[1] == "1", item[2]
+            lane, _, number = id.rpartition("-")
+            made = maker != "0" and self.receipts.get(lane, (0, ""))[0] >= int(number)
+            if id in fresh or id in self.records:
+                answer += "l"
+            elif own and id in self.dead:
+                answer += "d"
+            elif own and id in self.quarantine:
+                answer += "q"
+            elif self.recent.get(id, -(10**15)) + dedup > now or made:
+                answer += "f"
+            else:
+                answer += "1"
+                fresh[id] = item
+        if fresh:
+            stale = sorted((at, id) for id, at in self.recent.items() if at <= now - dedup)
+            for _, id in stale[: 2 * len(fresh) + 10]:
+                del self.recent[id]
+            self.recent.update({id: now for id, item in fresh.items() if item[1] == "1"})
+        return list(fresh.values()), answer
+
+    def _store(self, call: Call, id: str, record: str) -> None:
+        self.completed.discard(id)  # an own id may be used again once its window has passed
+        self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)[1:]
+
+    # pending -> processing
+
+    def dispatch_message(self, call: Call) -> Any:
+        now, worker = call.named["now_ms"], call.named["worker"]
+        reply: list[Any] = [str(now)]
+        if self.paused:
+            return reply
+        taken: dict[str, list[str]] = {level: [] for level in LEVELS}
+        for _ in range(call.named["max_count"]):
+            order = {4: ("normal", "high", "low"), 9: ("low", "high", "normal")}
+            for level in order.get(self.turn, LEVELS):
+                if self.pending[level]:
+                    taken[level].append(self.pending[level].pop(0))
+                    break
+            else:
+                break
+            self.turn = (self.turn + 1) % 10
+        ids = [id for level in LEVELS for id in taken[level]]
+        if not ids:
+            return reply
+        self.dispatched = True
+        answer = []
+        for id in ids:
+            token = self._lease(id, worker, now, call.named["lease_ms"])
+            reply += [id, str(token), self.records[id]]
+            answer.append(f"{id} {token}")
+        self.rung |= any(self.pending.values())
+        self._receipt(call, " ".join(answer))
+        return reply
+
+    def _still_held(self, call: Call, answer: str) -> Any:
+        reply: list[Any] = [str(call.named["now_ms"])]
+        words = answer.split()
+        for id, token in zip(words[::2], words[1::2], strict=True):
+            if self.leases.get(id) == (int(token), call.named["worker"]):
+                reply += [id, token, self.records[id]]
+        return reply
+
+    def _lease(self, id: str, worker: str, now: int, lease: int) -> int:
+        self.token = max(self.token + 1, now * 1000)
+        assert id not in self.completed, f"{id} is handed out after its completion"
+        assert self.token > self.highest.get(id, 0), f"the token of {id} does not grow"
+        self.highest[id] = self.token
+        self.leases[id] = Lease(self.token, worker)
+        self.deadlines[id] = now + lease
+        return self.token
+
+    # processing -> gone, delayed, pending, dead, quarantined
+
+    def complete_message(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        for id, *_ in mine:
+            self._unlease(id)
+            del self.records[id]
+            assert id not in self.completed, f"{id} is completed twice"
+            self.completed.add(id)
+        return self._receipt(call, answer) if mine else answer
+
+    def retry_message(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        earliest = self._earliest()
+        for id, _, record, priority, delay in mine:
+            self._unlease(id)
+            self.records[id] = _bytes(record)
+            due = call.named["now_ms"] + int(delay)
+            self.delayed[priority][id] = due
+            self.rung_delay |= earliest is None or due < earliest
+        return self._receipt(call, answer) if mine else answer
+
+    def release_message(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        for id, _, priority in reversed(mine):
+            self._unlease(id)
+            self.pending[priority].insert(0, id)
+            self.rung = True
+        return self._receipt(call, answer) if mine else answer
+
+    def extend_lease(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        for id, *_ in mine:
+            self.deadlines[id] = call.named["now_ms"] + call.named["lease_ms"]
+        return answer
+
+    def move_to_dlq(self, call: Call) -> Any:
+        return self._archive(call, self.dead, self.dead_letters, _bytes(call.named["record"]))
+
+    def handle_parse_error(self, call: Call) -> Any:
+        kept = self.records.get(call.named["id"], b"")[: call.named["max_bytes"]]
+        data = _bytes(call.named["info"]) + b"\n" + kept
+        return self._archive(call, self.quarantine, self.quarantined, data)
+
+    def _archive(
+        self, call: Call, index: dict[str, int], contents: dict[str, bytes], data: bytes
+    ) -> Any:
+        id, now = call.named["id"], call.named["now_ms"]
+        if self.leases.get(id) != (int(call.named["token"]), call.named["worker"]):
+            return "0"
+        self._trim(call, index, contents, arriving=1)
+        self._unlease(id)
+        del self.records[id]
+        index[id] = now
+        contents[id] = data
+        return self._receipt(call, "1")
+
+    def trim_archive(self, call: Call) -> Any:
+        if call.named["archive"] == "dlq":
+            return self._trim(call, self.dead, self.dead_letters)
+        return self._trim(call, self.quarantine, self.quarantined)
+
+    def _trim(
+        self, call: Call, index: dict[str, int], contents: dict[str, bytes], arriving: int = 0
+    ) -> int:
+        keep, ttl, now = call.named["keep"], call.named["ttl_ms"], call.named["now_ms"]
+        oldest = sorted((at, id) for id, at in index.items())
+        aged = len([at for at, _ in oldest if ttl and at <= now - ttl])
+        surplus: int = max(0, len(oldest) + arriving - aged - keep) if keep else 0
+        for _, id in oldest[: aged + surplus]:
+            del index[id], contents[id]
+        return aged + surplus
+
+    def _mine(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
+        mine: dict[str, tuple[str, ...]] = {}
+        answer = ""
+        for item in call.items:
+            id, token = item[0], int(item[1])
+            held = self.leases.get(id) == (token, call.named["worker"]) and id not in mine
+            if held:
+                mine[id] = item
+            answer += "1" if held else "0"
+        return list(mine.values()), answer
+
+    def _unlease(self, id: str) -> None:
+        del self.leases[id], self.deadlines[id]
+
+    # the monitor's and the scheduler's
+
+    def handle_timeout_message(self, call: Call) -> Any:
+        now, worker = call.named["now_ms"], call.named["worker"]
+        reply: list[Any] = [str(now)]
+        late = sorted((at, id) for id, at in self.deadlines.items() if at <= now)
+        for _, id in late[: call.named["max_count"]]:
+            lost_by = self.leases[id].worker
+            token = self._lease(id, worker, now, call.named["recovery_ms"])
+            reply += [id, str(token), lost_by, self.records[id]]
+        return reply
+
+    def get_next_delay_task(self, call: Call) -> Any:
+        earliest = self._earliest()
+        return -1 if earliest is None else max(0, earliest - call.named["now_ms"])
+
+    def process_delay_message(self, call: Call) -> Any:
+        moved = []
+        for level in LEVELS:
+            due = sorted((at, id) for id, at in self.delayed[level].items())
+            for at, id in due[: call.named["max_count"]]:
+                if at <= call.named["now_ms"]:
+                    del self.delayed[level][id]
+                    self.pending[level].append(id)
+                    moved.append(id)
+        self.rung |= bool(moved)
+        return moved
+
+    def _earliest(self) -> int | None:
+        return min((at for level in LEVELS for at in self.delayed[level].values()), default=None)
+
+    # the operator's
+
+    def requeue_message(self, call: Call) -> Any:
+        id = call.named["id"]
+        index, contents = self._archive_of(call)
+        if id in self.records or index.get(id) != int(call.named["archived_ms"]):
+            return "0"
+        del index[id], contents[id]
+        self.records[id] = _bytes(call.named["record"])
+        self.pending[call.named["priority"]].append(id)
+        self.rung = True
+        return self._receipt(call, "1")
+
+    def discard_message(self, call: Call) -> Any:
+        id = call.named["id"]
+        index, contents = self._archive_of(call)
+        if index.get(id) != int(call.named["archived_ms"]):
+            return "0"
+        del index[id], contents[id]
+        return self._receipt(call, "1")
+
+    def cancel_message(self, call: Call) -> Any:
+        id = call.named["id"]
+        if id in self.leases:
+            return "p"
+        if id not in self.records:
+            return "0"
+        del self.records[id]
+        for level in LEVELS:
+            self.delayed[level].pop(id, None)
+            if id in self.pending[level]:
+                self.pending[level].remove(id)
+        return self._receipt(call, "1")
+
+    def pause_topic(self, call: Call) -> Any:
+        was, self.paused = self.paused, True
+        return int(not was)
+
+    def resume_topic(self, call: Call) -> Any:
+        was, self.paused = self.paused, False
+        self.rung |= any(self.pending.values())
+        return int(was)
+
+    def _archive_of(self, call: Call) -> tuple[dict[str, int], dict[str, bytes]]:
+        if call.named["archive"] == "dlq":
+            return self.dead, self.dead_letters
+        return self.quarantine, self.quarantined
+
+    def _receipt(self, call: Call, answer: str) -> str:
+        self.receipts[call.lane] = (call.named["call"], answer)
+        return answer
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

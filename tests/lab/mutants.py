@@ -1,0 +1,192 @@
+"""One-line faults in the scripts. Each must be caught: that is how the tester is tested."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mx_rmq.store.script import Script, load
+
+
+class Mutant(NamedTuple):
+    fault: str
+    script: str
+    old: str
+    new: str
+
+    def mutated(self) -> Script:
+        """Return the script with the fault in it."""
+        source = load(self.script).source
+        assert source.count(self.old) == 1, f"{self.fault}: the line to change is not there once"
+        return Script.parse(self.script, source.replace(self.old, self.new))
+
+
+_HELD = "leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]"
+_ANY = "leases[n] and not seen[id]"
+_RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)"
+_ONE_HELD = "if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end"
+
+MUTANTS = [
+    Mutant("complete without a token check", "complete_message", _HELD, _ANY),
+    Mutant("retry without a token check", "retry_message", _HELD, _ANY),
+    Mutant("release without a token check", "release_message", _HELD, _ANY),
+    Mutant("extend without a token check", "extend_lease", _HELD, _ANY),
+    Mutant("dead-letter without a token check", "move_to_dlq", _ONE_HELD, ""),
+    Mutant("quarantine without a token check", "handle_parse_error", _ONE_HELD, ""),
+    Mutant(
+        "the worker is not part of the lease",
+        "complete_message",
+        _HELD,
+        "string.match(leases[n] or '', '^%d+') == ARGV[at + 1] and not seen[id]",
+    ),
+    Mutant(
+        "dispatch sets no deadline",
+        "dispatch_message",
+        "  redis.call('ZADD', expire_monitor, unpack(deadlines))\n",
+        "",
+    ),
+    Mutant(
+        "dispatch sets no lease",
+        "dispatch_message",
+        "  redis.call('HSET', processing, unpack(leases))\n",
+        "",
+    ),
+    Mutant(
+        "dispatch leaves the ids pending",
+        "dispatch_message",
+        "redis.call('LTRIM', key, 0, -take[level] - 1)",
+        "redis.call('LTRIM', key, 0, -1)",
+    ),
+    Mutant(
+        "dispatch forgets the token counter",
+        "dispatch_message",
+        "'token', string.format('%.0f', token - 1), 'turn'",
+        "'turn'",
+    ),
+    Mutant(
+        "dispatch serves the newest first", "dispatch_message", "i = #tail, 1, -1", "i = 1, #tail"
+    ),
+    Mutant("low starves", "dispatch_message", "[9] = {3, 1, 2}", "[9] = {1, 2, 3}"),
+    Mutant("dispatch ignores the pause", "dispatch_message", "if paused then return reply end", ""),
+    Mutant("a resent dispatch takes more", "dispatch_message", _RECEIPT, ""),
+    Mutant(
+        "complete leaves the record",
+        "complete_message",
+        "redis.call('HDEL', payload, unpack(held))",
+        "",
+    ),
+    Mutant(
+        "complete leaves the deadline",
+        "complete_message",
+        "redis.call('ZREM', expire_monitor, unpack(held))",
+        "redis.call('ZREM', expire_monitor, '')",
+    ),
+    Mutant("complete leaves no receipt", "complete_message", _RECEIPT, ""),
+    Mutant(
+        "retry leaves the lease",
+        "retry_message",
+        "redis.call('HDEL', processing, unpack(held))",
+        "",
+    ),
+    Mutant(
+        "retry keeps the old record",
+        "retry_message",
+        "redis.call('HSET', payload, unpack(records))",
+        "",
+    ),
+    Mutant("retry leaves no receipt", "retry_message", _RECEIPT, ""),
+    Mutant("release turns the order round", "release_message", "n = #mine, 1, -1", "n = 1, #mine"),
+    Mutant(
+        "the time-out removes instead of taking over",
+        "handle_timeout_message",
+        "  redis.call('ZADD', expire_monitor, unpack(deadlines))\n",
+        "  for i = 2, #deadlines, 2 do redis.call('ZREM', expire_monitor, deadlines[i]) end\n",
+    ),
+    Mutant(
+        "the time-out leaves the old token valid",
+        "handle_timeout_message",
+        "  redis.call('HSET', processing, unpack(leases))\n",
+        "",
+    ),
+    Mutant(
+        "the time-out takes leases that are still good",
+        "handle_timeout_message",
+        "'-inf', now, 'LIMIT'",
+        "'-inf', now + 1000, 'LIMIT'",
+    ),
+    Mutant(
+        "a dead letter keeps its record",
+        "move_to_dlq",
+        "redis.call('HDEL', payload, id)",
+        "redis.call('HLEN', payload)",
+    ),
+    Mutant(
+        "the cap drops the newest dead letter",
+        "move_to_dlq",
+        "redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)",
+        "redis.call('ZRANGE', archive, -math.min(surplus, 100), -1)",
+    ),
+    Mutant(
+        "the cap drops the index, not the letter",
+        "move_to_dlq",
+        "  redis.call('HDEL', archive_payload, unpack(victims))\n",
+        "",
+    ),
+    Mutant(
+        "an id is produced over a living one",
+        "produce_normal_message",
+        "if seen[id] or redis.call('HEXISTS', payload, id) == 1 then",
+        "if seen[id] then",
+    ),
+    Mutant(
+        "a dead letter's id is produced again",
+        "produce_normal_message",
+        "elseif own and redis.call('HEXISTS', dlq_payload, id) == 1 then",
+        "elseif false then",
+    ),
+    Mutant(
+        "own ids are not remembered",
+        "produce_normal_message",
+        "  redis.call('ZADD', recent, unpack(marks))\n  redis.call('PEXPIRE', recent, dedup_ms)\n",
+        "",
+    ),
+    Mutant(
+        "a generated id that comes back is not recognised",
+        "produce_normal_message",
+        "elseif made and",
+        "elseif false and",
+    ),
+    Mutant("produce leaves no receipt", "produce_normal_message", _RECEIPT, ""),
+    Mutant(
+        "the scheduler is not woken",
+        "produce_delay_message",
+        "if soonest < earliest and",
+        "if soonest > earliest and",
+    ),
+    Mutant(
+        "promote leaves the due time",
+        "process_delay_message",
+        "  redis.call('ZREM', delayed, unpack(due))\n",
+        "",
+    ),
+    Mutant(
+        "promote comes early",
+        "process_delay_message",
+        "'-inf', now, 'LIMIT'",
+        "'-inf', now + 400, 'LIMIT'",
+    ),
+    Mutant(
+        "requeue trusts an old view",
+        "requeue_message",
+        "if live or not kept or tonumber(archived_at or -1) ~= archived_ms then",
+        "if live or not kept then",
+    ),
+    Mutant("requeue leaves no receipt", "requeue_message", _RECEIPT, ""),
+    Mutant(
+        "cancel takes what a worker holds",
+        "cancel_message",
+        "if redis.call('HEXISTS', processing, id) == 1 then return 'p' end",
+        "",
+    ),
+    Mutant("cancel leaves the id pending", "cancel_message", "redis.call('LREM', key, 1, id)", ""),
+    Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
+]

