@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,6 +138,13 @@ def other_servers() -> dict[str, Path | None]:
     return {"Redis 7.0": debian, "Redis 6.2": oldest or None}
 
 
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: pytest's own may leave no room for a socket's name."""
+    with TemporaryDirectory(prefix="mx-") as name:
+        yield Path(name)
+
+
 @pytest.fixture(params=["Valkey 9.1", "Redis 7.0", "Redis 6.2"])
 def binary(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "Valkey 9.1":
@@ -240,10 +248,12 @@ def test_a_server_that_ignores_its_end_is_killed(
 def test_a_killed_server_is_noticed_and_can_be_started_again(where: Path) -> None:
     first = EmbeddedServer.start(where)
     assert first.pid is not None
+    sid = os.getsid(first.pid)
     with client(first) as redis:
         redis.set("greeting", "hello")
     os.kill(first.pid, signal.SIGKILL)
     assert first.wait() == 128 + signal.SIGKILL
+    wait_until(lambda: session(sid) == [])
     assert first.socket.exists()  # stale, and in nobody's way
     with EmbeddedServer.start(where) as second, client(second) as redis:
         assert second.owner
@@ -322,6 +332,31 @@ def test_whoever_comes_while_the_server_shuts_down_owns_the_next_one(where: Path
                 assert redis.ping()
 
 
+def test_nobody_joins_a_server_whose_owner_is_stopping_it(where: Path) -> None:
+    server = EmbeddedServer.start(where)
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    wait_until(lambda: is_free(where / "owner.lock"))
+    assert not is_free(where / "server.lock")
+    os.kill(server.pid, signal.SIGCONT)
+    with EmbeddedServer.start(where) as successor:
+        assert successor.owner
+    stopping.join()
+
+
+def test_nobody_joins_a_server_without_an_owner_however_many_try(where: Path) -> None:
+    where.mkdir()
+    with (where / "server.lock").open("wb") as lock, ThreadPoolExecutor(8) as pool:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pretender(where / "valkey.sock"):
+            tries = [pool.submit(EmbeddedServer.start, where, timeout=0.3) for _ in range(8)]
+            for attempt in tries:
+                with pytest.raises(EmbeddedServerError, match="is locked by a server"):
+                    attempt.result()
+
+
 def test_a_loading_server_is_waited_for_beyond_the_timeout(where: Path) -> None:
     where.mkdir()
     with (where / "server.lock").open("wb") as lock, (where / "owner.lock").open("wb") as owner:
@@ -335,8 +370,8 @@ def test_a_loading_server_is_waited_for_beyond_the_timeout(where: Path) -> None:
 
 
 @contextmanager
-def pretender(path: Path, loading_for: float) -> Iterator[None]:
-    """A listener that says it loads its data, and later that it has."""
+def pretender(path: Path, *, loading_for: float = 0.0) -> Iterator[None]:
+    """A listener that claims to load its data at first, and then to be a server."""
     ready = time.monotonic() + loading_for
 
     def answer() -> None:
@@ -479,7 +514,7 @@ def test_a_silent_server_is_an_error_that_quotes_the_log(where: Path) -> None:
     with EmbeddedServer.start(where) as server:
         assert server.pid is not None
         os.kill(server.pid, signal.SIGSTOP)
-        with pytest.raises(EmbeddedServerError, match=r"no answer on .*Ready to accept"):
+        with pytest.raises(EmbeddedServerError, match=r"neither answered .*Ready to accept"):
             EmbeddedServer.start(where, timeout=0.1)
         os.kill(server.pid, signal.SIGCONT)
 
@@ -531,8 +566,13 @@ def test_a_missing_binary_is_named(where: Path, monkeypatch: pytest.MonkeyPatch)
     assert is_free(where / "server.lock")
 
 
-def test_a_binary_that_is_no_server_is_quoted(where: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match=r"exit code 2; .*'--dir' is ambiguous"):
+def test_a_binary_that_is_no_server_is_quoted_without_the_log_of_earlier_starts(
+    where: Path,
+) -> None:
+    EmbeddedServer.start(where).stop()
+    with pytest.raises(
+        EmbeddedServerError, match=r"exit code 2; server\.log ends with: /bin/ls: .*ambiguous"
+    ):
         EmbeddedServer.start(where, binary="/bin/ls")
 
 
