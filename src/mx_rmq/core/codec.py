@@ -51,7 +51,10 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
 
 def encode(message: Message) -> bytes:
     """Encode a message as its record."""
-    return _encoder.encode(message)
+    try:
+        return _encoder.encode(message)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
 
 
 def decode(data: bytes) -> Message:

@@ -11,6 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import storable
+
 VERSION: Final = 1
 """The record format that this release writes. It reads this one and every older one."""
 
@@ -51,6 +54,12 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
     traceback: str = ""
 
+    @classmethod
+    def of(cls, error: BaseException, *, at: int, worker: str = "") -> Failure:
+        """Describe an exception, its text made fit to be stored."""
+        kind = storable(type(error).__name__)
+        return cls(type=kind, text=storable(str(error)), at=at, worker=worker)
+
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A message that is not produced yet."""
@@ -66,7 +75,20 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int | None = None
     retry: dict[str, Any] | None = None
     ttl: int | None = None
+    """How long after the produce it may still be handed to a handler, ms."""
     headers: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if self.priority not in set(Priority):
+            raise InvalidInput(f"priority={self.priority!r} is not one of {', '.join(Priority)}")
+        _check("delay", self.delay, 0)
+        for name, value, least in (
+            ("at", self.at, 0),
+            ("ttl", self.ttl, 1),
+            ("max_attempts", self.max_attempts, 1),
+        ):
+            if value is not None:
+                _check(name, value, least)
 
     def message(self, topic: str, id: str) -> Message:
         """Return the message that this becomes."""
@@ -126,3 +148,8 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
         """
         return msgspec.structs.replace(self, attempts=0, reason="", ttl=None)
+
+
+def _check(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**52:
+        raise InvalidInput(f"{name}={value!r} is not a whole number of at least {least}")

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 
 from mx_rmq.core.errors import DecodeError
-
-MAX_TEXT: Final = 2048
-"""Characters of an error's text."""
+from mx_rmq.core.text import storable
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,10 +25,10 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Quarantined:
         """Describe an error over some bytes."""
         return cls(
-            id=_text(id),
+            id=storable(id),
             topic=topic,
-            error_type=type(error).__name__,
-            error=_text(str(error))[:MAX_TEXT],
+            error_type=storable(type(error).__name__),
+            error=storable(str(error)),
             length=len(data),
             worker=worker,
         )
@@ -52,8 +48,3 @@ def read(data: bytes) -> tuple[Quarantined, bytes]:
     if not newline:
         raise DecodeError("not a quarantined message: no newline after its first line", data)
     return about, kept
-
-
-def _text(text: str) -> str:
-    """Return what UTF-8 can hold: ids and errors may carry bytes of anybody."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8", "replace")

@@ -14,8 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
-from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ProduceUnknown, QueueFull
-from mx_rmq.core.message import Message, Priority, State
+from mx_rmq.core.errors import (
+    InvalidInput,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ProduceUnknown,
+    QueueFull,
+)
+from mx_rmq.core.message import Draft, Message, Priority, State
 from mx_rmq.core.names import check_id, check_worker
 from mx_rmq.store.call import Lanes
 from mx_rmq.store.script import load
@@ -23,7 +29,6 @@ from mx_rmq.store.script import load
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mx_rmq.core.message import Draft
     from mx_rmq.store.call import Caller, Lane
     from mx_rmq.store.keys import Keys, TopicKeys
     from mx_rmq.store.quarantine import Quarantined
@@ -31,6 +36,9 @@ if TYPE_CHECKING:
 
 MAX_BATCH: Final = 1000
 """Messages in one call: `unpack` in Lua takes no more than 7,999 values."""
+
+MAX_ENVELOPE: Final = 65_536
+"""Bytes of a record beside its payload."""
 
 SECOND_NET: Final = 3600
 """Seconds after its age limit at which the server itself drops an archived field."""
@@ -147,6 +155,10 @@ class Transitions:
         self._lanes = Lanes()
         self._registered: set[str] = set()
 
+    def draft(self, payload: Any, **fields: Any) -> Draft:
+        """Make a message to produce, its payload encoded within the store's limit."""
+        return Draft(payload=codec.encode_payload(payload, self.limits.max_payload), **fields)
+
     # new -> pending, new -> delayed
 
     async def produce_normal_message(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
@@ -176,6 +188,7 @@ class Transitions:
                     maker = len(script.keys) + len(makers)
                 ids.append(id)
                 record = codec.encode(draft.message(topic, id))
+                self._check_size(draft, record)
                 item: tuple[Value, ...] = (id, int(own), maker, record, draft.priority)
                 if delayed:
                     item += (draft.delay, "" if draft.at is None else draft.at)
@@ -200,6 +213,16 @@ class Transitions:
             if isinstance(answer, int):
                 raise QueueFull(topic, answer, self.limits.max_pending)
         return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
+
+    def _check_size(self, draft: Draft, record: bytes) -> None:
+        size = memoryview(draft.payload).nbytes
+        if size > self.limits.max_payload:
+            raise PayloadTooLarge(size, self.limits.max_payload)
+        if len(record) - size > MAX_ENVELOPE:
+            raise InvalidInput(
+                f"headers and settings take {len(record) - size:,} bytes; "
+                f"the limit is {MAX_ENVELOPE:,}"
+            )
 
     async def _register(self, topic: str) -> None:
         """List the topic before it holds anything, so that no operator can overlook it."""

@@ -1,0 +1,17 @@
+"""Foreign text, made fit to be stored and shown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_ERROR_TEXT: Final = 2048
+"""Characters kept of an error's text."""
+
+
+def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
+    """Return text that UTF-8 can hold, not longer than `limit` characters.
+
+    Errors and ids may carry bytes of anybody; a lone surrogate has no UTF-8 form.
+    """
+    cut = text if len(text) <= limit else text[: limit - 1] + "…"
+    return cut.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,88 @@
+"""The commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.lab.messages import TOPIC, pending
+from tests.lab.servers import Kind
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.servers import Server
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([MX_RMQ, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_demo_tells_its_story_in_a_plain_pipe_and_loses_nothing() -> None:
+    told = run("demo")
+    assert told.returncode == 0, told.stderr
+    for words in (
+        "(new) -> pending",
+        "(new) -> delayed",
+        "processing -> (gone)",
+        "processing -> delayed",
+        "processing -> dead",
+        "dead -> pending",
+        "processing -> quarantined",
+        "taken over by the monitor",
+        "refused: no longer its message",
+        "now: pending 0  delayed 0  processing 0  dead 0  quarantined 1",
+        "Nothing was lost.",
+    ):
+        assert words in told.stdout
+    assert "\x1b" not in told.stdout
+    assert told.stderr == ""
+
+
+def test_help_names_every_command() -> None:
+    helped = run("--help")
+    assert helped.returncode == 0
+    for command in ("audit", "demo", "server"):
+        assert f"\n  {command} " in helped.stdout
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_the_audit_of_a_clean_server_says_so(store: Store, server: Server) -> None:
+    await pending(store, 3)
+    audited = run("audit", "--url", server.url)
+    assert (audited.returncode, audited.stdout) == (0, "1 topic, 0 violations\n")
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_the_audit_names_what_is_wrong_and_fails(
+    store: Store, raw: Redis, server: Server
+) -> None:
+    (id,) = await pending(store, 1)
+    await raw.delete(store.keys.of(TOPIC).pending)
+    audited = run("audit", TOPIC, "--url", server.url)
+    assert audited.returncode == 1
+    assert f"{TOPIC}: {id}: a record without a state\n" in audited.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "http://localhost"], "does not begin with one of redis://"),
+        (["--url", "redis://user:secret@127.0.0.1:1"], "the server did not take it"),
+        (["bad topic", "--url", "unix:///nowhere"], "does not match"),
+    ],
+)
+def test_a_wrong_call_gets_one_clear_line_and_no_traceback(words: list[str], said: str) -> None:
+    failed = run("audit", "--patience", "0.1", *words)
+    assert failed.returncode != 0
+    assert said in failed.stderr
+    assert failed.stderr.count("\n") == 1
+    assert "secret" not in failed.stderr
