@@ -335,9 +335,9 @@ class Model:
     def cancel_message(self, call: Call) -> Any:
         id = call.named["id"]
         if id in self.leases:
-            return "p"
+            return self._receipt(call, "p")
         if id not in self.records:
-            return "0"
+            return self._receipt(call, "0")
         del self.records[id]
         for level in LEVELS:
             self.delayed[level].pop(id, None)
@@ -347,12 +347,12 @@ class Model:
 
     def pause_topic(self, call: Call) -> Any:
         was, self.paused = self.paused, True
-        return int(not was)
+        return self._receipt(call, "0" if was else "1")
 
     def resume_topic(self, call: Call) -> Any:
         was, self.paused = self.paused, False
         self.rung |= any(self.pending.values())
-        return int(was)
+        return self._receipt(call, "1" if was else "0")
 
     def _archive_of(self, call: Call) -> tuple[dict[str, int], dict[str, bytes]]:
         if call.named["archive"] == "dlq":

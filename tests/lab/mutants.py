@@ -184,8 +184,8 @@ MUTANTS = [
     Mutant(
         "cancel takes what a worker holds",
         "cancel_message",
-        "if redis.call('HEXISTS', processing, id) == 1 then return 'p' end",
-        "",
+        "if redis.call('HEXISTS', processing, id) == 1 then",
+        "if false then",
     ),
     Mutant("cancel leaves the id pending", "cancel_message", "redis.call('LREM', key, 1, id)", ""),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),

@@ -75,7 +75,7 @@ class Server:
             ["redis-server", *options],
             executable=binary(self.kind),
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - before any thread of ours
         )
         deadline = time.monotonic() + 20
         while not self._answers():

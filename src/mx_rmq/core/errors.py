@@ -55,13 +55,12 @@ class DecodeError(MxRmqError):
 class QueueFull(MxRmqError):
     """The topic holds as many waiting messages as it may. Nothing of the call was stored."""
 
-    def __init__(self, topic: str, waiting: int, limit: int) -> None:
+    def __init__(self, topic: str, limit: int) -> None:
         super().__init__(
-            f"topic {topic!r} has {waiting:,} messages waiting; the cap is {limit:,} "
-            "(setting max_pending): let workers catch up, then produce again"
+            f"topic {topic!r} may have {limit:,} messages waiting (setting max_pending) and has no "
+            "room for these: let workers catch up, then produce again"
         )
         self.topic = topic
-        self.waiting = waiting
         self.limit = limit
 
 

@@ -45,7 +45,7 @@ _LATER: Final = (
     redis_errors.TryAgainError,
     redis_errors.ClusterDownError,
 )
-_LATER_CODES: Final = ("BUSY ", "NOREPLICAS ", "MISCONF ")
+_LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """What passes by itself: nobody there, or a refusal before the script's first write."""
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -110,6 +110,8 @@ class Caller:
         try:
             return await self._insist(name, lambda: self._execute(name, *words))
         except redis_errors.RedisError as error:
+            if _is_full(error):
+                raise ServerFull(_full(name)) from error
             wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
             raise wrong(f"{name}: {error}") from error
 
@@ -121,10 +123,12 @@ class Caller:
             try:
                 return await attempt()
             except redis_errors.RedisError as error:
-                if not _passes(error):
+                passes = _passes(error)
+                if not passes and not sent:
                     raise
+                # Refused after a lost reply: the first copy may still be on its way.
                 sent = sent or _was_sent(error)
-                if time.monotonic() + pause > deadline:
+                if not passes or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; again in %.2f s", what, error, pause)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
@@ -140,8 +144,8 @@ class Caller:
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
         if sent:
             return OutcomeUnknown(
-                f"{what}: no reply within {self._patience:g} s; it may or may not have "
-                f"been done: {error}"
+                f"{what}: the reply was lost and no other came within {self._patience:g} s; "
+                f"it may or may not have been done: {error}"
             )
         return ServerUnavailable(
             f"{what}: the server did not take it within {self._patience:g} s; nothing was "
@@ -150,11 +154,8 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
-        if isinstance(error, redis_errors.OutOfMemoryError) or "OOM command not" in words:
-            return ServerFull(
-                f"{script.name}: the server is at its maxmemory and stores nothing more; "
-                "let workers catch up, or raise maxmemory"
-            )
+        if _is_full(error):
+            return ServerFull(_full(script.name))
         if "WRONGTYPE" in words:
             return WrongType(f"{script.name}: {await self._wrong_keys(script, keys)}")
         return ScriptFailed(f"{script.name}: {words}")
@@ -181,3 +182,14 @@ def _was_sent(error: Exception) -> bool:
     if isinstance(error, redis_errors.BusyLoadingError | redis_errors.ResponseError):
         return False
     return "connecting to" not in str(error)
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, redis_errors.OutOfMemoryError) or "OOM command not" in str(error)
+
+
+def _full(what: str) -> str:
+    return (
+        f"{what}: the server is at its maxmemory and stores nothing more; "
+        "let workers catch up, or raise maxmemory"
+    )

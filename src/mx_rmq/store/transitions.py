@@ -20,6 +20,7 @@ from mx_rmq.core.errors import (
     PayloadTooLarge,
     ProduceUnknown,
     QueueFull,
+    ServerUnavailable,
 )
 from mx_rmq.core.message import Draft, Message, Priority, State
 from mx_rmq.core.names import check_id, check_worker
@@ -210,8 +211,8 @@ class Transitions:
                 )
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
-            if isinstance(answer, int):
-                raise QueueFull(topic, answer, self.limits.max_pending)
+            if answer == b"full":
+                raise QueueFull(topic, self.limits.max_pending)
         return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
 
     def _check_size(self, draft: Draft, record: bytes) -> None:
@@ -227,7 +228,10 @@ class Transitions:
     async def _register(self, topic: str) -> None:
         """List the topic before it holds anything, so that no operator can overlook it."""
         if topic not in self._registered:
-            await self._caller.command("SADD", self.keys.topics, topic)
+            try:
+                await self._caller.command("SADD", self.keys.topics, topic)
+            except OutcomeUnknown as error:
+                raise ServerUnavailable(f"{error}; no message was stored") from error
             self._registered.add(topic)
 
     # pending -> processing
@@ -453,11 +457,11 @@ class Transitions:
 
     async def pause_topic(self, topic: str) -> bool:
         """Let dispatch give nothing; return whether that is new."""
-        return bool(await self._run("pause_topic", self.keys.of(topic), {}))
+        return bool(await self._operate("pause_topic", topic))
 
     async def resume_topic(self, topic: str) -> bool:
         """Let dispatch give messages again; return whether that is new."""
-        return bool(await self._run("resume_topic", self.keys.of(topic), {}))
+        return bool(await self._operate("resume_topic", topic))
 
     async def _operate(
         self, name: str, topic: str, archive: State | None = None, **named: Value

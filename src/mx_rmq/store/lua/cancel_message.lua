@@ -1,6 +1,7 @@
 -- cancel_message: pending | delayed -> (gone)
 --
--- Removes a message that nobody has begun.
+-- Removes a message that nobody has begun. A refusal leaves a receipt too: else a copy of the call
+-- that arrives late could still cancel what its caller believes to be alive.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 not there, p in processing
 -- Cost     O(log D) when delayed; O(N) when pending, N pending: Redis walks the list
@@ -23,21 +24,25 @@ local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+
 if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
 -- end
 
-if redis.call('HEXISTS', processing, id) == 1 then return 'p' end
-if redis.call('HEXISTS', payload, id) == 0 then return '0' end
+local answer = '1'
+if redis.call('HEXISTS', processing, id) == 1 then
+  answer = 'p'
+elseif redis.call('HEXISTS', payload, id) == 0 then
+  answer = '0'
+end
 local delayed = false
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = redis.call('ZSCORE', key, id) or delayed
 end
 for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
-local answer = '1'
 
-redis.call('HDEL', payload, id)
-if delayed then
+-- At maxmemory Redis allows each of these writes, and then the receipt.
+redis.call('HDEL', payload, answer == '1' and id or '')
+if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
   end
-else
+elseif answer == '1' then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 1, id) end
 end
 

@@ -74,17 +74,6 @@ if remembered then
 end
 -- end
 
--- shared: how many wait
-local waiting = 0
-for _, key in ipairs({pending_high, pending, pending_low}) do
-  waiting = waiting + redis.call('LLEN', key)
-end
-for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  waiting = waiting + redis.call('ZCARD', key)
-end
-if max_pending > 0 and waiting + #fresh > max_pending then return waiting end
--- end
-
 -- shared: earliest due time so far
 local earliest = math.huge
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -102,6 +91,22 @@ for _, i in ipairs(fresh) do
   level[#level + 1] = due
   level[#level + 1] = ARGV[i]
   soonest = math.min(soonest, due)
+end
+
+-- shared: how many wait, and whether the cap allows more
+local waiting = 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  waiting = waiting + redis.call('LLEN', key)
+end
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  waiting = waiting + redis.call('ZCARD', key)
+end
+if max_pending > 0 and waiting + #fresh > max_pending then answer = 'full' end
+-- end
+
+if answer == 'full' then
+  redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+  return answer
 end
 
 -- shared: store the records, stamped with the server's time

@@ -8,7 +8,7 @@
 --
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
 --          or it exists already: l live, d dead, q quarantined, f finished a short time ago.
---          An integer instead: the cap refuses the whole call, so many are waiting.
+--          Or 'full': the cap refuses the whole call.
 -- Cost     O(1) a message
 
 local payload             = KEYS[1]  -- HASH  id -> record
@@ -78,7 +78,14 @@ if remembered then
 end
 -- end
 
--- shared: how many wait
+local behind = {high = {}, normal = {}, low = {}}
+for _, i in ipairs(fresh) do
+  local ids = behind[ARGV[i + 4]]
+  ids[#ids + 1] = ARGV[i]
+end
+local rung = redis.call('LLEN', doorbell)
+
+-- shared: how many wait, and whether the cap allows more
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
   waiting = waiting + redis.call('LLEN', key)
@@ -86,15 +93,13 @@ end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   waiting = waiting + redis.call('ZCARD', key)
 end
-if max_pending > 0 and waiting + #fresh > max_pending then return waiting end
+if max_pending > 0 and waiting + #fresh > max_pending then answer = 'full' end
 -- end
 
-local behind = {high = {}, normal = {}, low = {}}
-for _, i in ipairs(fresh) do
-  local ids = behind[ARGV[i + 4]]
-  ids[#ids + 1] = ARGV[i]
+if answer == 'full' then
+  redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+  return answer
 end
-local rung = redis.call('LLEN', doorbell)
 
 -- shared: store the records, stamped with the server's time
 local stamp, records = string.format('{"created_at":%.0f,', now), {}

@@ -1,8 +1,8 @@
 -- resume_topic: dispatch_message gives messages again
 --
--- Rings the doorbell if something waits. Harmless to repeat.
+-- Rings the doorbell if something waits.
 --
--- Returns  1 resumed now, 0 it was not paused
+-- Returns  1 resumed now, 2 resumed when this call came the first time, 0 it was not paused
 -- Cost     O(1)
 
 local pending_high = KEYS[1]  -- LIST  ids, newest first
@@ -10,14 +10,27 @@ local pending      = KEYS[2]  -- LIST  ids, newest first
 local pending_low  = KEYS[3]  -- LIST  ids, newest first
 local doorbell     = KEYS[4]  -- LIST  at most one ring: something is pending
 local meta         = KEYS[5]  -- HASH  token, turn, paused, dropped
+local receipt      = KEYS[6]  -- STRING  number and answer of the lane's last call
+
+local call = tonumber(ARGV[1]) -- its number in the lane
+
+-- shared: a call that comes again gets its first answer and changes nothing
+local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+-- end
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
   waiting = waiting + redis.call('LLEN', key)
 end
 local rung = redis.call('LLEN', doorbell)
-local paused = redis.call('HEXISTS', meta, 'paused')
+local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '1' or '0'
 
 redis.call('HDEL', meta, 'paused')
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
-return paused
+
+-- shared: write the receipt
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+-- end
+
+return answer

@@ -1,0 +1,66 @@
+"""The dead letters and the quarantine: ways in, caps, what they hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core.config import Limits
+from mx_rmq.core.message import State
+from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.transitions import Leased, Settled
+from tests.lab.messages import FAILURE, TOPIC, leased, message
+
+if TYPE_CHECKING:
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+    from tests.lab.snapshot import Snapshot
+
+ARCHIVES = (State.DEAD, State.QUARANTINED)
+
+
+def limits(state: State, *, keep: int = 0, ttl: float = 0) -> Limits:
+    """Cap one archive; 0 is off."""
+    if state is State.DEAD:
+        return Limits(dlq_max=keep, dlq_ttl=ttl)
+    return Limits(quarantine_max=keep, quarantine_ttl=ttl)
+
+
+def key_name(state: State, name: str) -> str:
+    """Return the name in keys.py of a key that the scripts of both archives call alike."""
+    own = ("dlq", "dlq_payload")
+    if state is State.QUARANTINED:
+        own = ("error_parse_queue", "error_parse_payload")
+    return dict(zip(("archive", "archive_payload"), own, strict=True)).get(name, name)
+
+
+async def archive(store: Store, state: State, one: Leased, worker: str = "w1") -> Settled:
+    """Try to bring a message from its worker into an archive."""
+    if state is State.DEAD:
+        final = message(one).failed(FAILURE)
+        return await store.move_to_dlq(TOPIC, worker, one.claim, final)
+    error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+    return await store.handle_parse_error(TOPIC, worker, one.claim, error)
+
+
+async def archived(
+    store: Store, state: State, count: int = 1, *, clock: Clock | None = None, **fields: Any
+) -> list[str]:
+    """Bring new messages into an archive, a millisecond apart if a clock is given."""
+    taken = await leased(store, count, **fields)
+    for one in taken:
+        if clock is not None:
+            clock.advance(1)
+        assert await archive(store, state, one) is Settled.DONE
+    return [one.id for one in taken]
+
+
+def index(found: Snapshot, state: State) -> dict[str, int]:
+    """Return the times of an archive, oldest first."""
+    return found.dead if state is State.DEAD else found.quarantine
+
+
+def contents(found: Snapshot, state: State) -> dict[str, bytes]:
+    """Return what an archive holds, oldest first; its index and its contents must agree."""
+    kept = found.dead_letters if state is State.DEAD else found.quarantined
+    assert kept.keys() == index(found, state).keys()
+    return {id: kept[id] for id in index(found, state)}

@@ -1,0 +1,59 @@
+"""Keys that hold a wrong type for a while."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core.errors import WrongType
+from mx_rmq.store.call import Lane
+from tests.lab.messages import TOPIC
+from tests.lab.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+
+
+def key_named(store: Store, name: str) -> str:
+    """Return a key of the topic by its name in the scripts; `receipt` is that of the next call."""
+    keys = store.keys.of(TOPIC)
+    if name == "receipt":
+        idle = store._lanes._idle[TOPIC]
+        if not idle:
+            idle.append(Lane())
+        return keys.receipt(idle[-1].name)
+    key: str = getattr(keys, name)
+    return key
+
+
+@asynccontextmanager
+async def broken(raw: Redis, key: str) -> AsyncIterator[None]:
+    """Let a key hold a set, which no key of a topic is, then what it held before."""
+    kept = await raw.exists(key)
+    if kept:
+        await raw.rename(key, "kept")
+    await raw.sadd(key, "nonsense")
+    yield
+    assert await raw.smembers(key) == {b"nonsense"}
+    await raw.delete(key)
+    if kept:
+        await raw.rename("kept", key)
+
+
+async def assert_refused(
+    store: Store, raw: Redis, name: str, call: Callable[[], Awaitable[object]]
+) -> None:
+    """A call meets a key of a wrong type: it says which, and has changed nothing."""
+    before = await snapshot(raw, TOPIC)
+    key = key_named(store, name)
+    async with broken(raw, key):
+        with pytest.raises(WrongType) as caught:
+            await call()
+    assert f"key {key} holds a set, not a " in str(caught.value)
+    assert await snapshot(raw, TOPIC) == before

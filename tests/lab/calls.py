@@ -1,0 +1,87 @@
+"""Calls that come twice, late or never: what a lost reply does, without a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core.errors import OutcomeUnknown
+from mx_rmq.store.call import Caller
+from tests.lab.messages import TOPIC
+from tests.lab.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.store import Store
+
+
+class _NextCall(Caller):
+    """Stands before a store's caller for one script call, then steps aside."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._caller = store._caller
+        store._caller = self
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        self._store._caller = self._caller
+        return await self.once(script, keys, args)
+
+    async def command(self, name: str, *words: Value) -> Any:
+        return await self._caller.command(name, *words)
+
+    async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        raise NotImplementedError
+
+
+class _Resent(_NextCall):
+    def __init__(
+        self, store: Store, raw: Redis, between: Callable[[], Awaitable[object]] | None
+    ) -> None:
+        super().__init__(store)
+        self._raw = raw
+        self._between = between
+
+    async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        await self._caller.run(script, keys, args)
+        if self._between is not None:
+            await self._between()
+        before = await snapshot(self._raw, TOPIC)
+        reply = await self._caller.run(script, keys, args)
+        assert await snapshot(self._raw, TOPIC) == before, "the repeated call changed something"
+        return reply
+
+
+def resend_next(
+    store: Store, raw: Redis, between: Callable[[], Awaitable[object]] | None = None
+) -> None:
+    """Run the store's next script call twice; its second reply counts and must change nothing."""
+    _Resent(store, raw, between)
+
+
+class Lost(_NextCall):
+    """A call of which the client never saw a reply."""
+
+    def __init__(self, store: Store, *, stored: bool) -> None:
+        super().__init__(store)
+        self._stored = stored
+        self._call: tuple[Script, Sequence[str], Sequence[Value]] | None = None
+
+    async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        self._call = script, keys, args
+        if self._stored:
+            await self.arrive()
+        raise OutcomeUnknown("the reply was lost")
+
+    async def arrive(self) -> Any:
+        """Let the call reach the server, late or once more."""
+        assert self._call is not None
+        return await self._caller.run(*self._call)
+
+
+def lose_next(store: Store, *, stored: bool) -> Lost:
+    """Lose the reply to the store's next script call, which the server has run or not."""
+    return Lost(store, stored=stored)

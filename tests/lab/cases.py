@@ -1,0 +1,251 @@
+"""Every transition that changes something, once each: how to come there, and what it answers.
+
+The tests that say "for every script" are tables over these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.message import Priority, State
+from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.transitions import Claim, Placed, Retried, Settled
+from tests.lab.clock import Clock
+from tests.lab.messages import FAILURE, LEASE, draft
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mx_rmq.core.message import Draft
+    from mx_rmq.store.store import Store
+    from mx_rmq.store.transitions import Leased
+    from mx_rmq.store.views import Archived
+
+WORKER: Final = "w1"
+MONITOR: Final = "m1"
+DELAY: Final = 60_000
+RECOVERY: Final = 10_000
+DAY: Final = 86_400_000
+START: Final = Clock().now
+MIXED: Final = (Priority.NORMAL, Priority.HIGH, Priority.LOW)
+STALE: Final = Claim("a", 1)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A topic of a store, and ways to bring its messages a, b, c into a state."""
+
+    store: Store
+    clock: Clock
+    topic: str
+
+    async def pending(self) -> None:
+        await self.store.produce_normal_message(self.topic, drafts(own=True))
+
+    async def delayed(self) -> None:
+        await self.store.produce_delay_message(self.topic, drafts(own=True, delay=DELAY))
+
+    async def due(self) -> None:
+        await self.delayed()
+        self.clock.advance(DELAY)
+
+    async def leased(self) -> list[Leased]:
+        await self.pending()
+        return (
+            await self.store.dispatch_message(self.topic, WORKER, count=3, lease=LEASE)
+        ).messages
+
+    async def late(self) -> None:
+        await self.leased()
+        self.clock.advance(LEASE + 1)
+
+    async def dead(self) -> Archived:
+        return await self._archived(State.DEAD)
+
+    async def quarantined(self) -> Archived:
+        return await self._archived(State.QUARANTINED)
+
+    async def aged(self) -> None:
+        await self.dead()
+        self.clock.advance(91 * DAY)
+
+    async def _archived(self, state: State) -> Archived:
+        taken = await self.leased()
+        bury = die if state is State.DEAD else set_aside
+        assert await bury(self.store, self.topic, taken)
+        found = await self.store.views.archived(self.topic, state, taken[0].id)
+        assert found is not None
+        return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """One transition: `seed` brings the topic into its state, `act` is the one call."""
+
+    name: str
+    script: str
+    seed: Callable[[Stage], Awaitable[Any]]
+    act: Callable[[Store, str, Any], Awaitable[Any]]
+    done: object
+    """What the call answers."""
+    again: object
+    """What it answers when it is sent a second time, because its first reply was lost."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def drafts(*, own: bool, **fields: Any) -> list[Draft]:
+    """Return a message of each priority, with ids a, b, c or with none."""
+    return [
+        draft(id, id=id if own else None, priority=priority, **fields)
+        for id, priority in zip("abc", MIXED, strict=True)
+    ]
+
+
+async def die(store: Store, topic: str, taken: list[Leased]) -> Settled:
+    """Move the first one to the dead letters."""
+    message = codec.decode_as(taken[0].record, topic, taken[0].id).failed(FAILURE)
+    return await store.move_to_dlq(topic, WORKER, taken[0].claim, message)
+
+
+async def set_aside(store: Store, topic: str, taken: list[Leased]) -> Settled:
+    """Quarantine the first one."""
+    id, token, record = taken[0]
+    error = DecodeError("no", record)
+    about = Quarantined.of(id=id, topic=topic, error=error, data=record, worker=WORKER)
+    return await store.handle_parse_error(topic, WORKER, Claim(id, token), about)
+
+
+def _produce(*, delay: bool, own: bool) -> Case:
+    name = "produce_delay_message" if delay else "produce_normal_message"
+
+    async def act(store: Store, topic: str, _: None) -> list[Placed]:
+        produced = await getattr(store, name)(
+            topic, drafts(own=own, delay=DELAY) if delay else drafts(own=own)
+        )
+        return [placed for _, placed in produced]
+
+    ids = "own ids" if own else "generated ids"
+    return _case(f"{name}, {ids}", _nothing, act, [Placed.STORED] * 3, [Placed.REPEATED] * 3)
+
+
+def _archived(name: str, state: State) -> Case:
+    async def act(store: Store, topic: str, found: Archived) -> Settled:
+        if name == "discard_message":
+            return await store.discard_message(topic, state, found.id, archived=found.at)
+        message = codec.decode(found.data.partition(b"\n")[2] or found.data).revived()
+        return await store.requeue_message(
+            topic, state, found.id, archived=found.at, message=message
+        )
+
+    seed = Stage.dead if state is State.DEAD else Stage.quarantined
+    return _case(f"{name}, {state}", seed, act)
+
+
+async def _nothing(_: Stage) -> None:
+    pass
+
+
+async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
+    dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE)
+    return [one.claim for one in dispatched.messages]
+
+
+async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    return await store.complete_message(topic, WORKER, [one.claim for one in taken[1:]] + [STALE])
+
+
+async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    messages = [codec.decode(one.record).failed(FAILURE) for one in taken]
+    retries = [
+        Retried(one.claim, message, DELAY) for one, message in zip(taken, messages, strict=True)
+    ]
+    return await store.retry_message(
+        topic, WORKER, [*retries[1:], retries[0]._replace(claim=STALE)]
+    )
+
+
+async def _release(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    claims = [(one.claim, codec.decode(one.record).priority) for one in taken[1:]]
+    return await store.release_message(topic, WORKER, [*claims, (STALE, Priority.LOW)])
+
+
+async def _extend(store: Store, topic: str, taken: list[Leased]) -> list[Claim]:
+    claims = [one.claim for one in taken]
+    return await store.extend_lease(topic, WORKER, [*claims, STALE], lease=2 * LEASE)
+
+
+async def _handle_timeout(store: Store, topic: str, _: None) -> list[Claim]:
+    late = await store.handle_timeout_message(topic, MONITOR, count=10, recovery=RECOVERY)
+    return [one.claim for one in late.messages]
+
+
+async def _process_delay(store: Store, topic: str, _: None) -> list[str]:
+    return await store.process_delay_message(topic, count=10)
+
+
+async def _cancel(store: Store, topic: str, _: None) -> Settled:
+    return await store.cancel_message(topic, "a")
+
+
+async def _pause(store: Store, topic: str, _: None) -> bool:
+    return await store.pause_topic(topic)
+
+
+async def _paused(stage: Stage) -> None:
+    await stage.pending()
+    await stage.store.pause_topic(stage.topic)
+
+
+async def _resume(store: Store, topic: str, _: None) -> bool:
+    return await store.resume_topic(topic)
+
+
+async def _trim(store: Store, topic: str, _: None) -> int:
+    return await store.trim_archive(topic, State.DEAD)
+
+
+def _case(
+    name: str,
+    seed: Callable[[Stage], Awaitable[Any]],
+    act: Callable[[Store, str, Any], Awaitable[Any]],
+    done: object = Settled.DONE,
+    again: object = Settled.REPEATED,
+) -> Case:
+    return Case(name, name.partition(",")[0], seed, act, done, again)
+
+
+_DONE: Final = [Settled.DONE, Settled.DONE, Settled.LOST]
+_REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
+_TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
+_LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
+
+CASES: Final = (
+    _produce(delay=False, own=False),
+    _produce(delay=False, own=True),
+    _produce(delay=True, own=False),
+    _produce(delay=True, own=True),
+    _case("dispatch_message", Stage.pending, _dispatch, _TAKEN, _TAKEN),
+    _case("complete_message", Stage.leased, _complete, _DONE, _REPEATED),
+    _case("retry_message", Stage.leased, _retry, _DONE, _REPEATED),
+    _case("release_message", Stage.leased, _release, _DONE, _REPEATED),
+    _case("extend_lease", Stage.leased, _extend, [STALE], [STALE]),
+    _case("move_to_dlq", Stage.leased, die),
+    _case("handle_parse_error", Stage.leased, set_aside),
+    # Nobody hears of these takeovers; the recovery deadline brings the messages back.
+    _case("handle_timeout_message", Stage.late, _handle_timeout, _LATE, []),
+    _case("process_delay_message", Stage.due, _process_delay, ["b", "a", "c"], []),
+    _archived("requeue_message", State.DEAD),
+    _archived("requeue_message", State.QUARANTINED),
+    _archived("discard_message", State.DEAD),
+    _archived("discard_message", State.QUARANTINED),
+    _case("cancel_message, pending", Stage.pending, _cancel),
+    _case("cancel_message, delayed", Stage.delayed, _cancel),
+    _case("pause_topic", Stage.pending, _pause, True, True),
+    _case("resume_topic", _paused, _resume, True, True),
+    _case("trim_archive", Stage.aged, _trim, 1, 0),
+)

@@ -1,0 +1,63 @@
+"""Scripts under guard: the server itself stops one that breaks a rule while it runs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.store.call import Caller
+from tests.lab.lua_lint import KEYLESS, PROBES, READS, WRITES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.script import Script, Value
+
+
+def _set(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f"{name} = true" for name in names) + "}"
+
+
+PRELUDE: Final = f"""\
+local redis = (function(server)
+  local reads, writes, keyless = {_set(READS)}, {_set(WRITES)}, {_set(KEYLESS)}
+  local declared, proven, written = {{}}, {{}}, false
+  for _, key in ipairs(KEYS) do declared[key] = true end
+  local function guard(run)
+    return function(command, key, ...)
+      if keyless[command] then return run(command) end
+      if not declared[key] then error(command .. ' on a key that is not declared: ' .. key) end
+      if reads[command] then
+        if written then error(command .. ' reads after ' .. written .. ' has written') end
+        proven[key] = true
+      elseif writes[command] then
+        if not proven[key] then error(command .. ' writes a key that nothing has read: ' .. key) end
+        written = command
+      else
+        error(command .. ' is neither a known read nor a known write')
+      end
+      return run(command, key, ...)
+    end
+  end
+  return {{call = guard(server.call), pcall = guard(server.pcall)}}
+end)(redis)
+"""
+
+
+class Guarded(Caller):
+    """Runs every script under guard, and notes which ones did run."""
+
+    def __init__(self, client: Redis) -> None:
+        super().__init__(client, patience=10.0)
+        self.ran: set[str] = set()
+
+    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        self.ran.add(script.name)
+        if script.name not in PROBES:
+            source = PRELUDE + script.source
+            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+            script = replace(script, source=source, sha=sha)
+        return await super().run(script, keys, args)

@@ -1,0 +1,240 @@
+"""The rules for scripts hold: in their text, on every server, and while they run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.store.connect import connect
+from mx_rmq.store.keys import Keys
+from mx_rmq.store.preflight import preflight
+from mx_rmq.store.script import Script, load, names
+from mx_rmq.store.store import Store
+from tests.lab.cases import CASES, Stage
+from tests.lab.clock import Clock
+from tests.lab.lua_guard import Guarded
+from tests.lab.lua_lint import PROBES, READS, WRITES, lint, lint_shared
+from tests.lab.messages import TOPIC
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from tests.lab.servers import Server
+
+HEAD = """\
+-- good: from -> to
+--
+-- What it does.
+--
+-- Returns  1
+-- Cost     O(1)
+
+local hash  = KEYS[1]  -- HASH  id -> record
+local list  = KEYS[2]  -- LIST  ids
+local other = KEYS[3]  -- LIST  ids
+
+local id    = ARGV[1]           -- the message
+local delay = tonumber(ARGV[2]) -- how long
+
+"""
+BODY = """\
+local kept = redis.call('HGET', hash, id)
+for _, key in ipairs({list, other}) do redis.call('LLEN', key) end
+redis.call('HDEL', hash, id)
+for _, key in ipairs({list, other}) do redis.call('LREM', key, 1, id) end
+return kept
+"""
+GOOD = {
+    "a script": BODY,
+    "a table of pairs": """\
+        local pairs_of_keys, moves = {{hash, list}, {hash, other}}, {}
+        for _, pair in ipairs(pairs_of_keys) do
+          local n = redis.call('HLEN', pair[1]) + redis.call('LLEN', pair[2])
+          moves[#moves + 1] = {pair[2], n}
+        end
+        for _, move in ipairs(moves) do
+          local target, n = unpack(move)
+          redis.call('LPUSH', target, n)
+        end""",
+    "a key chosen by name": """\
+        local chosen = ({first = list, second = other})[id]
+        redis.call('LLEN', chosen)
+        redis.call('LPUSH', chosen, id)""",
+    "an extra key": "return redis.call('HGET', KEYS[tonumber(id)], 'f')",
+    "a guarded table": """\
+        for _, key in ipairs(delay == 1 and {list, other} or {}) do redis.call('LLEN', key) end""",
+    "all of the grammar": """\
+        local function f(a, ...) if not a then return -1 elseif a == 2 then a = 3 else end end
+        local t = {1, x = 2; ['y'] = 3, f(id), [[long]]} -- comment
+        --[[ a long
+        comment ]]
+        while delay > 0x10 do delay = delay - 1e1 / 2 % 3 ^ 2 .. '' break end
+        repeat local done = (id):sub(1) == 'it\\'s' until #t >= 1 and t.x ~= nil or false
+        for i = 1, 10, 2 do t[i] = i end;
+        do f{1} f'x' end""",
+}
+BAD = {
+    "a key that is a literal": ("redis.call('GET', 'a')", "the key of GET is not one of KEYS"),
+    "a key that is built": ("redis.call('HGET', hash .. id, id)", "the key of HGET is not one"),
+    "a key from an argument": ("redis.pcall('HGET', id, id)", "the key of HGET is not one of KEYS"),
+    "a key from a server's reply": (
+        "for _, key in ipairs(redis.call('LRANGE', list, 0, -1)) do redis.call('GET', key) end",
+        "the key of GET is not one of KEYS",
+    ),
+    "a table with a foreign key": (
+        "for _, key in ipairs({list, id}) do redis.call('LLEN', key) end",
+        "the key of LLEN is not one of KEYS",
+    ),
+    "a key that was overwritten": ("list = id redis.call('LLEN', list)", "the key of LLEN is not"),
+    "a key that is shadowed": (
+        "for _, list in ipairs({id}) do redis.call('LLEN', list) end",
+        "the key of LLEN is not one of KEYS",
+    ),
+    "no key": ("redis.call('LLEN')", "the key of LLEN is not one of KEYS"),
+    "a command by a variable": ("redis.call(id, list)", "the command is not a literal"),
+    "redis.call by another name": ("local call = redis.call", "redis.call: redis.call(…) and"),
+    "another of redis' functions": ("redis.log(1, id)", "redis.log: redis.call(…) and"),
+    "an unknown command": ("redis.call('FLUSHALL', list)", "FLUSHALL is neither a known read nor"),
+    "a read after a write": (
+        "redis.call('LLEN', list) redis.call('LPUSH', list, 1) redis.call('LLEN', list)",
+        "LLEN reads after LPUSH has written",
+    ),
+    "a write to a key that nothing has read": (
+        "redis.call('LLEN', list) redis.call('LPUSH', other, 1)",
+        "LPUSH writes other, whose type no read has proven",
+    ),
+    "a write to a key when another one was read": (
+        "redis.call('LLEN', ({list, other})[delay]) redis.call('LPUSH', other, 1)",
+        "LPUSH writes other, whose type no read has proven",
+    ),
+    "a command on another type": ("redis.call('LLEN', hash)", "LLEN on hash, a HASH"),
+    "goto": ("goto done", "Lua 5.1 expects =, not done"),
+    "a label": ("::done::", "Lua 5.1 has no ::"),
+    "integer division": ("local a = 7 // 2", "Lua 5.1 has no //"),
+    "bitwise and": ("local a = 7 & 2", "Lua 5.1 has no &"),
+    "bitwise or": ("local a = 7 | 2", "Lua 5.1 has no |"),
+    "bitwise xor": ("local a = 7 ~ 2", "Lua 5.1 has no ~"),
+    "a shift": ("local a = 7 << 2", "Lua 5.1 has no <<"),
+    "an attribute": ("local a <const> = 7", "Lua 5.1 expects name, not <"),
+    "a code point": (r"local a = '\u{41}'", r"Lua 5.1 has no \u in a string"),
+    "a syntax error": ("if id then", "Lua 5.1 expects end, not the end"),
+    "table.unpack": ("local a = table.unpack({})", "table.unpack: Lua 5.1 has none"),
+    "table.pack": ("local a = table.pack(1)", "table.pack: Lua 5.1 has none"),
+    "utf8": ("local a = utf8.char(1)", "utf8.char: Lua 5.1 has none"),
+    "tostring": ("local a = tostring(1)", "tostring: it keeps 14 digits"),
+    "cjson": ("local a = cjson.decode(id)", "cjson.decode: user bytes are never parsed"),
+    "cmsgpack": ("local a = cmsgpack.pack(id)", "cmsgpack.pack: user bytes are never parsed"),
+    "loadstring": ("loadstring(id)()", "loadstring: a script is one text"),
+    "a global": ("a = 1", "a is assigned to, but not local"),
+    "an unknown name": ("local a = os.time()", "os.time: not among the names"),
+    "a long line": ("-- " + "x" * 98, "101 characters; the limit is 100"),
+}
+BAD_HEADS = {
+    "another name": ("-- good:", "-- bad:", "the header does not begin with good: from -> to"),
+    "no Returns": ("-- Returns  1\n", "", "the header has no Returns"),
+    "no Cost": ("-- Cost     O(1)\n", "", "the header has no Cost"),
+    "KEYS with a gap": ("KEYS[3]", "KEYS[4]", "KEYS[4] is out of order"),
+    "ARGV exchanged": ("ARGV[1]", "ARGV[2]", "ARGV[2] is out of order"),
+    "a key without a type": ("-- LIST  ids\n", "\n", "KEYS[2] does not say its type"),
+    "a wrong width": (
+        "local delay",
+        "local each = 2 -- per message: id, token\nlocal width = 3\nlocal delay",
+        "width is 3, but an item is id, token",
+    ),
+}
+
+
+def test_every_script_keeps_the_rules() -> None:
+    sources = {name: load(name).source for name in names()}
+    assert [problem for name in sources for problem in lint(name, sources[name])] == []
+    assert lint_shared(sources) == []
+
+
+def test_the_lint_knows_every_command_and_every_exception_is_a_script() -> None:
+    used = frozenset[str]().union(*(load(name).commands for name in names()))
+    assert used == {*READS, *WRITES, "TIME"}
+    assert set(PROBES) <= set(names())
+
+
+@pytest.mark.parametrize("body", GOOD.values(), ids=GOOD)
+def test_the_lint_accepts(body: str) -> None:
+    assert lint("good", HEAD + body) == []
+
+
+@pytest.mark.parametrize(("body", "problem"), BAD.values(), ids=BAD)
+def test_the_lint_refuses(body: str, problem: str) -> None:
+    (found,) = lint("good", HEAD + body)
+    assert re.fullmatch(rf"good\.lua:\d+: {re.escape(problem)}.*", found)
+
+
+@pytest.mark.parametrize(("old", "new", "problem"), BAD_HEADS.values(), ids=BAD_HEADS)
+def test_the_lint_refuses_a_head_with(old: str, new: str, problem: str) -> None:
+    found = lint("good", HEAD.replace(old, new, 1) + BODY)
+    assert any(problem in one for one in found)
+
+
+def test_the_lint_says_where() -> None:
+    assert lint("good", HEAD + BODY + "-- " + "x" * 98)[0].startswith("good.lua:20: ")
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ("-- shared: x\nlocal a = 2\n-- end\n", "two.lua: shared: x: differs from one.lua"),
+        ("-- shared: x\nlocal a = 1\n", "two.lua: a shared block has no -- end"),
+    ],
+)
+def test_the_lint_refuses_shared_blocks_that_differ_or_do_not_end(
+    second: str, problem: str
+) -> None:
+    first = "-- shared: x\nlocal a = 1\n-- end\n"
+    assert lint_shared({"one": first, "two": first}) == []
+    assert lint_shared({"one": first, "two": second}) == [problem]
+
+
+async def test_every_script_compiles_under_the_name_that_we_call_it_by(raw: Redis) -> None:
+    for name in names():
+        script = load(name)
+        assert await raw.script_load(script.source) == script.sha
+
+
+async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Server) -> None:
+    connection = await connect(server.url)
+    caller, keys = Guarded(connection.client), Keys()
+    found = await preflight(caller, keys)
+    for case in CASES:
+        await raw.flushall()
+        clock = Clock()
+        store = Store(connection, caller, keys, found, clock=clock)
+        seeded = await case.seed(Stage(store, clock, TOPIC))
+        assert await case.act(store, TOPIC, seeded) == case.done, case
+        await store.get_next_delay_task(TOPIC)
+        await store.views.counts(TOPIC)
+        await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
+        assert [violation.id for violation in await store.audit.topic(TOPIC)] == ["stray"]
+    assert caller.ran == set(names())
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("redis.call('LLEN', 'built' .. id)", "LLEN on a key that is not declared: builtx"),
+        ("redis.pcall('LLEN', id)", "LLEN on a key that is not declared: x"),
+        (
+            "redis.call('LLEN', list) redis.call('LPUSH', list, 1) redis.call('LLEN', list)",
+            "LLEN reads after LPUSH has written",
+        ),
+        ("redis.call('LPUSH', list, 1)", "LPUSH writes a key that nothing has read: l"),
+        ("redis.call('FLUSHALL', list)", "FLUSHALL is neither a known read nor a known write"),
+    ],
+)
+async def test_the_guard_stops(raw: Redis, server: Server, body: str, problem: str) -> None:
+    connection = await connect(server.url)
+    script = Script.parse("good", HEAD + body)
+    with pytest.raises(ScriptFailed, match=problem):
+        await Guarded(connection.client).run(script, ["h", "l", "o"], ["x", 1])
+    await connection.close()
