@@ -104,7 +104,7 @@ class Model:
             self._store(call, id, record)
             self.pending[priority].append(id)
             self.rung = True
-        return self._receipt(call, answer) if fresh else answer
+        return answer
 
     def produce_delay_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
@@ -114,7 +114,7 @@ class Model:
             due = int(at) if at else call.named["now_ms"] + int(delay)
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
-        return self._receipt(call, answer) if fresh else answer
+        return answer
 
     def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         now, dedup = call.named["now_ms"], call.named["dedup_ms"]
@@ -123,24 +123,28 @@ class Model:
         for item in call.items:
             id, own, maker = item[0], item[1] == "1", item[2]
             lane, _, number = id.rpartition("-")
-            made = maker != "0" and self.receipts.get(lane, (0, ""))[0] >= int(number)
+            made, refused = self.receipts.get(lane, (0, ""))
+            if refused.startswith("full"):
+                made -= int(refused.removeprefix("full "))
             if id in fresh or id in self.records:
                 answer += "l"
             elif own and id in self.dead:
                 answer += "d"
             elif own and id in self.quarantine:
                 answer += "q"
-            elif self.recent.get(id, -(10**15)) + dedup > now or made:
+            elif self.recent.get(id, 0) > now or (maker != "0" and made >= int(number)):
                 answer += "f"
             else:
                 answer += "1"
                 fresh[id] = item
         if fresh:
-            stale = sorted((at, id) for id, at in self.recent.items() if at <= now - dedup)
+            stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
             for _, id in stale[: 2 * len(fresh) + 10]:
                 del self.recent[id]
-            self.recent.update({id: now for id, item in fresh.items() if item[1] == "1"})
-        return list(fresh.values()), answer
+        for id, item in fresh.items():
+            if item[1] == "1":
+                self.recent[id] = now + (dedup if item[2] == "0" else max(dedup, 600_000))
+        return list(fresh.values()), self._receipt(call, answer)
 
     def _store(self, call: Call, id: str, record: str) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
@@ -171,15 +175,16 @@ class Model:
         for id in ids:
             token = self._lease(id, worker, now, call.named["lease_ms"])
             reply += [id, str(token), self.records[id]]
-            answer.append(f"{id} {token}")
+            answer.append(f"{token} {len(id)} {id}")
         self.rung |= any(self.pending.values())
-        self._receipt(call, " ".join(answer))
+        self._receipt(call, "".join(answer))
         return reply
 
     def _still_held(self, call: Call, answer: str) -> Any:
         reply: list[Any] = [str(call.named["now_ms"])]
-        words = answer.split()
-        for id, token in zip(words[::2], words[1::2], strict=True):
+        while answer:
+            token, length, answer = answer.split(" ", 2)
+            id, answer = answer[: int(length)], answer[int(length) :]
             if self.leases.get(id) == (int(token), call.named["worker"]):
                 reply += [id, token, self.records[id]]
         return reply

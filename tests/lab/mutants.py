@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "own ids are not remembered",
         "produce_normal_message",
-        "  redis.call('ZADD', recent, unpack(marks))\n  redis.call('PEXPIRE', recent, dedup_ms)\n",
+        "  redis.call('ZADD', recent, unpack(marks))\n",
         "",
     ),
     Mutant(
@@ -155,7 +155,12 @@ MUTANTS = [
         "elseif made and",
         "elseif false and",
     ),
-    Mutant("produce leaves no receipt", "produce_normal_message", _RECEIPT, ""),
+    Mutant(
+        "produce leaves no receipt",
+        "produce_normal_message",
+        f"-- shared: write the receipt\n{_RECEIPT}",
+        "",
+    ),
     Mutant(
         "the scheduler is not woken",
         "produce_delay_message",

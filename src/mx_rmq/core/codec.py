@@ -19,10 +19,12 @@ MAX_DEPTH: Final = 64
 """How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_INNERMOST: Final = re.compile(rb"\{\}|\[\]")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Message)
+_raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class _Version(msgspec.Struct):
@@ -36,6 +38,9 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
     """Encode a payload; refuse what is too large, too deep or not JSON."""
     try:
         data = _encoder.encode(payload)
+        if not data.isascii():
+            data.decode()
+        _raw_decoder.decode(data)  # a msgspec.Raw inside is taken as it is, JSON or not
         if b"null" in data:  # what msgspec writes for NaN and infinity as well as for None
             _refuse_non_finite(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -103,7 +108,7 @@ def _deeper_than(data: bytes, limit: int) -> bool:
         return False
     brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
     for _ in range(limit):
-        brackets = brackets.replace(b"{}", b"").replace(b"[]", b"")
+        brackets = _INNERMOST.sub(b"", brackets)
         if not brackets:
             return False
     return True

@@ -13,5 +13,5 @@ def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
 
     Errors and ids may carry bytes of anybody; a lone surrogate has no UTF-8 form.
     """
-    cut = text if len(text) <= limit else text[: limit - 1] + "…"
-    return cut.encode("utf-8", "backslashreplace").decode()
+    shown = text[: limit + 1].encode("utf-8", "backslashreplace").decode()
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"

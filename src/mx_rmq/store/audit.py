@@ -158,12 +158,16 @@ class Audit:
             return [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
         found = [Violation(topic, "", wrong) for wrong in wrongs]
         suspects = reading.suspects()
+        # Whether they are pending: inspect would have to walk the lists, so these are read again.
+        pending: Counter[bytes] = Counter()
+        for key in (keys.pending_high, keys.pending, keys.pending_low) if suspects else ():
+            await self._list(key, pending)
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
             for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
-                if not reading.wrongs(id, places):
+                if not reading.wrongs(id, places._replace(pending=pending[id])):
                     continue
-                # It may still be pending: to look for that walks the lists, so one at a time.
+                # Still wrong: now all of one moment, which walks the lists, so one at a time.
                 (walked,) = await self._inspect(keys, [id], walk=True)
                 shown = id.decode("utf-8", "backslashreplace")
                 found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
@@ -227,12 +231,18 @@ class Audit:
         while chunk := await self._caller.command("LRANGE", key, start, start + STEP - 1):
             start += len(chunk)
             shifted = chunk.index(last[-1]) + 1 if last and last[-1] in chunk else 0
+            if chunk[:shifted] != last[len(last) - shifted :]:
+                shifted = 0  # not a shift: the id is there twice
             last = chunk
-            seen.update(chunk[shifted:])
+            # The last of the overlap counts again: it may be there twice, next to itself.
+            seen.update(chunk[max(0, shifted - 1) :])
 
     async def _wrong_counters(self, keys: TopicKeys, reading: _Reading) -> list[str]:
         wrongs = []
-        token = int(await self._caller.command("HGET", keys.meta, "token") or 0)
+        counter = await self._caller.command("HGET", keys.meta, "token") or b"0"
+        if not counter.isdigit():
+            return [f"the token counter is {counter!r}, not a number"]
+        token = int(counter)
         for id, lease in reading.leases.items():
             number, colon, _ = lease.partition(b":")
             shown = id.decode("utf-8", "backslashreplace")

@@ -154,6 +154,11 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
+        if _is_login(error):
+            return ServerUnavailable(
+                f"{script.name}: the server does not let this user in with this password; "
+                f"nothing was changed: {words}"
+            )
         if _is_full(error):
             return ServerFull(_full(script.name))
         if "WRONGTYPE" in words:
@@ -169,8 +174,17 @@ class Caller:
         return "; ".join(found) or "a key held a wrong type"
 
 
+def _is_login(error: BaseException | None) -> bool:
+    """Say whether the server refused the user: the client wraps what goes wrong at the connect."""
+    while error is not None:
+        if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+            return True
+        error = error.__cause__
+    return False
+
+
 def _passes(error: Exception) -> bool:
-    if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
+    if _is_login(error):
         return False
     if isinstance(error, _LATER):
         return True

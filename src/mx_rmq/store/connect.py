@@ -7,9 +7,10 @@ anybody.
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -39,7 +40,7 @@ class Connection:
             await asyncio.to_thread(self.server.stop)
 
 
-async def connect(url: str) -> Connection:
+async def connect(url: str, *, reply_within: float = SOCKET_TIMEOUT) -> Connection:
     """Make a client for a URL. `embedded://DIR` starts its own server, or joins the running one."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
@@ -51,31 +52,40 @@ async def connect(url: str) -> Connection:
         if not rest:
             raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
         server = await asyncio.to_thread(EmbeddedServer.start, rest)
-        return Connection(_client(server.url), server)
-    return Connection(_client(url.replace("valkey", "redis", 1) if "valkey" in scheme else url))
+        return Connection(_client(server.url, reply_within), server)
+    ours = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
+    return Connection(_client(f"{ours}://{rest}", reply_within))
 
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
+    scheme, separator, rest = url.partition("://")
+    rest = re.sub(r"(?i)(password=)[^&]*", r"\1***", rest if separator else url)
+    before, at, host = rest.rpartition("@")
+    user, colon, _ = before.partition(":")
+    shown = f"{user}:***@{host}" if at and colon else rest
+    return scheme + separator + shown if separator else shown
+
+
+def _client(url: str, reply_within: float) -> RedisClient:
     try:
         parts = urlsplit(url)
-        if parts.password is None:
-            return url
-    except ValueError:
-        return url.partition("://")[0] + "://…"
-    _, _, host = parts.netloc.rpartition("@")
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
-
-
-def _client(url: str) -> RedisClient:
-    try:
-        return Redis.from_url(
+        if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
+            raise ValueError  # the client would take database 0 instead
+        client = Redis.from_url(
             url,
             decode_responses=False,
+            encoding_errors="surrogateescape",
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
-            socket_timeout=SOCKET_TIMEOUT,
-            socket_connect_timeout=SOCKET_TIMEOUT,
+            socket_timeout=reply_within,
+            socket_connect_timeout=reply_within,
         )
-    except ValueError as error:
-        raise InvalidInput(f"URL {without_password(url)!r}: {error}") from error
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # refuses options that nobody knows
+    except (ValueError, TypeError):  # whose words may hold a piece of the password
+        raise InvalidInput(
+            f"URL {without_password(url)!r} is not one: in a password, write / as %2F, # as %23, "
+            "? as %3F and @ as %40; ports and databases are numbers"
+        ) from None
+    return client

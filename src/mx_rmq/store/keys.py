@@ -15,7 +15,7 @@ and one script can change them together.
     mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
     mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped
-    mx-rmq:{topic}:recent                     ZSET    caller's own id -> time of its produce, ms
+    mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             SET     every topic that was ever produced to
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from redis.exceptions import NoPermissionError
+
 from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
 from mx_rmq.store.script import load, names
 
@@ -39,7 +41,17 @@ async def preflight(caller: Caller, keys: Keys) -> Preflight:
 async def _missing(caller: Caller, keys: Keys) -> dict[str, str]:
     script = load("preflight")
     wanted = sorted(set().union(*(load(name).commands for name in names())) - {"SADD", "SREM"})
-    reply = await caller.run(script, [keys.scratch], script.arguments({}, ((w,) for w in wanted)))
+    try:
+        reply = await caller.run(
+            script, [keys.scratch], script.arguments({}, ((w,) for w in wanted))
+        )
+    except ScriptFailed as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            raise MissingRights(
+                f"this user may not run scripts on the keys {keys.prefix}:*: {error.__cause__}. "
+                f"Grant +eval +evalsha ~{keys.prefix}:* (ACL SETUSER)"
+            ) from error
+        raise
     fields = iter(reply)
     return {
         name.decode(): words.decode(errors="replace")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Self
 
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import Connection, connect
+from mx_rmq.store.connect import SOCKET_TIMEOUT, Connection, connect
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
@@ -55,10 +56,13 @@ class Store(Transitions):
     ) -> Self:
         """Connect and look the server over."""
         keys = Keys(prefix)
-        connection = await connect(url)
+        connection = await connect(url, reply_within=min(SOCKET_TIMEOUT, max(1.0, patience)))
         try:
             caller = Caller(connection.client, patience=patience)
             found = await preflight(caller, keys)
+        except OutcomeUnknown as error:
+            await connection.close()
+            raise ServerUnavailable(f"the server is there, but does not answer: {error}") from error
         except BaseException:
             await connection.close()
             raise

@@ -211,7 +211,7 @@ class Transitions:
                 )
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
-            if answer == b"full":
+            if answer.startswith(b"full"):
                 raise QueueFull(topic, self.limits.max_pending)
         return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
 
@@ -435,6 +435,11 @@ class Transitions:
         self, topic: str, state: State, id: str, *, archived: int, message: Message
     ) -> Settled:
         """Send an archived message round again, if it is still the one archived at that time."""
+        if (message.topic, message.id) != (topic, id):
+            raise InvalidInput(
+                f"the message to requeue is {message.id!r} of topic {message.topic!r}, "
+                f"not {id!r} of {topic!r}"
+            )
         return await self._operate(
             "requeue_message",
             topic,

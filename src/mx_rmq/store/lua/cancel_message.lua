@@ -36,8 +36,9 @@ for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
 end
 for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
 
--- At maxmemory Redis allows each of these writes, and then the receipt.
-redis.call('HDEL', payload, answer == '1' and id or '')
+-- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
+redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
+if answer == '1' then redis.call('HDEL', payload, id) end
 if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)

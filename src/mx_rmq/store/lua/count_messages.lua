@@ -27,5 +27,5 @@ end
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
   redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
-  tonumber(redis.call('HGET', meta, 'dropped') or 0),
+  tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0,
 }

@@ -38,18 +38,22 @@ end
 local reply = {string.format('%.0f', now)}
 local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
 if last and tonumber(last) >= call then
-  for id, token in string.gmatch(first_answer, '(%S+) (%d+)') do
+  local from, to, token, length = string.find(first_answer, '^(%d+) (%d+) ')
+  while from do
+    local id = string.sub(first_answer, to + 1, to + length)
     local record = redis.call('HGET', payload, id)
     if record and redis.call('HGET', processing, id) == token .. ':' .. worker then
       reply[#reply + 1] = id
       reply[#reply + 1] = token
       reply[#reply + 1] = record
     end
+    from, to, token, length = string.find(first_answer, '^(%d+) (%d+) ', to + length + 1)
   end
   return reply
 end
 
-local paused, last_token, turn = unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn'))
+local paused, last_token, turn, dropped_before =
+  unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn', 'dropped'))
 if paused then return reply end
 
 local levels = {pending_high, pending, pending_low}
@@ -97,13 +101,13 @@ for i, id in ipairs(ids) do
     reply[#reply + 1] = id
     reply[#reply + 1] = number
     reply[#reply + 1] = records[i]
-    answer[#answer + 1] = id .. ' ' .. number
+    answer[#answer + 1] = number .. ' ' .. #id .. ' ' .. id
     token = token + 1
   else
     dropped = dropped + 1
   end
 end
-answer = table.concat(answer, ' ')
+answer = table.concat(answer)
 
 for level, key in ipairs(levels) do
   if take[level] > 0 then redis.call('LTRIM', key, 0, -take[level] - 1) end
@@ -113,7 +117,9 @@ if #leases > 0 then
   redis.call('ZADD', expire_monitor, unpack(deadlines))
 end
 redis.call('HSET', meta, 'token', string.format('%.0f', token - 1), 'turn', turn)
-if dropped > 0 then redis.call('HINCRBY', meta, 'dropped', dropped) end
+if dropped > 0 then
+  redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
+end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: write the receipt

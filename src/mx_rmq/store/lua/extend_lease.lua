@@ -48,8 +48,8 @@ for _, i in ipairs(mine) do
   deadlines[#deadlines + 1] = ARGV[i]
 end
 
--- shared: at maxmemory Redis allows this write, and then those that follow it
-redis.call('ZREM', expire_monitor, '')
+-- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
 -- end
 
 redis.call('ZADD', expire_monitor, unpack(deadlines))

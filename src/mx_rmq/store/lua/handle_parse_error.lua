@@ -19,7 +19,7 @@ local worker    = ARGV[3]           -- who holds the leases
 local keep      = tonumber(ARGV[4]) -- how many archived ones to keep, 0: all
 local ttl_ms    = tonumber(ARGV[5]) -- age to drop archived ones at, 0: never
 local hexpire_s = tonumber(ARGV[6]) -- TTL of the archived field, 0: the server has no HEXPIRE
-local max_bytes = tonumber(ARGV[7]) -- how many of the bytes to keep
+local max_bytes = tonumber(ARGV[7]) -- how many of the bytes to keep, 0: all
 local id        = ARGV[8]           -- the message
 local token     = ARGV[9]           -- of its lease
 local info      = ARGV[10]          -- the line about the error
@@ -40,7 +40,8 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end
 redis.call('ZCARD', expire_monitor)
 local bytes = redis.call('HGET', payload, id) or ''
-local answer, arriving, kept = '1', 1, info .. '\n' .. string.sub(bytes, 1, max_bytes)
+if max_bytes > 0 then bytes = string.sub(bytes, 1, max_bytes) end
+local answer, arriving, kept = '1', 1, info .. '\n' .. bytes
 
 -- shared: who is over the age or the cap
 local victims = {}

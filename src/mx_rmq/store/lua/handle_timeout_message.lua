@@ -32,7 +32,8 @@ if #ids == 0 then return reply end
 
 local records = redis.call('HMGET', payload, unpack(ids))
 local held = redis.call('HMGET', processing, unpack(ids))
-local token = math.max((tonumber(redis.call('HGET', meta, 'token')) or 0) + 1, now * 1000)
+local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
+local token = math.max((tonumber(last_token) or 0) + 1, now * 1000)
 local leases, deadlines, leftover, orphans = {}, {}, {}, {}
 for i, id in ipairs(ids) do
   if held[i] and records[i] then
@@ -52,14 +53,14 @@ for i, id in ipairs(ids) do
   end
 end
 
--- shared: at maxmemory Redis allows this write, and then those that follow it
-redis.call('ZREM', expire_monitor, '')
+-- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
 -- end
 
 if #leftover > 0 then redis.call('ZREM', expire_monitor, unpack(leftover)) end
 if #orphans > 0 then
   redis.call('HDEL', processing, unpack(orphans))
-  redis.call('HINCRBY', meta, 'dropped', #orphans)
+  redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + #orphans)
 end
 if #leases > 0 then
   redis.call('HSET', processing, unpack(leases))

@@ -13,22 +13,26 @@ local each = 1 -- per command: name
 local forms = {
   GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, TIME = false,
   HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
-  HINCRBY = {'f', 1}, HSCAN = {0}, HEXPIRE = {1, 'FIELDS', 1, 'f'},
+  HSCAN = {0}, HRANDFIELD = {1}, HSTRLEN = {'f'},
+  HEXPIRE = {1, 'FIELDS', 1, 'f'},
   LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
   LREM = {1, 'x'},
   ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZCARD = {}, ZRANGE = {0, 0},
-  ZRANGEBYSCORE = {0, 0},
+  ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
 }
 
 local function denied(reply)
   local words = type(reply) == 'table' and reply.err
-  return words and (string.find(words, 'NOPERM') or string.find(words, "user .* can't")
-    or string.find(words, 'can\'t access') or string.find(words, 'nknown')) and words
+  return words and (string.find(words, 'NOPERM') or string.find(words, 'ACL failure')
+    or string.find(words, "user .* can't") or string.find(words, 'nknown')) and words
 end
 
 local missing = {}
-redis.pcall('SREM', scratch, 'x') -- at maxmemory Redis allows this write, and then the next
-local words = denied(redis.pcall('SADD', scratch, 'x'))
+-- Removed first: a user who may not must leave nothing behind; and at maxmemory Redis allows this
+-- write, and then those that follow it.
+local words = denied(redis.pcall('SREM', scratch, 'x'))
+if words then return {'SREM', words} end
+words = denied(redis.pcall('SADD', scratch, 'x'))
 if words then return {'SADD', words} end
 for i = each, #ARGV do
   local form = forms[ARGV[i]]
@@ -42,9 +46,5 @@ for i = each, #ARGV do
     missing[#missing + 1] = words
   end
 end
-words = denied(redis.pcall('SREM', scratch, 'x'))
-if words then
-  missing[#missing + 1] = 'SREM'
-  missing[#missing + 1] = words
-end
+redis.pcall('SREM', scratch, 'x')
 return missing

@@ -49,13 +49,13 @@ for _, level in ipairs(levels) do
   end
 end
 local rung = redis.call('LLEN', doorbell)
-redis.call('HLEN', meta)
+local dropped_before = tonumber(redis.call('HGET', meta, 'dropped')) or 0
 
 for _, move in ipairs(moves) do
   local delayed, waiting, due, behind = unpack(move)
   redis.call('ZREM', delayed, unpack(due))
   if #behind > 0 then redis.call('LPUSH', waiting, unpack(behind)) end
 end
-if dropped > 0 then redis.call('HINCRBY', meta, 'dropped', dropped) end
+if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 return moved

@@ -16,7 +16,7 @@ local delay_tasks         = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks_low     = KEYS[7]  -- ZSET  id -> due (ms)
 local dlq_payload         = KEYS[8]  -- HASH  id -> final record
 local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
-local recent              = KEYS[10] -- ZSET  own id -> time of its produce (ms)
+local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell_delay      = KEYS[11] -- LIST  at most one ring: an earlier due time
 local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
 
@@ -42,12 +42,14 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 -- end
 
 -- shared: who is new
-local answer, fresh, owned, seen = {}, {}, {}, {}
+local answer, fresh, marks, seen = {}, {}, {}, {}
 local remembered = redis.call('ZCARD', recent) > 0
 for i = each, #ARGV, width do
   local id, own, maker = ARGV[i], ARGV[i + 1] == '1', tonumber(ARGV[i + 2])
-  local at = remembered and redis.call('ZSCORE', recent, id)
-  local made = maker > 0 and string.match(redis.call('GET', KEYS[maker]) or '', '^%d+')
+  local taken_until = remembered and redis.call('ZSCORE', recent, id)
+  local kept = maker > 0 and redis.call('GET', KEYS[maker]) or ''
+  local made = tonumber(string.match(kept, '^%d+'))
+  local refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
   local status = '1'
   if seen[id] or redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
@@ -55,56 +57,68 @@ for i = each, #ARGV, width do
     status = 'd'
   elseif own and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
-  elseif at and tonumber(at) + dedup_ms > now then
+  elseif taken_until and tonumber(taken_until) > now then
     status = 'f'
-  elseif made and tonumber(made) >= tonumber(string.match(id, '%d+$')) then
+  elseif made and made - refused >= tonumber(string.match(id, '%d+$')) then
     status = 'f'
   else
     seen[id] = true
     fresh[#fresh + 1] = i
-    if own then owned[#owned + 1] = id end
+    local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
+    if own and memory > 0 then
+      marks[#marks + 1] = now + memory
+      marks[#marks + 1] = id
+    end
   end
   answer[#answer + 1] = status
 end
-answer = table.concat(answer)
-if #fresh == 0 then return answer end
 local stale = {}
 if remembered then
-  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now - dedup_ms, 'LIMIT', 0, 2 * #fresh + 10)
+  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now, 'LIMIT', 0, 2 * #fresh + 10)
 end
+answer = table.concat(answer)
 -- end
 
 -- shared: earliest due time so far
 local earliest = math.huge
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
   if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
 end
 local rung = redis.call('LLEN', doorbell_delay)
 -- end
 
 local soonest = math.huge
-local marks = {high = {}, normal = {}, low = {}}
+local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 6]) or now + tonumber(ARGV[i + 5])
-  local level = marks[ARGV[i + 4]]
+  local level = due_times[ARGV[i + 4]]
   level[#level + 1] = due
   level[#level + 1] = ARGV[i]
   soonest = math.min(soonest, due)
 end
 
+-- shared: the sets that are needed must be sets
+if #due_times.high > 0 then redis.call('ZCARD', delay_tasks_high) end
+if #due_times.normal > 0 then redis.call('ZCARD', delay_tasks) end
+if #due_times.low > 0 then redis.call('ZCARD', delay_tasks_low) end
+-- end
+
 -- shared: how many wait, and whether the cap allows more
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
-  waiting = waiting + redis.call('LLEN', key)
+  local length = redis.pcall('LLEN', key)
+  waiting = waiting + (type(length) == 'number' and length or 0)
 end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  waiting = waiting + redis.call('ZCARD', key)
+  local length = redis.pcall('ZCARD', key)
+  waiting = waiting + (type(length) == 'number' and length or 0)
 end
-if max_pending > 0 and waiting + #fresh > max_pending then answer = 'full' end
+local full = max_pending > 0 and #fresh > 0 and waiting + #fresh > max_pending
+if full then answer = string.format('full %d', #answer) end
 -- end
 
-if answer == 'full' then
+if full or #fresh == 0 then
   redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
   return answer
 end
@@ -119,22 +133,17 @@ redis.call('HSET', payload, unpack(records))
 -- end
 
 -- shared: delay, and ring the scheduler if the earliest due time is new
-if #marks.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(marks.high)) end
-if #marks.normal > 0 then redis.call('ZADD', delay_tasks, unpack(marks.normal)) end
-if #marks.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(marks.low)) end
+if #due_times.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(due_times.high)) end
+if #due_times.normal > 0 then redis.call('ZADD', delay_tasks, unpack(due_times.normal)) end
+if #due_times.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(due_times.low)) end
 if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
 -- end
 
 -- shared: remember own ids
 if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
-if #owned > 0 and dedup_ms > 0 then
-  local marks = {}
-  for _, id in ipairs(owned) do
-    marks[#marks + 1] = now
-    marks[#marks + 1] = id
-  end
+if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
-  redis.call('PEXPIRE', recent, dedup_ms)
+  redis.call('PEXPIRE', recent, math.max(dedup_ms, 600000))
 end
 -- end
 

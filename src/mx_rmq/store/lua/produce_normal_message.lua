@@ -20,7 +20,7 @@ local delay_tasks         = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks_low     = KEYS[7]  -- ZSET  id -> due (ms)
 local dlq_payload         = KEYS[8]  -- HASH  id -> final record
 local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
-local recent              = KEYS[10] -- ZSET  own id -> time of its produce (ms)
+local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell            = KEYS[11] -- LIST  at most one ring: something is pending
 local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
 
@@ -46,12 +46,14 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 -- end
 
 -- shared: who is new
-local answer, fresh, owned, seen = {}, {}, {}, {}
+local answer, fresh, marks, seen = {}, {}, {}, {}
 local remembered = redis.call('ZCARD', recent) > 0
 for i = each, #ARGV, width do
   local id, own, maker = ARGV[i], ARGV[i + 1] == '1', tonumber(ARGV[i + 2])
-  local at = remembered and redis.call('ZSCORE', recent, id)
-  local made = maker > 0 and string.match(redis.call('GET', KEYS[maker]) or '', '^%d+')
+  local taken_until = remembered and redis.call('ZSCORE', recent, id)
+  local kept = maker > 0 and redis.call('GET', KEYS[maker]) or ''
+  local made = tonumber(string.match(kept, '^%d+'))
+  local refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
   local status = '1'
   if seen[id] or redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
@@ -59,23 +61,26 @@ for i = each, #ARGV, width do
     status = 'd'
   elseif own and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
-  elseif at and tonumber(at) + dedup_ms > now then
+  elseif taken_until and tonumber(taken_until) > now then
     status = 'f'
-  elseif made and tonumber(made) >= tonumber(string.match(id, '%d+$')) then
+  elseif made and made - refused >= tonumber(string.match(id, '%d+$')) then
     status = 'f'
   else
     seen[id] = true
     fresh[#fresh + 1] = i
-    if own then owned[#owned + 1] = id end
+    local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
+    if own and memory > 0 then
+      marks[#marks + 1] = now + memory
+      marks[#marks + 1] = id
+    end
   end
   answer[#answer + 1] = status
 end
-answer = table.concat(answer)
-if #fresh == 0 then return answer end
 local stale = {}
 if remembered then
-  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now - dedup_ms, 'LIMIT', 0, 2 * #fresh + 10)
+  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now, 'LIMIT', 0, 2 * #fresh + 10)
 end
+answer = table.concat(answer)
 -- end
 
 local behind = {high = {}, normal = {}, low = {}}
@@ -83,20 +88,26 @@ for _, i in ipairs(fresh) do
   local ids = behind[ARGV[i + 4]]
   ids[#ids + 1] = ARGV[i]
 end
+if #behind.high > 0 then redis.call('LLEN', pending_high) end
+if #behind.normal > 0 then redis.call('LLEN', pending) end
+if #behind.low > 0 then redis.call('LLEN', pending_low) end
 local rung = redis.call('LLEN', doorbell)
 
 -- shared: how many wait, and whether the cap allows more
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
-  waiting = waiting + redis.call('LLEN', key)
+  local length = redis.pcall('LLEN', key)
+  waiting = waiting + (type(length) == 'number' and length or 0)
 end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  waiting = waiting + redis.call('ZCARD', key)
+  local length = redis.pcall('ZCARD', key)
+  waiting = waiting + (type(length) == 'number' and length or 0)
 end
-if max_pending > 0 and waiting + #fresh > max_pending then answer = 'full' end
+local full = max_pending > 0 and #fresh > 0 and waiting + #fresh > max_pending
+if full then answer = string.format('full %d', #answer) end
 -- end
 
-if answer == 'full' then
+if full or #fresh == 0 then
   redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
   return answer
 end
@@ -117,14 +128,9 @@ if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: remember own ids
 if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
-if #owned > 0 and dedup_ms > 0 then
-  local marks = {}
-  for _, id in ipairs(owned) do
-    marks[#marks + 1] = now
-    marks[#marks + 1] = id
-  end
+if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
-  redis.call('PEXPIRE', recent, dedup_ms)
+  redis.call('PEXPIRE', recent, math.max(dedup_ms, 600000))
 end
 -- end
 

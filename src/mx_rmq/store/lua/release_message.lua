@@ -48,7 +48,9 @@ for n = #mine, 1, -1 do
   local ids = front[ARGV[mine[n] + 2]]
   ids[#ids + 1] = ARGV[mine[n]]
 end
-for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
+if #front.high > 0 then redis.call('LLEN', pending_high) end
+if #front.normal > 0 then redis.call('LLEN', pending) end
+if #front.low > 0 then redis.call('LLEN', pending_low) end
 local rung = redis.call('LLEN', doorbell)
 
 -- shared: end the leases

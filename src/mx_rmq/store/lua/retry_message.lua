@@ -56,7 +56,7 @@ if #mine == 0 then return answer end
 -- shared: earliest due time so far
 local earliest = math.huge
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  local first = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
   if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
 end
 local rung = redis.call('LLEN', doorbell_delay)
@@ -64,16 +64,22 @@ local rung = redis.call('LLEN', doorbell_delay)
 
 redis.call('HLEN', payload)
 local soonest, records = math.huge, {}
-local marks = {high = {}, normal = {}, low = {}}
+local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
   local due = now + tonumber(ARGV[i + 4])
-  local level = marks[ARGV[i + 3]]
+  local level = due_times[ARGV[i + 3]]
   level[#level + 1] = due
   level[#level + 1] = ARGV[i]
   records[#records + 1] = ARGV[i]
   records[#records + 1] = ARGV[i + 2]
   soonest = math.min(soonest, due)
 end
+
+-- shared: the sets that are needed must be sets
+if #due_times.high > 0 then redis.call('ZCARD', delay_tasks_high) end
+if #due_times.normal > 0 then redis.call('ZCARD', delay_tasks) end
+if #due_times.low > 0 then redis.call('ZCARD', delay_tasks_low) end
+-- end
 
 -- shared: end the leases
 local held = {}
@@ -85,9 +91,9 @@ redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
 
 -- shared: delay, and ring the scheduler if the earliest due time is new
-if #marks.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(marks.high)) end
-if #marks.normal > 0 then redis.call('ZADD', delay_tasks, unpack(marks.normal)) end
-if #marks.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(marks.low)) end
+if #due_times.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(due_times.high)) end
+if #due_times.normal > 0 then redis.call('ZADD', delay_tasks, unpack(due_times.normal)) end
+if #due_times.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(due_times.low)) end
 if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
 -- end
 

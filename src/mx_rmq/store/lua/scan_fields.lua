@@ -10,7 +10,16 @@ local hash = KEYS[1]  -- HASH  field -> value
 local cursor = ARGV[1] -- where to go on, '0' at first
 local step   = ARGV[2] -- about how many fields
 
-local found = redis.call('HSCAN', hash, cursor, 'COUNT', step)
+local found, stride = redis.pcall('HSCAN', hash, cursor, 'COUNT', step, 'NOVALUES'), 1
+if found.err then
+  -- An older server hands the values over too: about a megabyte at a time.
+  local heaviest = 1
+  for _, field in ipairs(redis.call('HRANDFIELD', hash, -5)) do
+    heaviest = math.max(heaviest, redis.call('HSTRLEN', hash, field))
+  end
+  step = math.max(1, math.min(tonumber(step), math.floor(1048576 / heaviest)))
+  found, stride = redis.call('HSCAN', hash, cursor, 'COUNT', step), 2
+end
 local reply = {found[1]}
-for i = 1, #found[2], 2 do reply[#reply + 1] = found[2][i] end
+for i = 1, #found[2], stride do reply[#reply + 1] = found[2][i] end
 return reply

@@ -1,0 +1,121 @@
+"""Messages as values."""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+import msgspec
+import pytest
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import MAX_ERRORS, VERSION, Draft, Failure, Message, Priority, State
+
+
+def failure(number: int) -> Failure:
+    return Failure(type="ValueError", text=f"attempt {number}", at=number)
+
+
+def draft(**fields: Any) -> Draft:
+    return Draft(payload=msgspec.Raw(b"1"), **fields)
+
+
+def new(**fields: object) -> Message:
+    base = Message(v=VERSION, id="a", topic="t", payload=msgspec.Raw(b"1"), created_at=1000)
+    return msgspec.structs.replace(base, **fields)
+
+
+def test_a_draft_becomes_a_message_that_nobody_has_tried_yet() -> None:
+    draft = Draft(
+        payload=msgspec.Raw(b"{}"),
+        id="own",
+        priority=Priority.LOW,
+        delay=5,
+        at=7,
+        max_attempts=3,
+        retry={"base": 2},
+        ttl=9,
+        headers={"k": "v"},
+    )
+    assert draft.message("t", "own") == Message(
+        v=VERSION,
+        id="own",
+        topic="t",
+        payload=msgspec.Raw(b"{}"),
+        created_at=0,
+        priority=Priority.LOW,
+        attempts=0,
+        max_attempts=3,
+        retry={"base": 2},
+        ttl=9,
+        headers={"k": "v"},
+        errors=[],
+        reason="",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "least"), [("delay", 0), ("at", 0), ("ttl", 1), ("max_attempts", 1)]
+)
+def test_a_number_of_a_draft_is_whole_and_in_range(field: str, least: int) -> None:
+    for good in (least, least + 1, 2**52 - 1):
+        assert getattr(draft(**{field: good}), field) == good
+    for bad in (least - 1, 1.5, nan, inf, True, "1", 2**53):
+        with pytest.raises(InvalidInput, match=f"{field}={bad!r} is not a whole number"):
+            draft(**{field: bad})
+
+
+@pytest.mark.parametrize("priority", ["urgent", "HIGH", "", None, 1])
+def test_a_draft_of_an_unknown_priority_is_refused(priority: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"priority=.* is not one of high, normal, low"):
+        draft(priority=priority)
+
+
+def test_a_failure_keeps_an_errors_type_and_text_fit_to_be_stored() -> None:
+    found = Failure.of(ValueError("bad \udcff" + "x" * 10_000), at=5, worker="w1")
+    assert (found.type, found.at, found.worker) == ("ValueError", 5, "w1")
+    assert found.text.startswith("bad \\udcffxxx")
+    assert len(found.text.encode()) < 3000
+
+
+@pytest.mark.parametrize(("ttl", "expires"), [(None, None), (0, 1000), (500, 1500)])
+def test_a_message_expires_its_ttl_after_it_was_produced(
+    ttl: int | None, expires: int | None
+) -> None:
+    assert new(ttl=ttl).expires_at == expires
+
+
+def test_a_failure_counts_an_attempt_and_leaves_the_rest() -> None:
+    before = new(headers={"k": "v"}, ttl=5)
+    after = before.failed(failure(1))
+    assert after == new(headers={"k": "v"}, ttl=5, attempts=1, errors=[failure(1)])
+    assert (before.attempts, before.errors) == (0, [])
+
+
+def test_only_the_latest_failures_are_carried_oldest_first() -> None:
+    message = new()
+    for number in range(MAX_ERRORS + 5):
+        message = message.failed(failure(number))
+    assert message.attempts == MAX_ERRORS + 5
+    assert message.errors == [failure(number) for number in range(5, MAX_ERRORS + 5)]
+
+
+def test_a_revived_message_starts_anew_and_keeps_its_errors() -> None:
+    dead = new(attempts=3, reason="too many", ttl=5, errors=[failure(1)], max_attempts=3)
+    assert dead.revived() == new(errors=[failure(1)], max_attempts=3)
+
+
+def test_messages_do_not_share_what_they_hold() -> None:
+    one, two = new(), new()
+    assert one.errors is not two.errors
+    assert one.headers is not two.headers
+
+
+def test_a_message_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        new().attempts = 1  # type: ignore[misc]
+
+
+def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
+    assert [*State] == ["pending", "delayed", "processing", "dead", "quarantined"]
+    assert [*Priority] == ["high", "normal", "low"]

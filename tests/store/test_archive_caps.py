@@ -1,0 +1,224 @@
+"""Caps and TTL of the dead letters and of the quarantine: the same lines in both scripts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core import codec
+from mx_rmq.core.message import State
+from mx_rmq.store.quarantine import read
+from mx_rmq.store.transitions import SECOND_NET, Settled
+from tests.lab.archives import ARCHIVES, archive, archived, contents, limits
+from tests.lab.messages import TOPIC, draft, leased, settle, take
+from tests.lab.servers import Kind
+from tests.lab.snapshot import snapshot
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+
+pytestmark = pytest.mark.parametrize("state", ARCHIVES)
+
+MINUTE = 60_000
+
+
+async def kept(raw: Redis, state: State) -> list[str]:
+    """Return the ids in an archive, oldest first."""
+    return list(contents(await snapshot(raw, TOPIC), state))
+
+
+async def revive(store: Store, state: State, id: str) -> None:
+    """Requeue an archived message."""
+    entry = await store.views.archived(TOPIC, state, id)
+    assert entry is not None
+    record = entry.data if state is State.DEAD else read(entry.data)[1]
+    done = await store.requeue_message(
+        TOPIC, state, id, archived=entry.at, message=codec.decode(record)
+    )
+    assert done is Settled.DONE
+
+
+async def die_again(store: Store, state: State) -> None:
+    """Dispatch the only pending message into the archive."""
+    (one,) = await take(store, 10)
+    await settle(store, one, state)
+
+
+async def field_ttl(store: Store, raw: Redis, state: State, id: str) -> int:
+    """Return how long the server itself still keeps the archived bytes, s; -1: for ever."""
+    _, payload = store.keys.of(TOPIC).archive_of(state)
+    (ttl,) = await raw.httl(payload, id)
+    return int(ttl)
+
+
+async def test_the_newest_are_kept_and_the_oldest_go_with_index_and_contents(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, keep=3)
+    ids = await archived(store, state, 5, clock=clock)
+    assert await kept(raw, state) == ids[-3:]
+
+
+async def test_a_cap_of_one_keeps_the_latest(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, keep=1)
+    for _ in range(3):
+        (id,) = await archived(store, state, clock=clock)
+        assert await kept(raw, state) == [id]
+
+
+async def test_the_arriving_one_stays_also_when_the_others_are_younger(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    younger = await archived(store, state, 3, clock=clock)
+    store.limits = limits(state, keep=3)
+    clock.advance(-MINUTE)  # a failover to a server whose clock is behind
+    (id,) = await archived(store, state)
+    assert await kept(raw, state) == [id, *younger[1:]]
+
+
+async def test_those_over_the_age_go_when_another_arrives(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, ttl=60)
+    (old,) = await archived(store, state)
+    clock.advance(MINUTE // 2)
+    (young,) = await archived(store, state)
+    clock.advance(MINUTE // 2 - 1)
+    (at_the_brink,) = await archived(store, state)
+    assert await kept(raw, state) == [old, young, at_the_brink]
+    clock.advance(1)
+    (new,) = await archived(store, state)
+    assert await kept(raw, state) == [young, at_the_brink, new]
+
+
+async def test_a_second_death_counts_from_its_own_time(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, ttl=60)
+    again, never = await archived(store, state, 2)
+    clock.advance(MINUTE // 2)
+    await revive(store, state, again)
+    await die_again(store, state)
+    clock.advance(MINUTE // 2)
+    (new,) = await archived(store, state)
+    assert await kept(raw, state) == [again, new], f"{never} is over its age"
+
+
+async def test_age_and_cap_work_together(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    await archived(store, state, 3, clock=clock)
+    clock.advance(MINUTE)
+    ids = await archived(store, state, 4, clock=clock)
+    store.limits = limits(state, keep=3, ttl=60)
+    ids += await archived(store, state)
+    assert await kept(raw, state) == ids[-3:]
+
+
+async def test_nought_switches_caps_and_age_off(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state)
+    ids = await archived(store, state, 20, clock=clock)
+    clock.advance(100 * 365 * 86_400_000)
+    ids += await archived(store, state)
+    assert await kept(raw, state) == ids
+
+
+@pytest.mark.parametrize("over", ["cap", "age"])
+async def test_a_surplus_larger_than_one_step_goes_step_by_step(
+    store: Store, raw: Redis, clock: Clock, state: State, over: str
+) -> None:
+    store.limits = limits(state)
+    await archived(store, state, 350, clock=clock)
+    if over == "age":
+        clock.advance(MINUTE)
+    store.limits = limits(state, keep=5) if over == "cap" else limits(state, ttl=60)
+    new: list[str] = []
+    left = []
+    for _ in range(6):
+        new += await archived(store, state, clock=clock)
+        left.append(len(await kept(raw, state)))
+    assert left == ([251, 152, 53, 5, 5, 5] if over == "cap" else [251, 152, 53, 4, 5, 6])
+    assert (await kept(raw, state))[-5:] == new[-5:]
+
+
+async def test_the_cap_of_one_archive_does_not_touch_the_other(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    (other,) = {*ARCHIVES} - {state}
+    spared = await archived(store, other, 3, clock=clock)
+    store.limits = limits(state, keep=1)
+    await archived(store, state, 2, clock=clock)
+    assert await kept(raw, other) == spared
+
+
+async def test_an_id_that_its_age_let_go_may_come_and_die_again(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, ttl=60)
+    _, payload = store.keys.of(TOPIC).archive_of(state)
+    (id,) = await archived(store, state, id="mine")
+    clock.advance(MINUTE + 3_600_000)
+    await raw.hdel(payload, id)  # as HEXPIRE does: the index still lists it
+    ((_, placed),) = await store.produce_normal_message(TOPIC, [draft(2, id="mine")])
+    assert not placed.duplicate
+    await die_again(store, state)
+    assert await kept(raw, state) == ["mine"]
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+async def test_where_the_server_can_it_drops_a_field_an_hour_after_its_age_limit(
+    store: Store, raw: Redis, state: State
+) -> None:
+    store.limits = limits(state, ttl=60)
+    first, second = await archived(store, state, 2)
+    assert SECOND_NET == 3600
+    assert 3658 <= await field_ttl(store, raw, state, first) <= 3660
+    store.limits = limits(state, ttl=600)
+    (longer,) = await archived(store, state)
+    assert 4198 <= await field_ttl(store, raw, state, longer) <= 4200
+    await revive(store, state, first)
+    await die_again(store, state)
+    assert 4198 <= await field_ttl(store, raw, state, first) <= 4200, "renewed"
+    assert 3650 <= await field_ttl(store, raw, state, second) <= 3660, "its own, as before"
+    store.limits = limits(state)
+    await revive(store, state, first)
+    await die_again(store, state)
+    assert await field_ttl(store, raw, state, first) == -1, "no age limit, no TTL"
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+async def test_a_field_that_the_server_drops_takes_no_other_along(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = limits(state, ttl=60)
+    old, young = await archived(store, state, 2)
+    _, payload = store.keys.of(TOPIC).archive_of(state)
+    await raw.hpexpireat(payload, 1, old)
+    assert await raw.hkeys(payload) == [young.encode()]
+    clock.advance(MINUTE - 1)
+    (new,) = await archived(store, state)
+    clock.advance(1)
+    assert await store.trim_archive(TOPIC, state) == 2
+    assert await kept(raw, state) == [new]
+
+
+@pytest.mark.parametrize("kind", [Kind.REDIS_7_0, Kind.REDIS_6_2])
+async def test_where_the_server_has_no_hexpire_nobody_asks_for_it(
+    store: Store, raw: Redis, state: State
+) -> None:
+    assert not store.hexpire
+    store.limits = limits(state, ttl=60)
+    await raw.config_resetstat()
+    (one,) = await leased(store)
+    assert await archive(store, state, one) is Settled.DONE
+    assert not [name for name in await raw.info("commandstats") if "expire" in name.lower()]
+    _, payload = store.keys.of(TOPIC).archive_of(state)
+    assert await raw.ttl(payload) == -1

@@ -1,0 +1,199 @@
+"""pending | delayed -> (gone)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq.core.message import State
+from mx_rmq.store.script import load
+from mx_rmq.store.transitions import Placed, Settled
+from tests.lab.broken import assert_refused
+from tests.lab.calls import resend_next
+from tests.lab.messages import (
+    TOPIC,
+    Priority,
+    bring,
+    delayed,
+    draft,
+    leased,
+    pending,
+    settle,
+    take,
+)
+from tests.lab.snapshot import Snapshot, snapshot
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+
+LISTS = {Priority.HIGH: "high", Priority.NORMAL: "normal", Priority.LOW: "low"}
+SETS = {Priority.HIGH: "delayed_high", Priority.NORMAL: "delayed", Priority.LOW: "delayed_low"}
+
+
+def without(found: Snapshot, id: str) -> dict[str, bytes]:
+    """Return the records of all others."""
+    return {other: record for other, record in found.records.items() if other != id}
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("priority", Priority)
+async def test_one_of_many_pending_ones_is_gone_and_the_rest_keeps_its_order(
+    store: Store, raw: Redis, priority: Priority, place: int
+) -> None:
+    waiting = {level: await pending(store, 5, priority=level) for level in Priority}
+    await delayed(store, 1000, 2, priority=priority)
+    before = await snapshot(raw, TOPIC)
+    id = waiting[priority].pop(place)
+    assert await store.cancel_message(TOPIC, id) is Settled.DONE
+    rest: dict[str, Any] = {LISTS[priority]: waiting[priority]}
+    assert await snapshot(raw, TOPIC) == replace(before, records=without(before, id), **rest)
+    taken = [one.id for one in await take(store, 100)]
+    assert [one for one in taken if one in waiting[priority]] == waiting[priority]
+
+
+@pytest.mark.parametrize("priority", Priority)
+async def test_one_of_many_delayed_ones_is_gone_and_the_rest_keeps_its_time(
+    store: Store, raw: Redis, clock: Clock, priority: Priority
+) -> None:
+    for level in Priority:
+        await pending(store, 2, priority=level)
+    waiting = {level: await delayed(store, 1000, 3, priority=level) for level in Priority}
+    before = await snapshot(raw, TOPIC)
+    id = waiting[priority].pop(1)
+    assert await store.cancel_message(TOPIC, id) is Settled.DONE
+    rest: dict[str, Any] = {SETS[priority]: dict.fromkeys(waiting[priority], clock.now + 1000)}
+    assert await snapshot(raw, TOPIC) == replace(before, records=without(before, id), **rest)
+    clock.advance(1000)
+    assert id not in await store.process_delay_message(TOPIC, count=100)
+
+
+async def test_the_last_message_leaves_an_empty_topic(store: Store, raw: Redis) -> None:
+    for id in [*await pending(store), *await delayed(store, 1000)]:
+        assert await store.cancel_message(TOPIC, id) is Settled.DONE
+    assert await snapshot(raw, TOPIC) == Snapshot(rung=True, rung_delay=True)
+    assert await take(store) == []
+
+
+@pytest.mark.parametrize("how", ["retried", "released", "requeued"])
+async def test_a_message_that_waits_again_can_be_cancelled(
+    store: Store, raw: Redis, clock: Clock, how: str
+) -> None:
+    if how == "requeued":
+        one = await bring(store, State.DEAD)
+        again = draft(priority=Priority.LOW).message(TOPIC, one.id)
+        await store.requeue_message(TOPIC, State.DEAD, one.id, archived=clock.now, message=again)
+    else:
+        one = await bring(store, State.DELAYED if how == "retried" else State.PENDING)
+    assert await store.cancel_message(TOPIC, one.id) is Settled.DONE
+    found = await snapshot(raw, TOPIC)
+    assert (found.records, found.normal, found.low, found.delayed) == ({}, [], [], {})
+
+
+async def test_a_message_in_processing_stays_with_its_worker(store: Store, raw: Redis) -> None:
+    (one,) = await leased(store)
+    before = await snapshot(raw, TOPIC)
+    answer = await store.cancel_message(TOPIC, one.id)
+    assert answer is Settled.PROCESSING
+    assert not answer
+    assert await snapshot(raw, TOPIC) == before
+
+
+@pytest.mark.parametrize("state", [None, State.DEAD, State.QUARANTINED])
+async def test_a_message_that_does_not_wait_is_not_there_to_cancel(
+    store: Store, raw: Redis, state: State | None
+) -> None:
+    one = await bring(store, state)
+    await pending(store, 3)
+    before = await snapshot(raw, TOPIC)
+    for id in (one.id, "unknown", "", "\0", "a b"):
+        assert await store.cancel_message(TOPIC, id) is Settled.LOST
+    assert await snapshot(raw, TOPIC) == before
+    assert await store.cancel_message("unused", one.id) is Settled.LOST
+    assert await snapshot(raw, "unused") == Snapshot()
+
+
+@pytest.mark.parametrize("wait", [0, 1000])
+async def test_the_same_call_again_is_told_that_it_was_done(
+    store: Store, raw: Redis, wait: int
+) -> None:
+    (id,) = await (delayed(store, wait) if wait else pending(store))
+    resend_next(store, raw)
+    assert await store.cancel_message(TOPIC, id) is Settled.REPEATED
+
+
+@pytest.mark.parametrize("state", [None, *State])
+async def test_the_same_call_again_spares_a_new_message_with_the_same_id(
+    store: Store, raw: Redis, clock: Clock, state: State | None
+) -> None:
+    await pending(store, id="own")
+
+    async def come_again() -> None:
+        clock.advance(120_000)
+        await bring(store, state, id="own")
+
+    resend_next(store, raw, between=come_again)
+    assert await store.cancel_message(TOPIC, "own") is Settled.REPEATED
+
+
+async def test_a_cancelled_id_stays_taken_within_the_dedup_window(
+    store: Store, clock: Clock
+) -> None:
+    await pending(store, id="own")
+    assert await store.cancel_message(TOPIC, "own") is Settled.DONE
+    ((_, placed),) = await store.produce_normal_message(TOPIC, [draft(id="own")])
+    assert placed is Placed.FINISHED
+    clock.advance(120_000)
+    assert await pending(store, id="own") == ["own"]
+
+
+async def test_a_refused_call_that_comes_again_spares_what_waits_meanwhile(
+    store: Store, raw: Redis
+) -> None:
+    (one,) = await leased(store)
+    resend_next(store, raw, between=lambda: settle(store, one, State.PENDING))
+    assert await store.cancel_message(TOPIC, one.id) is Settled.PROCESSING
+
+
+async def test_a_message_that_was_in_processing_can_be_cancelled_when_it_waits_again(
+    store: Store, raw: Redis
+) -> None:
+    (one,) = await leased(store)
+    assert await store.cancel_message(TOPIC, one.id) is Settled.PROCESSING
+    await settle(store, one, State.PENDING)
+    assert await store.cancel_message(TOPIC, one.id) is Settled.DONE
+    assert (await snapshot(raw, TOPIC)).normal == []
+
+
+@pytest.mark.corrupts
+async def test_an_id_without_a_record_is_left_to_dispatch(store: Store, raw: Redis) -> None:
+    (id,) = await pending(store)
+    await raw.delete(store.keys.of(TOPIC).payload)
+    before = await snapshot(raw, TOPIC)
+    assert await store.cancel_message(TOPIC, id) is Settled.LOST
+    assert await snapshot(raw, TOPIC) == before
+
+
+async def test_a_paused_topic_does_not_matter(store: Store, raw: Redis) -> None:
+    ids = [*await pending(store), *await delayed(store, 1000)]
+    await store.pause_topic(TOPIC)
+    for id in ids:
+        assert await store.cancel_message(TOPIC, id) is Settled.DONE
+    assert (await snapshot(raw, TOPIC)).records == {}
+
+
+async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
+    store: Store, raw: Redis
+) -> None:
+    for priority in Priority:
+        await delayed(store, 1000, priority=priority)
+    ids = [*await pending(store), *await delayed(store, 1000)]
+    for id in ids:
+        for name in load("cancel_message").keys:
+            await assert_refused(store, raw, name, partial(store.cancel_message, TOPIC, id))
+        assert await store.cancel_message(TOPIC, id) is Settled.DONE

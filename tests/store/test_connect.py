@@ -1,0 +1,265 @@
+"""From a URL to a server, or to an error that helps and gives no password away."""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core.errors import (
+    EmbeddedServerError,
+    InvalidInput,
+    MxRmqError,
+    OutcomeUnknown,
+    ServerUnavailable,
+)
+from mx_rmq.store.connect import SCHEMES, connect, without_password
+from mx_rmq.store.store import Store
+from tests.lab.messages import TOPIC, leased, settle
+from tests.lab.servers import Kind, Server, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+SECRET = "hunter2"
+
+
+async def works(url: str) -> None:
+    """Lead a message through its life."""
+    async with await Store.open(url, patience=1) as store:
+        (one,) = await leased(store)
+        await settle(store, one, None)
+        assert await store.audit.topic(TOPIC) == []
+
+
+def everything_said(error: BaseException) -> str:
+    """Return what a log with a traceback would show."""
+    return "".join(traceback.format_exception(error))
+
+
+# servers that are there
+
+
+@pytest.fixture
+def tcp(short_path: Path) -> Iterator[Server]:
+    with Server(Kind.VALKEY_9_1, short_path, port=free_port()) as server:
+        yield server
+
+
+async def test_every_way_to_write_a_servers_address_works(tcp: Server) -> None:
+    for url in (
+        f"redis://127.0.0.1:{tcp.port}",
+        f"redis://127.0.0.1:{tcp.port}/0",
+        f"redis://127.0.0.1:{tcp.port}?db=1",
+        f"valkey://127.0.0.1:{tcp.port}/2",
+        f"unix://{tcp.socket}",
+        f"unix://{tcp.socket}?db=3",
+    ):
+        await works(url)
+
+
+async def test_a_database_is_the_one_in_the_url(tcp: Server) -> None:
+    async with await Store.open(f"valkey://127.0.0.1:{tcp.port}/5") as store:
+        await leased(store)
+    async with await Store.open(f"redis://127.0.0.1:{tcp.port}/5") as store:
+        assert await store.views.topics() == [TOPIC]
+    async with await Store.open(f"redis://127.0.0.1:{tcp.port}/6") as store:
+        assert await store.views.topics() == []
+
+
+@pytest.mark.parametrize("scheme", ["valkey", "valkeys"])
+async def test_valkey_is_another_word_for_redis_and_only_in_the_scheme(scheme: str) -> None:
+    connection = await connect(f"{scheme}://valkey.example:7000/3")
+    options = connection.client.connection_pool.connection_kwargs
+    assert (options["host"], options["port"], options["db"]) == ("valkey.example", 7000, 3)
+    assert ("SSL" in repr(connection.client)) is (scheme == "valkeys")
+    await connection.close()
+
+
+async def test_the_client_resends_nothing_and_decodes_nothing(tcp: Server) -> None:
+    connection = await connect(f"redis://127.0.0.1:{tcp.port}")
+    options = connection.client.connection_pool.connection_kwargs
+    assert options["retry"].get_retries() == 0
+    assert options["retry_on_error"] == []
+    assert options["decode_responses"] is False
+    assert 0 < options["socket_timeout"] <= 60
+    await connection.close()
+
+
+async def test_an_embedded_server_starts_with_the_store_and_stops_with_it(
+    short_path: Path,
+) -> None:
+    url = f"embedded://{short_path}/data"
+    await works(url)
+    assert not (short_path / "data" / "valkey.sock").exists()
+    await works(url)
+
+
+async def test_an_embedded_server_is_shared_and_its_data_stay(short_path: Path) -> None:
+    url = f"embedded://{short_path}/100%20of my? data#1"
+    async with await Store.open(url) as first, await Store.open(url) as second:
+        await leased(first)
+        assert await second.views.topics() == [TOPIC]
+    assert [path.name for path in short_path.iterdir()] == ["100%20of my? data#1"]
+    async with await Store.open(url) as third:
+        assert await third.views.topics() == [TOPIC]
+        assert third.warnings == ()
+
+
+# addresses that are none
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "localhost:6379", "http://localhost", "redis:localhost", "REDIS//x", "://x"],
+)
+async def test_a_url_of_another_scheme_is_refused_with_those_that_we_know(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await connect(url)
+    assert repr(url) in str(caught.value)
+    for scheme in SCHEMES:
+        assert f"{scheme}://" in str(caught.value)
+
+
+async def test_an_embedded_server_without_a_directory_is_refused() -> None:
+    with pytest.raises(InvalidInput, match=r"embedded:// names no directory"):
+        await connect("embedded://")
+
+
+async def test_an_embedded_server_that_cannot_start_says_why(short_path: Path) -> None:
+    (short_path / "file").touch()
+    with pytest.raises(EmbeddedServerError, match="is a file"):
+        await Store.open(f"embedded://{short_path}/file")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h:port",
+        "redis://h:99999",
+        "redis://[::1",
+        "redis://h?db=x",
+        "redis://h?socket_timeout=x",
+        "redis://h?nonsense=1",
+        "unix:///x?nonsense=1",
+    ],
+)
+async def test_a_url_that_makes_no_sense_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match=r"URL .(redis|unix)"):
+        await Store.open(url, patience=0.1)
+
+
+# servers that are not there
+
+
+@pytest.mark.parametrize(
+    "url", ["unix:///nowhere/s.sock", "redis://127.0.0.1:{port}", "rediss://127.0.0.1:{port}"]
+)
+async def test_a_server_that_is_not_there_is_given_up_within_the_patience(url: str) -> None:
+    url = url.format(port=free_port())
+    began = time.monotonic()
+    with pytest.raises(ServerUnavailable) as caught:
+        await Store.open(url, patience=0.2)
+    assert time.monotonic() - began < 2
+    assert "the server did not take it within 0.2 s; nothing was changed: " in str(caught.value)
+
+
+# passwords
+
+
+@pytest.fixture
+async def guarded(raw: Redis, server: Server) -> AsyncIterator[Server]:
+    """A server that wants a password."""
+    await raw.config_set("requirepass", SECRET)
+    yield server
+    await raw.config_set("requirepass", "")
+
+
+async def test_the_right_password_opens_and_appears_nowhere(
+    guarded: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    for url in (
+        f"unix://:{SECRET}@{guarded.socket}",
+        f"unix://{guarded.socket}?password={SECRET}",
+        f"unix://default:{SECRET}@{guarded.socket}",
+    ):
+        await works(url)
+        connection = await connect(url)
+        await connection.client.ping()
+        assert SECRET not in repr(connection)
+        await connection.close()
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("given", [":wrong-" + SECRET, "nobody:" + SECRET, ""])
+async def test_a_wrong_password_is_an_error_at_once_that_says_so(
+    guarded: Server, caplog: pytest.LogCaptureFixture, given: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    began = time.monotonic()
+    with pytest.raises(MxRmqError, match=r"(?i)password|auth") as caught:
+        await Store.open(f"unix://{given}@{guarded.socket}" if given else guarded.url, patience=3)
+    assert not isinstance(caught.value, OutcomeUnknown), "nothing can have been done"
+    assert time.monotonic() - began < 2, "no repetition cures a wrong password"
+    assert SECRET not in everything_said(caught.value)
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rdis://:hunter2@h",
+        "redis:/:hunter2@h",
+        "redis//:hunter2@h",
+        ":hunter2@h:6379",
+        "user:hunter2@h:6379",
+        "redis://:hunter2@h:port",
+        "redis://[:hunter2@h",
+        "redis://:hunter2/x@h",
+        "redis://:hunter2#x@h",
+        "redis://:hunter2?x@h",
+        "redis://user:x/hunter2@h:port",
+        "redis://:x@hunter2@h:port",
+        "redis://h?db=x&password=hunter2",
+        "unix:///s.sock?password=hunter2&db=x",
+        "rdis://h?password=hunter2",
+    ],
+)
+async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        await connect(url)
+    assert SECRET not in everything_said(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:6379/0", "redis://h:6379/0"),
+        ("redis://user@h", "redis://user@h"),
+        ("redis://:hunter2@h:6379/0?db=1", "redis://:***@h:6379/0?db=1"),
+        ("redis://user:hunter2@h", "redis://user:***@h"),
+        ("unix://user:hunter2@/s.sock", "unix://user:***@/s.sock"),
+        ("unix:///s.sock?password=hunter2&db=1", "unix:///s.sock?password=***&db=1"),
+        ("embedded://./data", "embedded://./data"),
+    ],
+)
+def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize("given", [f":{SECRET}@", ""])
+async def test_a_server_that_is_not_there_is_no_reason_to_show_the_password(
+    given: str, short_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(ServerUnavailable) as caught:
+        await Store.open(f"unix://{given}{short_path}/s?password={SECRET}", patience=0.05)
+    assert SECRET not in everything_said(caught.value)
+    assert SECRET not in caplog.text

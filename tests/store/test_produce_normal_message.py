@@ -1,0 +1,75 @@
+"""produce_normal_message: (new) -> pending"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mx_rmq.store.transitions import Placed
+from tests.lab.messages import TOPIC, Priority, draft, drafts, pending
+from tests.lab.snapshot import Snapshot, snapshot
+from tests.store.contracts import ProduceContract, placed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.core.message import Draft
+    from mx_rmq.store.store import Store
+    from mx_rmq.store.transitions import Produced
+
+
+class TestProduceNormalMessage(ProduceContract):
+    name = "produce_normal_message"
+
+    async def produce(self, store: Store, new: Sequence[Draft]) -> list[Produced]:
+        return await store.produce_normal_message(TOPIC, new)
+
+    def waiting(self, found: Snapshot) -> list[str]:
+        return found.normal
+
+
+async def test_new_messages_wait_in_their_level_behind_those_that_are_there(
+    store: Store, raw: Redis
+) -> None:
+    levels = [Priority.LOW, Priority.HIGH, Priority.NORMAL, Priority.HIGH, Priority.LOW]
+    ids = []
+    for _ in range(2):
+        produced = await store.produce_normal_message(TOPIC, [draft(priority=p) for p in levels])
+        assert placed(produced) == [Placed.STORED] * 5
+        ids += [id for id, _ in produced]
+    found = await snapshot(raw, TOPIC)
+    assert found == Snapshot(
+        records={id: found.records[id] for id in ids},
+        high=[ids[1], ids[3], ids[6], ids[8]],
+        normal=[ids[2], ids[7]],
+        low=[ids[0], ids[4], ids[5], ids[9]],
+        rung=True,
+    )
+
+
+async def test_generated_ids_are_the_lane_and_a_number_that_grows(store: Store) -> None:
+    ids = await pending(store, 2) + await pending(store, 1)
+    (lane,) = {id.partition("-")[0] for id in ids}
+    assert ids == [f"{lane}-{number}" for number in (1, 2, 3)]
+
+
+async def test_the_doorbell_is_rung_once_and_only_for_new_messages(
+    store: Store, raw: Redis
+) -> None:
+    doorbell = store.keys.of(TOPIC).doorbell
+    for _ in range(2):
+        await pending(store)
+        assert await raw.llen(doorbell) == 1
+    await store.produce_normal_message(TOPIC, [draft(id="own")])
+    await raw.delete(doorbell)
+    await store.produce_normal_message(TOPIC, [draft(id="own")])
+    assert await raw.llen(doorbell) == 0
+    await store.produce_normal_message(TOPIC, [draft(id="own"), draft()])
+    assert await raw.llen(doorbell) == 1
+
+
+async def test_without_a_cap_a_thousand_and_more_may_wait(store: Store) -> None:
+    for _ in range(2):
+        await store.produce_normal_message(TOPIC, drafts(1000))
+    assert (await store.views.counts(TOPIC)).pending == 2000
