@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60, help="batches a measurement")
     parser.add_argument("--messages", type=int, default=100_000, help="for the memory figures")
     chosen = parser.parse_args()
+    logging.disable()  # these servers keep nothing on disk, and are meant to
     for kind in [Kind(chosen.kind)] if chosen.kind else Kind:
         with (
             tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,

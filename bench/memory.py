@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redis import Redis
 
-from bench.load import PAYLOAD_BYTES, payloads
+from bench.load import PAYLOAD_BYTES, WORKER, payloads
 from mx_rmq.store.store import Store
 
 TOPIC = "order.created"
@@ -21,9 +21,9 @@ async def measure_memory(url: str, *, messages: int) -> None:
                 await store.produce_normal_message(TOPIC, payloads(BATCH))
             pending = _used(raw) - before
             for _ in range(messages // BATCH):
-                taken = await store.dispatch_message(TOPIC, "worker", count=BATCH, lease=600_000)
+                taken = await store.dispatch_message(TOPIC, WORKER, count=BATCH, lease=600_000)
                 claims = [leased.claim for leased in taken.messages]
-                await store.complete_message(TOPIC, "worker", claims)
+                await store.complete_message(TOPIC, WORKER, claims)
             left = _used(raw) - before
             keys = raw.dbsize()
     print(f"\nmemory of {messages:,} pending messages, payload of {PAYLOAD_BYTES} bytes")

@@ -167,17 +167,18 @@ class Walk(RuleBasedStateMachine):
         elif what == "own delayed":
             drafts = [draft(1, id=id, delay=delay)]
         else:
-            drafts = [draft(1, id=self._made_before(count) or id)]
+            drafts = [draft(1, id=self._made_before(count - 1) or id)]
         late = "delayed" in what
         produce = self.store.produce_delay_message if late else self.store.produce_normal_message
         self._produced(self.play(fault, produce(TOPIC, drafts)))
 
     def _made_before(self, position: int) -> str | None:
-        """Return a generated id: of a message, or of a call whose client died."""
+        """Return an id that exists: of a message, of a call whose client died, or archived."""
         ids = [id for id in self.ids if "-" in id]
         for script, _, args in self.caller.late:
             if script.name.startswith("produce"):
                 ids += [str(id) for id in args[len(script.args) :: len(script.each)]]
+        ids += [*self.model.quarantine, *self.model.dead]
         return ids[-1 - position % len(ids)] if ids else None
 
     def _produced(self, produced: Any) -> None:
