@@ -16,7 +16,7 @@ from bench.load import WORKER, payloads
 from mx_rmq.store.store import Store
 
 if TYPE_CHECKING:
-    from mx_rmq.store.transitions import Claim
+    from mx_rmq.store.answers import Claim
 
 TOPIC = "order.created"
 BATCH = 100

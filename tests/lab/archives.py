@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Leased, Settled
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.transitions import Leased, Settled
 from tests.lab.messages import FAILURE, TOPIC, leased, message
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import WrongType
-from mx_rmq.store.call import Lane
+from mx_rmq.store.lane import Lane
 from tests.lab.messages import TOPIC
 from tests.lab.snapshot import snapshot
 

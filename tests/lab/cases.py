@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
+from mx_rmq.store.answers import Claim, Placed, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.transitions import Claim, Placed, Retried, Settled
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, draft
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mx_rmq.core.message import Draft
+    from mx_rmq.store.answers import Leased
     from mx_rmq.store.store import Store
-    from mx_rmq.store.transitions import Leased
     from mx_rmq.store.views import Archived
 
 WORKER: Final = "w1"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Draft, Failure, Message, Priority, State
+from mx_rmq.store.answers import Leased, Placed, Retried
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.transitions import Leased, Placed, Retried
 
 if TYPE_CHECKING:
     from mx_rmq.store.store import Store

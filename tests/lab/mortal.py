@@ -23,21 +23,21 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Priority, State
+from mx_rmq.store.answers import Retried
 from mx_rmq.store.call import Caller
 from mx_rmq.store.connect import Connection, connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Retried
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mx_rmq.store.answers import Leased, TakenOver
     from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.transitions import Leased, TakenOver
 
 WORKER: Final = "mortal"
 DELAY: Final = 5_000

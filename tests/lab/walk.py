@@ -15,13 +15,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Priority, State
+from mx_rmq.store.answers import Claim, Leased, Retried, Settled
 from mx_rmq.store.call import Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Claim, Leased, Retried, Settled
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, TOPIC, draft
 from tests.lab.model import Call, Model
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
+    from mx_rmq.store.answers import TakenOver
     from mx_rmq.store.connect import Connection
     from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.transitions import TakenOver
 
 READS = {"inspect_message", "scan_fields", "count_messages", "preflight"}
 LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)

@@ -9,8 +9,8 @@ import pytest
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import read
-from mx_rmq.store.transitions import Retried
 from tests.lab.cases import CASES
 from tests.lab.messages import FAILURE, LEASE, TOPIC
 from tests.lab.mortal import DELAY, RECOVERY, WORKER, Clients, Entry, Point, When, label, label_of

@@ -8,8 +8,8 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from mx_rmq.core.errors import ServerFull
+from mx_rmq.store.answers import Placed
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Placed
 from tests.conftest import assert_clean
 from tests.lab.cases import CASES, Case, Stage
 from tests.lab.messages import TOPIC, draft, leased, pending

@@ -18,9 +18,10 @@ from mx_rmq.core.errors import (
     ScriptFailed,
 )
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Claim, Leased, Placed, Settled
 from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import MAX_BATCH, Claim, Leased, Placed, Settled
+from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named
 from tests.lab.calls import lose_next, resend_next
 from tests.lab.messages import (
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.message import Draft
-    from mx_rmq.store.transitions import Produced
+    from mx_rmq.store.answers import Produced
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 

@@ -11,12 +11,12 @@ from redis.asyncio import Redis
 
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Retried
 from mx_rmq.store.audit import STEP, SUSPECTS, Audit, Violation
 from mx_rmq.store.call import Caller
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Retried
 from tests.conftest import assert_clean
 from tests.lab.archives import ARCHIVES, archive, archived
 from tests.lab.broken import broken
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from mx_rmq.store.answers import Leased
     from mx_rmq.store.keys import TopicKeys
-    from mx_rmq.store.transitions import Leased
     from tests.lab.clock import Clock
     from tests.lab.servers import Kind
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Placed, Settled
 from mx_rmq.store.script import load
-from mx_rmq.store.transitions import Placed, Settled
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next
 from tests.lab.messages import (

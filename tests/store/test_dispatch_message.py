@@ -12,8 +12,9 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Leased
 from mx_rmq.store.script import load
-from mx_rmq.store.transitions import MAX_BATCH, Leased
+from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named
 from tests.lab.calls import resend_next
 from tests.lab.messages import (

@@ -12,9 +12,9 @@ from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
 from mx_rmq.core.text import MAX_ERROR_TEXT
+from mx_rmq.store.answers import Claim, Leased, Settled
 from mx_rmq.store.quarantine import Quarantined, read
 from mx_rmq.store.script import load
-from mx_rmq.store.transitions import Claim, Leased, Settled
 from tests.lab.archives import archive, archived, key_name
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next

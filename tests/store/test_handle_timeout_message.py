@@ -11,9 +11,10 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.script import load
-from mx_rmq.store.transitions import MAX_BATCH, Retried, Settled
+from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next
 from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, leased, pending, take
@@ -23,8 +24,8 @@ from tests.store.contracts import ONE_SERVER, foreign
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from mx_rmq.store.answers import Leased, TakenOver
     from mx_rmq.store.store import Store
-    from mx_rmq.store.transitions import Leased, TakenOver
     from tests.lab.clock import Clock
 
 RECOVERY = 2000

@@ -14,11 +14,11 @@ from redis.asyncio import Redis
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import OutcomeUnknown, ProduceUnknown, ServerUnavailable
-from mx_rmq.store import call, connect
+from mx_rmq.store import connect, lane
+from mx_rmq.store.answers import Placed, Retried, Settled
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import PATIENCE, Store
-from mx_rmq.store.transitions import Placed, Retried, Settled
 from tests.conftest import assert_clean
 from tests.lab.cases import CASES, DELAY, MONITOR, RECOVERY, WORKER, Case, Stage, die, drafts
 from tests.lab.clock import Clock
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from mx_rmq.store.transitions import Leased
+    from mx_rmq.store.answers import Leased
 
     class OpenScene(Protocol):
         async def __call__(self, patience: float = ..., on: Server = ...) -> Scene: ...
@@ -92,7 +92,7 @@ async def scenes(
     async with AsyncExitStack() as stack:
 
         async def open_scene(patience: float = PATIENCE, on: Server = server) -> Scene:
-            monkeypatch.setattr(call, "secrets", random.Random(1))
+            monkeypatch.setattr(lane, "secrets", random.Random(1))
             raw = await stack.enter_async_context(Redis.from_url(on.url))
             await raw.flushall()
             await raw.script_flush()

@@ -12,8 +12,8 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Claim, Settled
 from mx_rmq.store.script import load
-from mx_rmq.store.transitions import Claim, Settled
 from tests.lab.archives import archive, archived, key_name
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next

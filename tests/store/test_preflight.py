@@ -10,9 +10,9 @@ import pytest
 
 from mx_rmq.core.errors import MissingRights, UnsafeServer
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Retried, Settled
 from tests.lab.archives import archived
 from tests.lab.messages import FAILURE, TOPIC, delayed, leased, message, pending, settle, take
 from tests.lab.servers import Kind

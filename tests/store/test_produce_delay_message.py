@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.transitions import Placed
+from mx_rmq.store.answers import Placed
 from tests.lab.messages import TOPIC, Priority, delayed, draft
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ONE_SERVER, ProduceContract, placed
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.message import Draft
+    from mx_rmq.store.answers import Produced
     from mx_rmq.store.store import Store
-    from mx_rmq.store.transitions import Produced
     from tests.lab.clock import Clock
 
 

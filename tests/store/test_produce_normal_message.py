@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mx_rmq.store.transitions import Placed
+from mx_rmq.store.answers import Placed
 from tests.lab.messages import TOPIC, Priority, draft, drafts, pending
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ProduceContract, placed
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.message import Draft
+    from mx_rmq.store.answers import Produced
     from mx_rmq.store.store import Store
-    from mx_rmq.store.transitions import Produced
 
 
 class TestProduceNormalMessage(ProduceContract):

@@ -13,10 +13,10 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
 from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Settled
 from tests.lab.archives import ARCHIVES, archived, contents, index, key_name
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next

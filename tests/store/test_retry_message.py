@@ -9,7 +9,7 @@ import pytest
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.transitions import Retried, Settled
+from mx_rmq.store.answers import Retried, Settled
 from tests.lab.messages import FAILURE, TOPIC, Priority, delayed, draft, leased, message, take
 from tests.lab.snapshot import snapshot
 from tests.store.contracts import ONE_SERVER, ReceiptContract
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.store.answers import Leased
     from mx_rmq.store.store import Store
-    from mx_rmq.store.transitions import Leased
     from tests.lab.clock import Clock
 
 

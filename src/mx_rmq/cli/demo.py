@@ -14,9 +14,9 @@ from rich.console import Console
 from mx_rmq.core import codec
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import Draft, Failure, Message, Priority, State
+from mx_rmq.store.answers import Leased, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined, read
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import Leased, Retried, Settled
 
 TOPIC = "order.created"
 LEASE = 30_000

@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import secrets
 import time
-from collections import defaultdict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as redis_errors
@@ -27,7 +24,7 @@ from mx_rmq.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from redis.asyncio import Redis
 
@@ -47,48 +44,6 @@ _LATER: Final = (
 )
 _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """What passes by itself: nobody there, or a refusal before the script's first write."""
-
-_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
-_NAME_LENGTH: Final = 13
-
-
-class Lane:
-    """A line of calls of which at most one is under way.
-
-    Each call has a number, and the server keeps the number and the answer of the lane's last one.
-    So a call that is sent again is recognised, however late it arrives, and the memory for it
-    grows with the number of callers, not with their throughput. Message ids are the lane's name
-    and a number, too.
-    """
-
-    __slots__ = ("name", "number")
-
-    def __init__(self) -> None:
-        self.name = "".join(secrets.choice(_ALPHABET) for _ in range(_NAME_LENGTH))
-        self.number = 0
-
-    def id_at(self, offset: int) -> str:
-        """Return the id of the offset-th message of the next call, from 1."""
-        return f"{self.name}-{self.number + offset}"
-
-
-class Lanes:
-    """The idle lanes of each topic."""
-
-    def __init__(self) -> None:
-        self._idle: defaultdict[str, list[Lane]] = defaultdict(list)
-
-    @contextmanager
-    def lane(self, topic: str) -> Iterator[Lane]:
-        """Lend a lane for one call. It returns to the idle ones only after an answer.
-
-        After an error nobody knows what the server will still do with the call, or its ids may
-        come back as a caller's own: the lane is never used again.
-        """
-        idle = self._idle[topic]
-        lane = idle.pop() if idle else Lane()
-        yield lane
-        idle.append(lane)
 
 
 class Caller:

@@ -7,10 +7,8 @@ Times are milliseconds here.
 
 from __future__ import annotations
 
-import re
-from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
@@ -24,14 +22,26 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.core.message import Draft, Message, Priority, State
 from mx_rmq.core.names import check_id, check_worker
-from mx_rmq.store.call import Lanes
+from mx_rmq.store.answers import (
+    Claim,
+    Dispatched,
+    Leased,
+    Placed,
+    Produced,
+    Retried,
+    Settled,
+    TakenOver,
+    TimedOut,
+)
+from mx_rmq.store.lane import Lanes, maker_of
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mx_rmq.store.call import Caller, Lane
+    from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.lane import Lane
     from mx_rmq.store.quarantine import Quarantined
     from mx_rmq.store.script import Value
 
@@ -43,94 +53,6 @@ MAX_ENVELOPE: Final = 65_536
 
 SECOND_NET: Final = 3600
 """Seconds after its age limit at which the server itself drops an archived field."""
-
-_GENERATED: Final = re.compile(r"([0-9a-z]{13})-[0-9]{1,15}", re.ASCII)
-
-
-class Placed(StrEnum):
-    """What became of one produced message."""
-
-    STORED = "1"
-    REPEATED = "2"
-    """Stored when this call was sent the first time; its reply was lost."""
-    LIVE = "l"
-    """A message with this id is pending, delayed or in processing."""
-    DEAD = "d"
-    QUARANTINED = "q"
-    FINISHED = "f"
-    """A message with this id was produced within the dedup window and is gone."""
-
-    @property
-    def duplicate(self) -> bool:
-        """Say whether the id was taken, so that nothing was stored."""
-        return self not in (Placed.STORED, Placed.REPEATED)
-
-
-class Settled(StrEnum):
-    """What became of one message that its holder wanted to move on."""
-
-    DONE = "1"
-    REPEATED = "2"
-    """Done when this call was sent the first time; its reply was lost."""
-    LOST = "0"
-    """No longer the caller's: nothing was changed."""
-    PROCESSING = "p"
-    """A worker has it, so it cannot be cancelled."""
-
-    def __bool__(self) -> bool:
-        return self in (Settled.DONE, Settled.REPEATED)
-
-
-class Produced(NamedTuple):
-    id: str
-    placed: Placed
-
-
-class Claim(NamedTuple):
-    """A message and the token by which a worker holds it."""
-
-    id: str
-    token: int
-
-
-class Leased(NamedTuple):
-    id: str
-    token: int
-    record: bytes
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.token)
-
-
-class TakenOver(NamedTuple):
-    id: str
-    token: int
-    lost_by: str
-    """The worker whose lease ran out."""
-    record: bytes
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.token)
-
-
-class Dispatched(NamedTuple):
-    now: int
-    messages: list[Leased]
-
-
-class TimedOut(NamedTuple):
-    now: int
-    messages: list[TakenOver]
-
-
-class Retried(NamedTuple):
-    """A failed message, as it shall wait for its next attempt."""
-
-    claim: Claim
-    message: Message
-    delay: int
 
 
 class Transitions:
@@ -184,8 +106,8 @@ class Transitions:
             for offset, draft in enumerate(drafts, 1):
                 own, maker = draft.id is not None, 0
                 id = lane.id_at(offset) if draft.id is None else check_id(draft.id)
-                if own and (generated := _GENERATED.fullmatch(id)):
-                    makers.append(keys.receipt(generated[1]))
+                if own and (lane_name := maker_of(id)):
+                    makers.append(keys.receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 ids.append(id)
                 record = codec.encode(draft.message(topic, id))

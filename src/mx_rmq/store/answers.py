@@ -1,0 +1,95 @@
+"""What the scripts answer, and what a caller hands to them: values without behaviour."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mx_rmq.core.message import Message
+
+
+class Placed(StrEnum):
+    """What became of one produced message."""
+
+    STORED = "1"
+    REPEATED = "2"
+    """Stored when this call was sent the first time; its reply was lost."""
+    LIVE = "l"
+    """A message with this id is pending, delayed or in processing."""
+    DEAD = "d"
+    QUARANTINED = "q"
+    FINISHED = "f"
+    """A message with this id was produced within the dedup window and is gone."""
+
+    @property
+    def duplicate(self) -> bool:
+        """Say whether the id was taken, so that nothing was stored."""
+        return self not in (Placed.STORED, Placed.REPEATED)
+
+
+class Settled(StrEnum):
+    """What became of one message that its holder wanted to move on."""
+
+    DONE = "1"
+    REPEATED = "2"
+    """Done when this call was sent the first time; its reply was lost."""
+    LOST = "0"
+    """No longer the caller's: nothing was changed."""
+    PROCESSING = "p"
+    """A worker has it, so it cannot be cancelled."""
+
+    def __bool__(self) -> bool:
+        return self in (Settled.DONE, Settled.REPEATED)
+
+
+class Produced(NamedTuple):
+    id: str
+    placed: Placed
+
+
+class Claim(NamedTuple):
+    """A message and the token by which a worker holds it."""
+
+    id: str
+    token: int
+
+
+class Leased(NamedTuple):
+    id: str
+    token: int
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+class TakenOver(NamedTuple):
+    id: str
+    token: int
+    lost_by: str
+    """The worker whose lease ran out."""
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+class Dispatched(NamedTuple):
+    now: int
+    messages: list[Leased]
+
+
+class TimedOut(NamedTuple):
+    now: int
+    messages: list[TakenOver]
+
+
+class Retried(NamedTuple):
+    """A failed message, as it shall wait for its next attempt."""
+
+    claim: Claim
+    message: Message
+    delay: int
