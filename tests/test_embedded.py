@@ -285,7 +285,7 @@ def test_a_joiner_that_needs_another_port_is_told(where: Path) -> None:
     port = free_port()
     with (
         EmbeddedServer.start(where),
-        pytest.raises(EmbeddedServerError, match=f"has no TCP port, not port {port}"),
+        pytest.raises(EmbeddedServerError, match=f"runs without a TCP port, not with port {port}"),
     ):
         EmbeddedServer.start(where, port=port)
 

@@ -2,26 +2,34 @@
 
 from mx_rmq.core.errors import (
     DecodeError,
+    EmbeddedServerError,
     InvalidInput,
+    MissingRights,
     MxRmqError,
     OutcomeUnknown,
     PayloadTooLarge,
     ProduceUnknown,
     QueueFull,
+    ScriptFailed,
     ServerFull,
     ServerUnavailable,
     UnsafeServer,
+    WrongType,
 )
 
 __all__ = [
     "DecodeError",
+    "EmbeddedServerError",
     "InvalidInput",
+    "MissingRights",
     "MxRmqError",
     "OutcomeUnknown",
     "PayloadTooLarge",
     "ProduceUnknown",
     "QueueFull",
+    "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
     "UnsafeServer",
+    "WrongType",
 ]

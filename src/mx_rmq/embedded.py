@@ -186,8 +186,9 @@ class EmbeddedServer:
         self.port = int(facts.get("tcp_port", 0)) or None
         if port not in (None, self.port):
             raise EmbeddedServerError(
-                f"the server that runs in {self.directory} already has"
-                f" {f'port {self.port}' if self.port else 'no TCP port'}, not port {port}"
+                f"the server that runs in {self.directory} already"
+                f" {f'has port {self.port}' if self.port else 'runs without a TCP port'},"
+                f" not with port {port}: stop it first"
             )
 
     def _is_owned(self) -> bool:

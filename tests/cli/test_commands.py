@@ -29,17 +29,18 @@ def test_the_demo_tells_its_story_in_a_plain_pipe_and_loses_nothing() -> None:
     told = run("demo")
     assert told.returncode == 0, told.stderr
     for words in (
-        "(new) -> pending",
-        "(new) -> delayed",
-        "processing -> (gone)",
-        "processing -> delayed",
-        "processing -> dead",
-        "dead -> pending",
-        "processing -> quarantined",
-        "taken over by the monitor",
-        "refused: no longer its message",
+        "(new) -> pending      order-1",
+        "(new) -> delayed      reminder-1",
+        "pending -> processing   order-4",
+        "processing -> (gone)       order-4",
+        "processing -> delayed      order-1",
+        "processing -> dead         order-2",
+        "dead -> pending      order-2",
+        "processing -> quarantined  order-seven",
+        "processing -> processing   order-3      taken over by the monitor",
+        "refused, no longer its message",
         "now: pending 0  delayed 0  processing 0  dead 0  quarantined 1",
-        "Nothing was lost.",
+        "6 messages came in, 5 were completed, 1 is in quarantine. Nothing was lost.",
     ):
         assert words in told.stdout
     assert "\x1b" not in told.stdout
@@ -57,7 +58,7 @@ def test_help_names_every_command() -> None:
 async def test_the_audit_of_a_clean_server_says_so(store: Store, server: Server) -> None:
     await pending(store, 3)
     audited = run("audit", "--url", server.url)
-    assert (audited.returncode, audited.stdout) == (0, "1 topic, 0 violations\n")
+    assert (audited.returncode, audited.stdout) == (0, "1 topic, 3 messages, 0 violations\n")
 
 
 @pytest.mark.corrupts
@@ -72,17 +73,25 @@ async def test_the_audit_names_what_is_wrong_and_fails(
     assert f"{TOPIC}: {id}: a record without a state\n" in audited.stdout
 
 
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_an_unknown_topic_is_no_clean_topic(store: Store, server: Server) -> None:
+    await pending(store)
+    audited = run("audit", "orderz", "--url", server.url)
+    assert audited.returncode == 2
+    assert "no topic 'orderz' under the prefix 'mx-rmq'; there are 1: orders" in audited.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--url", "http://localhost"], "does not begin with one of redis://"),
-        (["--url", "redis://user:secret@127.0.0.1:1"], "the server did not take it"),
-        (["bad topic", "--url", "unix:///nowhere"], "does not match"),
+        (["--url", "redis://user:secret@127.0.0.1:1"], "cannot use redis://user:***@127.0.0.1:1"),
+        (["--url", "embedded://no/such/directory"], "there is no directory no/such/directory"),
     ],
 )
 def test_a_wrong_call_gets_one_clear_line_and_no_traceback(words: list[str], said: str) -> None:
     failed = run("audit", "--patience", "0.1", *words)
-    assert failed.returncode != 0
+    assert failed.returncode == 2
     assert said in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert "secret" not in failed.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf, nan
 from typing import Any
 
@@ -30,7 +31,6 @@ def test_a_draft_becomes_a_message_that_nobody_has_tried_yet() -> None:
         payload=msgspec.Raw(b"{}"),
         id="own",
         priority=Priority.LOW,
-        delay=5,
         at=7,
         max_attempts=3,
         retry={"base": 2},
@@ -119,3 +119,17 @@ def test_a_message_cannot_be_changed() -> None:
 def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
     assert [*State] == ["pending", "delayed", "processing", "dead", "quarantined"]
     assert [*Priority] == ["high", "normal", "low"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"delay": 1, "at": 2}, "delay=1 and at=2 are both given"),
+        ({"headers": {"a": 1}}, "headers={'a': 1} is not a dict of str to str"),
+        ({"headers": [1]}, "is not a dict of str to str"),
+        ({"retry": 5}, "retry=5 is not a dict"),
+    ],
+)
+def test_a_draft_that_no_reader_could_decode_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        Draft(payload=msgspec.Raw(b"1"), **fields)

@@ -14,7 +14,7 @@ from mx_rmq.core.message import Priority, State
 from mx_rmq.store.answers import Claim, Placed, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from tests.lab.clock import Clock
-from tests.lab.messages import FAILURE, LEASE, draft
+from tests.lab.messages import FAILURE, LEASE, draft, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -165,7 +165,7 @@ async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]
         Retried(one.claim, message, DELAY) for one, message in zip(taken, messages, strict=True)
     ]
     return await store.retry_message(
-        topic, WORKER, [*retries[1:], retries[0]._replace(claim=STALE)]
+        topic, WORKER, [*retries[1:], Retried(STALE, renamed(messages[0], STALE.id, topic), DELAY)]
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from mx_rmq.core import codec
 from mx_rmq.core.message import Draft, Failure, Message, Priority, State
 from mx_rmq.store.answers import Leased, Placed, Retried
@@ -27,6 +29,11 @@ def drafts(count: int, **fields: Any) -> list[Draft]:
 
 def message(leased: Leased) -> Message:
     return codec.decode_as(leased.record, TOPIC, leased.id)
+
+
+def renamed(message: Message, id: str, topic: str = TOPIC) -> Message:
+    """Return a message as if it were another: what a record says must fit its place."""
+    return msgspec.structs.replace(message, id=id, topic=topic)
 
 
 async def pending(store: Store, count: int = 1, **fields: Any) -> list[str]:
@@ -104,6 +111,7 @@ __all__ = [
     "leased",
     "message",
     "pending",
+    "renamed",
     "settle",
     "take",
 ]

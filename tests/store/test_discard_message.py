@@ -71,7 +71,7 @@ async def test_what_is_not_in_the_archive_is_not_discarded(
 
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
 async def test_only_archives_can_be_discarded_from(store: Store, state: State) -> None:
-    with pytest.raises(InvalidInput, match="is not archived; dead and quarantined are"):
+    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
         await store.discard_message(TOPIC, state, "id", archived=1)
 
 

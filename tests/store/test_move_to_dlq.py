@@ -24,6 +24,7 @@ from tests.lab.messages import (
     bring,
     leased,
     message,
+    renamed,
     settle,
     take,
 )
@@ -82,7 +83,8 @@ async def test_who_does_not_hold_the_lease_changes_nothing(
         "id": Claim("unknown", one.token),
     }[lost]
     worker = "w2" if lost == "worker" else "w1"
-    assert await store.move_to_dlq(TOPIC, worker, claim, message(one)) is Settled.LOST
+    final = renamed(message(one), claim.id)
+    assert await store.move_to_dlq(TOPIC, worker, claim, final) is Settled.LOST
     assert await snapshot(raw, TOPIC) == before
 
 
@@ -100,7 +102,8 @@ async def test_a_message_in_another_state_stays_there(
 
 async def test_a_topic_that_nobody_has_used_has_nothing_to_bury(store: Store, raw: Redis) -> None:
     (one,) = await leased(store)
-    assert await store.move_to_dlq("unused", "w1", one.claim, message(one)) is Settled.LOST
+    final = renamed(message(one), one.id, "unused")
+    assert await store.move_to_dlq("unused", "w1", one.claim, final) is Settled.LOST
     assert await snapshot(raw, "unused") == Snapshot()
 
 
@@ -164,15 +167,19 @@ async def test_a_paused_topic_buries_its_dead(store: Store, raw: Redis) -> None:
     assert list((await snapshot(raw, TOPIC)).dead) == [one.id]
 
 
-async def test_an_id_that_is_not_utf8_can_be_buried(store: Store, raw: Redis) -> None:
+async def test_what_is_buried_under_an_id_is_that_message(store: Store, raw: Redis) -> None:
     (one,) = await leased(store)
     await store.complete_message(TOPIC, "w1", [one.claim])
     keys = store.keys.of(TOPIC)
     await raw.hset(keys.payload, b"\xff\xfe", one.record)
     await raw.lpush(keys.pending, b"\xff\xfe")
     (odd,) = await take(store)
-    assert await store.move_to_dlq(TOPIC, "w1", odd.claim, message(one)) is Settled.DONE
-    assert list((await snapshot(raw, TOPIC)).dead) == ["\udcff\udcfe"]
+    before = await snapshot(raw, TOPIC)
+    with pytest.raises(InvalidInput, match="the record is of message"):
+        await store.move_to_dlq(TOPIC, "w1", odd.claim, message(one))
+    with pytest.raises(InvalidInput, match="has no JSON form"):
+        await store.move_to_dlq(TOPIC, "w1", odd.claim, renamed(message(one), odd.id))
+    assert await snapshot(raw, TOPIC) == before
 
 
 async def test_a_worker_whose_name_breaks_the_rule_is_refused(store: Store, raw: Redis) -> None:

@@ -49,7 +49,7 @@ async def test_a_message_is_due_after_its_delay_or_at_its_time_in_its_level(
             draft(),
             draft(delay=2**52 - 1),
             draft(at=now + 7),
-            draft(at=now - 10_000, delay=99, priority=Priority.HIGH),
+            draft(at=now - 10_000, priority=Priority.HIGH),
             draft(at=1, priority=Priority.LOW),
             draft(delay=1, priority=Priority.LOW),
         ],

@@ -214,7 +214,7 @@ async def test_an_entry_whose_bytes_are_gone_is_not_shown(
 
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
 async def test_only_archives_can_be_paged_through(store: Store, state: State) -> None:
-    with pytest.raises(InvalidInput, match="is not archived; dead and quarantined are"):
+    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
         await store.views.archive(TOPIC, state)
-    with pytest.raises(InvalidInput, match="is not archived; dead and quarantined are"):
+    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
         await store.views.archived(TOPIC, state, "id")

@@ -192,7 +192,7 @@ async def test_what_is_not_in_the_archive_is_not_requeued(
         named = msgspec.structs.replace(message(one), topic=topic, id=id)
         done = await store.requeue_message(topic, state, id, archived=clock.now, message=named)
         assert done is Settled.LOST
-        with pytest.raises(InvalidInput, match="the message to requeue is 'another' of topic"):
+        with pytest.raises(InvalidInput, match="the record is of message 'another' of topic"):
             await store.requeue_message(
                 topic,
                 state,

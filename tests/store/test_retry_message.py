@@ -10,9 +10,20 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.store.answers import Retried, Settled
-from tests.lab.messages import FAILURE, TOPIC, Priority, delayed, draft, leased, message, take
+from mx_rmq.store.quarantine import Quarantined
+from tests.lab.messages import (
+    FAILURE,
+    TOPIC,
+    Priority,
+    delayed,
+    draft,
+    leased,
+    message,
+    renamed,
+    take,
+)
 from tests.lab.snapshot import snapshot
-from tests.store.contracts import ONE_SERVER, ReceiptContract
+from tests.store.contracts import ONE_SERVER, ReceiptContract, foreign
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def again(one: Leased, delay: int = 1000) -> Retried:
-    return Retried(one.claim, codec.decode(one.record).failed(FAILURE), delay)
+    message = renamed(codec.decode(one.record), one.id)
+    return Retried(one.claim, message.failed(FAILURE), delay)
 
 
 class TestRetryMessage(ReceiptContract):
@@ -35,6 +47,20 @@ class TestRetryMessage(ReceiptContract):
         self, store: Store, taken: Sequence[Leased], *, worker: str = "w1"
     ) -> list[Settled]:
         return await store.retry_message(TOPIC, worker, [again(one) for one in taken])
+
+    async def test_a_message_with_an_id_that_is_not_utf8_can_be_settled(
+        self, store: Store, raw: Redis
+    ) -> None:
+        """It cannot be retried, for it is no message: quarantine is its place."""
+        one = await foreign(store, raw, b"\xff\x00\xfe")
+        with pytest.raises(InvalidInput, match="has no JSON form"):
+            await self.settle(store, [one])
+        with pytest.raises(InvalidInput, match="the record is of message"):
+            await store.retry_message(
+                TOPIC, "w1", [Retried(one.claim, codec.decode(one.record), 1)]
+            )
+        error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError(), data=one.record)
+        assert await store.handle_parse_error(TOPIC, "w1", one.claim, error)
 
 
 async def test_failed_messages_wait_in_their_level_with_their_new_records(

@@ -11,13 +11,17 @@ from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.embedded import EmbeddedServer
 
 
-@click.command()
+@click.command(short_help="Run a server of our own in the foreground.")
 @click.argument("directory", default="./mx-rmq-data", type=click.Path(path_type=Path))
 @click.option(
     "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1:PORT too, not only here."
 )
 def server(directory: Path, port: int | None) -> None:
-    """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM."""
+    """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM.
+
+    DIRECTORY is ./mx-rmq-data unless you say otherwise. Other processes use it by the URL
+    embedded://DIRECTORY.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
     try:

@@ -38,6 +38,6 @@ class Limits:
             if field.type == "int" and not isinstance(value, int):
                 raise InvalidInput(f"{field.name}={value!r} is not a whole number")
             if not 0 <= value < 2**53 / 1000:
-                raise InvalidInput(f"{field.name}={value!r} is not between 0 and 285,000 years")
+                raise InvalidInput(f"{field.name}={value!r} is not between 0 and 2^53 / 1000")
         if self.max_payload == 0:
             raise InvalidInput("max_payload=0 would refuse every payload")

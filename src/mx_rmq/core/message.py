@@ -82,6 +82,12 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         if self.priority not in set(Priority):
             raise InvalidInput(f"priority={self.priority!r} is not one of {', '.join(Priority)}")
         _check("delay", self.delay, 0)
+        if self.delay and self.at is not None:
+            raise InvalidInput(f"delay={self.delay} and at={self.at} are both given; one decides")
+        if not _is_texts(self.headers):
+            raise InvalidInput(f"headers={self.headers!r:.80} is not a dict of str to str")
+        if self.retry is not None and not isinstance(self.retry, dict):
+            raise InvalidInput(f"retry={self.retry!r:.80} is not a dict")
         for name, value, least in (
             ("at", self.at, 0),
             ("ttl", self.ttl, 1),
@@ -152,4 +158,10 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 def _check(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**52:
-        raise InvalidInput(f"{name}={value!r} is not a whole number of at least {least}")
+        raise InvalidInput(f"{name}={value!r} is not a whole number from {least} to 2^52")
+
+
+def _is_texts(headers: object) -> bool:
+    return isinstance(headers, dict) and all(
+        isinstance(name, str) and isinstance(value, str) for name, value in headers.items()
+    )

@@ -77,6 +77,10 @@ class TakenOver(NamedTuple):
         return Claim(self.id, self.token)
 
 
+Held = Claim | Leased | TakenOver
+"""What names a message and the token by which it is held."""
+
+
 class Dispatched(NamedTuple):
     now: int
     messages: list[Leased]

@@ -52,6 +52,7 @@ class Caller:
     def __init__(self, client: Redis, *, patience: float) -> None:
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
         self._patience = patience
+        self.closed = False
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script, again and again until it has an answer or patience ends."""
@@ -71,6 +72,8 @@ class Caller:
             raise wrong(f"{name}: {error}") from error
 
     async def _insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        if self.closed:
+            raise ServerUnavailable(f"{what}: the store is closed")
         deadline = time.monotonic() + self._patience
         pause = FIRST_PAUSE
         sent = False

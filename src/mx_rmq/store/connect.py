@@ -86,6 +86,7 @@ def _client(url: str, reply_within: float) -> RedisClient:
     except (ValueError, TypeError):  # whose words may hold a piece of the password
         raise InvalidInput(
             f"URL {without_password(url)!r} is not one: in a password, write / as %2F, # as %23, "
-            "? as %3F and @ as %40; ports and databases are numbers"
+            "? as %3F and @ as %40; ports and databases are numbers; options behind a ? are those "
+            "of the redis client"
         ) from None
     return client

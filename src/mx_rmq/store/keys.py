@@ -75,11 +75,11 @@ class TopicKeys:
 
     def archive_of(self, state: State) -> tuple[str, str]:
         """Return the index and the contents of the dead letters or of the quarantine."""
-        if state is State.DEAD:
+        if state == State.DEAD:
             return self.dlq, self.dlq_payload
-        if state is State.QUARANTINED:
+        if state == State.QUARANTINED:
             return self.error_parse_queue, self.error_parse_payload
-        raise InvalidInput(f"{state!r} is not archived; {State.DEAD} and {State.QUARANTINED} are")
+        raise InvalidInput(f"state={state!s:.40} has no archive; dead and quarantined have")
 
     def pending_of(self, priority: Priority) -> str:
         """Return the list in which messages of this priority wait."""

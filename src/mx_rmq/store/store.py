@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Self
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import SOCKET_TIMEOUT, Connection, connect
+from mx_rmq.store.connect import SOCKET_TIMEOUT, Connection, connect, without_password
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
@@ -60,9 +60,9 @@ class Store(Transitions):
         try:
             caller = Caller(connection.client, patience=patience)
             found = await preflight(caller, keys)
-        except OutcomeUnknown as error:
+        except (OutcomeUnknown, ServerUnavailable) as error:
             await connection.close()
-            raise ServerUnavailable(f"the server is there, but does not answer: {error}") from error
+            raise ServerUnavailable(f"cannot use {without_password(url)}: {error}") from error
         except BaseException:
             await connection.close()
             raise
@@ -71,7 +71,8 @@ class Store(Transitions):
         return cls(connection, caller, keys, found, limits=limits, clock=clock)
 
     async def close(self) -> None:
-        """Close what was opened."""
+        """Close what was opened. No call gets through any more."""
+        self._caller.closed = True
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

@@ -25,6 +25,7 @@ from mx_rmq.core.names import check_id, check_worker
 from mx_rmq.store.answers import (
     Claim,
     Dispatched,
+    Held,
     Leased,
     Placed,
     Produced,
@@ -96,7 +97,6 @@ class Transitions:
         keys = self.keys.of(topic)
         if not _batch(drafts):
             return []
-        await self._register(topic)
         script = load(name)
         delayed = "delay_ms" in script.each
         makers: list[str] = []
@@ -104,6 +104,8 @@ class Transitions:
         items: list[tuple[Value, ...]] = []
         with self._lanes.lane(topic) as lane:
             for offset, draft in enumerate(drafts, 1):
+                if not delayed and (draft.delay or draft.at is not None):
+                    raise InvalidInput("a draft with delay or at goes to produce_delay_message")
                 own, maker = draft.id is not None, 0
                 id = lane.id_at(offset) if draft.id is None else check_id(draft.id)
                 if own and (lane_name := maker_of(id)):
@@ -116,6 +118,7 @@ class Transitions:
                 if delayed:
                     item += (draft.delay, "" if draft.at is None else draft.at)
                 items.append(item)
+            await self._register(topic)
             lane.number += len(drafts)
             try:
                 answer = await self._run(
@@ -153,7 +156,9 @@ class Transitions:
             try:
                 await self._caller.command("SADD", self.keys.topics, topic)
             except OutcomeUnknown as error:
-                raise ServerUnavailable(f"{error}; no message was stored") from error
+                raise ServerUnavailable(
+                    f"the server did not answer, and no message was sent to it: {error.__cause__}"
+                ) from error
             self._registered.add(topic)
 
     # pending -> processing
@@ -193,44 +198,48 @@ class Transitions:
     # processing -> gone, delayed, pending, processing
 
     async def complete_message(
-        self, topic: str, worker: str, claims: Sequence[Claim]
+        self, topic: str, worker: str, held: Sequence[Held]
     ) -> list[Settled]:
         """Remove handled messages."""
-        return await self._settle("complete_message", topic, worker, claims)
+        items = [(one.id, one.token) for one in held]
+        return await self._settle("complete_message", topic, worker, items)
 
     async def retry_message(
         self, topic: str, worker: str, retries: Sequence[Retried]
     ) -> list[Settled]:
         """Let failed messages wait for their next attempt, each with its updated record."""
-        items = [
-            (*claim, codec.encode(message), message.priority, _in_range("delay", delay, 0))
-            for claim, message, delay in retries
-        ]
+        items: list[tuple[Value, ...]] = []
+        for claim, message, delay in retries:
+            _same(message, topic, claim.id)
+            _in_range("delay", delay, 0)
+            record = codec.encode(message)
+            items.append((claim.id, claim.token, record, message.priority, delay))
         return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
 
     async def release_message(
         self, topic: str, worker: str, claims: Sequence[tuple[Claim, Priority]]
     ) -> list[Settled]:
         """Hand unfinished messages back to the front of the queue, in the order given."""
-        items = [(*claim, priority) for claim, priority in claims]
+        items = [(claim.id, claim.token, priority) for claim, priority in claims]
         return await self._settle("release_message", topic, worker, items)
 
     async def extend_lease(
-        self, topic: str, worker: str, claims: Sequence[Claim], *, lease: int
+        self, topic: str, worker: str, held: Sequence[Held], *, lease: int
     ) -> list[Claim]:
         """Move the deadlines to `lease` ms from now; return the claims that are lost."""
         keys = self.keys.of(topic)
         check_worker(worker)
         _in_range("lease", lease, 1)
-        if not _batch(claims):
+        if not _batch(held):
             return []
         answer = await self._run(
             "extend_lease",
             keys,
             {"now_ms": self._now(), "worker": worker, "lease_ms": lease},
-            claims,
+            [(one.id, one.token) for one in held],
         )
-        return [claim for claim, code in zip(claims, answer, strict=True) if chr(code) == "0"]
+        lost = [one for one, code in zip(held, answer, strict=True) if chr(code) == "0"]
+        return [Claim(one.id, one.token) for one in lost]
 
     async def _settle(
         self,
@@ -253,6 +262,7 @@ class Transitions:
 
     async def move_to_dlq(self, topic: str, worker: str, claim: Claim, message: Message) -> Settled:
         """Archive a message that gets no further attempt; it says why in `reason`."""
+        _same(message, topic, claim.id)
         return await self._archive(
             "move_to_dlq",
             topic,
@@ -357,11 +367,7 @@ class Transitions:
         self, topic: str, state: State, id: str, *, archived: int, message: Message
     ) -> Settled:
         """Send an archived message round again, if it is still the one archived at that time."""
-        if (message.topic, message.id) != (topic, id):
-            raise InvalidInput(
-                f"the message to requeue is {message.id!r} of topic {message.topic!r}, "
-                f"not {id!r} of {topic!r}"
-            )
+        _same(message, topic, id)
         return await self._operate(
             "requeue_message",
             topic,
@@ -430,9 +436,18 @@ class Transitions:
         return self.hexpire and ttl_ms > 0
 
     def _caps(self, state: State) -> tuple[int, int]:
-        if state is State.DEAD:
+        if state == State.DEAD:
             return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
         return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
+
+
+def _same(message: Message, topic: str, id: str) -> None:
+    """Refuse to write one message's record under another's id."""
+    if (message.topic, message.id) != (topic, id):
+        raise InvalidInput(
+            f"the record is of message {message.id!r} of topic {message.topic!r}, "
+            f"not of {id!r} of {topic!r}"
+        )
 
 
 def _batch(items: Sequence[object]) -> bool:

@@ -27,6 +27,11 @@ class Counts:
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
 
+    @property
+    def total(self) -> int:
+        """How many messages there are, in any state."""
+        return self.pending + self.delayed + self.processing + self.dead + self.quarantined
+
 
 @dataclass(frozen=True, slots=True)
 class Archived:
