@@ -110,8 +110,8 @@ def _deeper_than(data: bytes, limit: int) -> bool:
     for _ in range(limit):
         brackets = _INNERMOST.sub(b"", brackets)
         if not brackets:
-            return False
-    return True
+            break
+    return bool(brackets)
 
 
 def _version(data: bytes) -> int | None:
