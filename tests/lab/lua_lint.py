@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 READS: Final = {
     "GET": "STRING",
+    "PTTL": "",
     **dict.fromkeys(("HEXISTS", "HGET", "HLEN", "HMGET", "HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("ZCARD", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),

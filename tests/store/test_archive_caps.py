@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core import codec
+from mx_rmq.core.config import SECOND_NET
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
-from mx_rmq.store.transitions import SECOND_NET
 from tests.lab.archives import ARCHIVES, archive, archived, contents, limits
 from tests.lab.messages import TOPIC, draft, leased, settle, take
 from tests.lab.servers import Kind

@@ -88,7 +88,8 @@ async def test_the_client_resends_nothing_and_decodes_nothing(tcp: Server) -> No
     assert options["retry"].get_retries() == 0
     assert options["retry_on_error"] == []
     assert options["decode_responses"] is False
-    assert 0 < options["socket_timeout"] <= 60
+    assert options["socket_timeout"] is None  # the caller bounds the wait for a reply
+    assert 0 < options["socket_connect_timeout"] <= 60
     await connection.close()
 
 

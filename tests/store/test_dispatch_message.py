@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Leased
@@ -392,3 +393,27 @@ async def test_topics_do_not_meet(store: Store, raw: Redis) -> None:
     assert len(others.messages) == 1
     assert await snapshot(raw, TOPIC) == before
     assert await snapshot(raw, "nobodys") == Snapshot()
+
+
+async def test_one_reply_holds_eight_mebibytes_or_one_message(store: Store, raw: Redis) -> None:
+    megabyte = "x" * 1_000_000
+    await store.produce_normal_message(TOPIC, [draft(megabyte) for _ in range(10)])
+    first = await take(store, 10)
+    assert len(first) == 8
+    assert (await snapshot(raw, TOPIC)).rung
+    assert len(await take(store, 10)) == 2
+    store.limits = Limits(max_payload=20_000_000)
+    await store.produce_normal_message(TOPIC, [draft("x" * 10_000_000), draft()])
+    assert [len(await take(store, 10)) for _ in range(2)] == [1, 1]
+
+
+async def test_the_token_grows_also_when_the_clock_was_far_ahead(
+    store: Store, clock: Clock
+) -> None:
+    now = clock.now
+    clock.now = 10**13
+    (ahead,) = await leased(store)
+    clock.now = now
+    (one,) = await leased(store)
+    (two,) = await leased(store)
+    assert ahead.token < one.token < two.token < 2**53

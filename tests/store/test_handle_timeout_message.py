@@ -17,7 +17,7 @@ from mx_rmq.store.script import load
 from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused
 from tests.lab.calls import resend_next
-from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, leased, pending, take
+from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, draft, leased, pending, take
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ONE_SERVER, foreign
 
@@ -301,3 +301,12 @@ async def test_pending_messages_never_time_out(store: Store, raw: Redis, clock: 
     clock.advance(10**9)
     assert await take_over(store) == []
     assert ids(await take(store, 2)) == waiting
+
+
+async def test_one_reply_holds_eight_mebibytes(store: Store, clock: Clock) -> None:
+    await store.produce_normal_message(TOPIC, [draft("x" * 1_000_000) for _ in range(10)])
+    assert [len(await take(store, 10)) for _ in range(2)] == [8, 2]
+    clock.advance(LEASE)
+    for count in (8, 2, 0):
+        late = await store.handle_timeout_message(TOPIC, "m1", count=10, recovery=60_000)
+        assert len(late.messages) == count

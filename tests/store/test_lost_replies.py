@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import OutcomeUnknown, ProduceUnknown, ServerUnavailable
-from mx_rmq.store import connect, lane
+from mx_rmq.store import lane
+from mx_rmq.store import store as store_module
 from mx_rmq.store.answers import Placed, Retried, Settled
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import load, names
@@ -233,7 +234,7 @@ async def test_a_refusal_that_passes_is_waited_out(
 async def test_a_connection_that_falls_silent_is_given_up_and_the_call_is_done_once(
     scenes: OpenScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connect, "SOCKET_TIMEOUT", 0.1)
+    monkeypatch.setattr(store_module, "REPLY_WITHIN", 0.1)
     scene = await scenes()
     scene.proxy.hold_reply(1)
     produced = await scene.through.produce_normal_message(TOPIC, drafts(own=False))

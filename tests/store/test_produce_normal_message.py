@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+import pytest
+
+from mx_rmq.core.config import Limits
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import Draft
 from mx_rmq.store.answers import Placed
 from tests.lab.messages import TOPIC, Priority, draft, drafts, pending
 from tests.lab.snapshot import Snapshot, snapshot
@@ -14,7 +20,6 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.core.message import Draft
     from mx_rmq.store.answers import Produced
     from mx_rmq.store.store import Store
 
@@ -73,3 +78,18 @@ async def test_without_a_cap_a_thousand_and_more_may_wait(store: Store) -> None:
     for _ in range(2):
         await store.produce_normal_message(TOPIC, drafts(1000))
     assert (await store.views.counts(TOPIC)).pending == 2000
+
+
+async def test_a_short_window_does_not_end_a_long_one(store: Store, raw: Redis) -> None:
+    store.limits = Limits(dedup=86_400)
+    await store.produce_normal_message(TOPIC, [draft(id="long")])
+    store.limits = Limits(dedup=1)
+    await store.produce_normal_message(TOPIC, [draft(id="short")])
+    assert await raw.pttl(store.keys.of(TOPIC).recent) > 86_000_000
+
+
+async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis) -> None:
+    for bad in (b"{broken", b'1,"attempts":9', b'"\xff"', b""):
+        with pytest.raises(InvalidInput, match="is not JSON"):
+            await store.produce_normal_message(TOPIC, [Draft(payload=msgspec.Raw(bad))])
+    assert await raw.dbsize() == 0

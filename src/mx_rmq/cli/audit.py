@@ -11,7 +11,7 @@ import click
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.store import Store
 from mx_rmq.store.keys import DEFAULT_PREFIX
-from mx_rmq.store.store import PATIENCE
+from mx_rmq.store.store import MAX_PATIENCE, PATIENCE
 
 
 class CannotAudit(click.ClickException):
@@ -26,7 +26,7 @@ class CannotAudit(click.ClickException):
 @click.option("--prefix", envvar="MX_RMQ_PREFIX", default=DEFAULT_PREFIX, show_default=True)
 @click.option(
     "--patience",
-    type=click.FloatRange(0, 3600),
+    type=click.FloatRange(0, MAX_PATIENCE),
     default=PATIENCE,
     show_default=True,
     help="Seconds to wait for the server.",

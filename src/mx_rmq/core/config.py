@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from mx_rmq.core.errors import InvalidInput
 
-DAY = 86_400.0
+DAY: Final = 86_400.0
+
+SECOND_NET: Final = 3600
+"""Seconds after its age limit at which the server itself drops an archived field (HEXPIRE)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,10 @@ class OutcomeUnknown(MxRmqError):
 
 
 class ProduceUnknown(OutcomeUnknown):
-    """A produce whose reply was lost. Producing again with the same ids makes no second copy."""
+    """A produce whose reply was lost. Producing again with these ids makes no second copy.
+
+    For ids that were made for the caller within ten minutes, for own ids within the dedup window.
+    """
 
     def __init__(self, reason: str, ids: Sequence[str]) -> None:
         super().__init__(reason)

@@ -20,7 +20,7 @@ class Placed(StrEnum):
     DEAD = "d"
     QUARANTINED = "q"
     FINISHED = "f"
-    """A message with this id was produced within the dedup window and is gone."""
+    """A message with this id was produced within the dedup window, or by a lane, and is gone."""
 
     @property
     def duplicate(self) -> bool:

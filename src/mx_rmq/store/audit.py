@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mx_rmq.core.config import SECOND_NET
 from mx_rmq.core.errors import WrongType
 from mx_rmq.store.script import load
 
@@ -54,12 +55,15 @@ class Places(NamedTuple):
     quarantine_index: int
     quarantined_bytes: int
 
-    def wrongs(self) -> list[str]:
-        """Return what is wrong with a message that stands in these places."""
+    def wrongs(self, *, aged: bool = False) -> list[str]:
+        """Return what is wrong with a message that stands in these places.
+
+        An aged one may be left in an index alone: the server drops old contents by itself.
+        """
         live = {"pending": self.pending, "delayed": self.delayed, "processing": self.lease}
         archived = {
-            "dead": self.dead_index or self.dead_letter,
-            "quarantined": self.quarantine_index or self.quarantined_bytes,
+            "dead": self.dead_letter or (self.dead_index and not aged),
+            "quarantined": self.quarantined_bytes or (self.quarantine_index and not aged),
         }
         states = [state for state, count in {**live, **archived}.items() if count]
         wrongs = [f"{count} times {state}" for state, count in live.items() if count > 1]
@@ -73,9 +77,9 @@ class Places(NamedTuple):
             wrongs.append("a lease without a deadline")
         if self.deadline and not self.lease:
             wrongs.append("a deadline without a lease")
-        if bool(self.dead_index) != bool(self.dead_letter):
+        if not aged and bool(self.dead_index) != bool(self.dead_letter):
             wrongs.append("dead letters: index and contents disagree")
-        if bool(self.quarantine_index) != bool(self.quarantined_bytes):
+        if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
             wrongs.append("quarantine: index and contents disagree")
         return wrongs
 
@@ -112,11 +116,7 @@ class _Reading:
 
     def wrongs(self, id: bytes, places: Places) -> list[str]:
         """Return what is wrong with an id in these places."""
-        if id in self.aged:
-            places = places._replace(
-                dead_index=0, dead_letter=0, quarantine_index=0, quarantined_bytes=0
-            )
-        return places.wrongs()
+        return places.wrongs(aged=id in self.aged)
 
     def _places(self, id: bytes) -> Places:
         return Places(
@@ -141,11 +141,13 @@ class Audit:
         keys: Keys,
         limits: Limits,
         *,
+        hexpire: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._caller = caller
         self._keys = keys
         self._limits = limits
+        self._hexpire = hexpire
         self._clock = clock
 
     async def topic(self, topic: str) -> list[Violation]:
@@ -198,7 +200,8 @@ class Audit:
         ):
             for id, at in await self._scan("ZSCAN", index):
                 ids.add(id)
-                if ttl and at <= now - ttl * 1000:
+                limits = [ttl] * bool(ttl) + [SECOND_NET] * self._hexpire
+                if any(at <= now - seconds * 1000 for seconds in limits):
                     reading.aged.add(id)
         reading.dead_letters = await self._fields(keys.dlq_payload)
         reading.quarantined_bytes = await self._fields(keys.error_parse_payload)

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+CONNECTIONS: Final = 50
+"""Calls under way at once; more wait for their turn."""
+
+REPLY_WITHIN: Final = 5.0
+"""Seconds that one reply may take."""
+
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
@@ -49,9 +55,13 @@ _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READO
 class Caller:
     """Runs scripts on one server."""
 
-    def __init__(self, client: Redis, *, patience: float) -> None:
-        self._execute: Callable[..., Awaitable[Any]] = client.execute_command
+    def __init__(
+        self, client: Redis, *, patience: float, reply_within: float = REPLY_WITHIN
+    ) -> None:
+        self._send: Callable[..., Awaitable[Any]] = client.execute_command
         self._patience = patience
+        self._reply_within = reply_within
+        self._free = asyncio.Semaphore(CONNECTIONS)
         self.closed = False
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
@@ -98,6 +108,21 @@ class Caller:
             return await self._execute("EVALSHA", script.sha, count, *keys, *args)
         except redis_errors.NoScriptError:
             return await self._execute("EVAL", script.source, count, *keys, *args)
+
+    async def _execute(self, *words: Value) -> Any:
+        """Send one command on a connection that nobody else uses; wait for the reply.
+
+        The time limit is ours, not the client's: before Python 3.12 its way of waiting could
+        swallow a cancellation.
+        """
+        async with self._free:
+            try:
+                async with asyncio.timeout(self._reply_within):
+                    return await self._send(*words)
+            except TimeoutError as error:
+                raise redis_errors.TimeoutError(
+                    f"no reply within {self._reply_within:g} s"
+                ) from error
 
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
         if sent:

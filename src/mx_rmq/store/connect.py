@@ -10,7 +10,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -22,7 +22,12 @@ from mx_rmq.embedded import EmbeddedServer
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
 
-SOCKET_TIMEOUT: Final = 5.0
+CONNECT_WITHIN: Final = 5.0
+"""Seconds that a connection may take."""
+
+_OURS: Final = frozenset(
+    ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
+)
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix", "embedded")
 
 
@@ -35,12 +40,14 @@ class Connection:
 
     async def close(self) -> None:
         """Close the client, then stop the server if we started it."""
-        await self.client.aclose()
-        if self.server is not None:
-            await asyncio.to_thread(self.server.stop)
+        try:
+            await self.client.aclose()
+        finally:
+            if self.server is not None:
+                await asyncio.shield(asyncio.to_thread(self.server.stop))
 
 
-async def connect(url: str, *, reply_within: float = SOCKET_TIMEOUT) -> Connection:
+async def connect(url: str) -> Connection:
     """Make a client for a URL. `embedded://DIR` starts its own server, or joins the running one."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
@@ -51,10 +58,20 @@ async def connect(url: str, *, reply_within: float = SOCKET_TIMEOUT) -> Connecti
     if scheme == "embedded":
         if not rest:
             raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
-        server = await asyncio.to_thread(EmbeddedServer.start, rest)
-        return Connection(_client(server.url, reply_within), server)
+        server = await _start(rest)
+        return Connection(_client(server.url), server)
     ours = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    return Connection(_client(f"{ours}://{rest}", reply_within))
+    return Connection(_client(f"{ours}://{rest}"))
+
+
+async def _start(directory: str) -> EmbeddedServer:
+    starting = asyncio.create_task(asyncio.to_thread(EmbeddedServer.start, directory))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        server = await starting  # the thread cannot be stopped, so its server must be
+        await asyncio.to_thread(server.stop)
+        raise
 
 
 def without_password(url: str) -> str:
@@ -67,19 +84,21 @@ def without_password(url: str) -> str:
     return scheme + separator + shown if separator else shown
 
 
-def _client(url: str, reply_within: float) -> RedisClient:
+def _client(url: str) -> RedisClient:
     try:
         parts = urlsplit(url)
         if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
             raise ValueError  # the client would take database 0 instead
+        if _OURS & parse_qs(parts.query).keys():
+            raise ValueError  # these decide how we read replies
         client = Redis.from_url(
             url,
             decode_responses=False,
             encoding_errors="surrogateescape",
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
-            socket_timeout=reply_within,
-            socket_connect_timeout=reply_within,
+            socket_timeout=None,
+            socket_connect_timeout=CONNECT_WITHIN,
         )
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # refuses options that nobody knows

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import Priority, State
+from mx_rmq.core.message import State
 from mx_rmq.core.names import check_prefix, check_topic
 
 DEFAULT_PREFIX: Final = "mx-rmq"
@@ -80,22 +80,6 @@ class TopicKeys:
         if state == State.QUARANTINED:
             return self.error_parse_queue, self.error_parse_payload
         raise InvalidInput(f"state={state!s:.40} has no archive; dead and quarantined have")
-
-    def pending_of(self, priority: Priority) -> str:
-        """Return the list in which messages of this priority wait."""
-        return {
-            Priority.HIGH: self.pending_high,
-            Priority.NORMAL: self.pending,
-            Priority.LOW: self.pending_low,
-        }[priority]
-
-    def delayed_of(self, priority: Priority) -> str:
-        """Return the set in which messages of this priority wait for their due time."""
-        return {
-            Priority.HIGH: self.delay_tasks_high,
-            Priority.NORMAL: self.delay_tasks,
-            Priority.LOW: self.delay_tasks_low,
-        }[priority]
 
 
 class Keys:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.errors import InvalidInput, QueueFull
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 13
-_GENERATED: Final = re.compile(rf"([0-9a-z]{{{_LENGTH}}})-[0-9]{{1,15}}", re.ASCII)
+_GENERATED: Final = re.compile(rf"([{_ALPHABET}]{{{_LENGTH}}})-[0-9]{{1,15}}", re.ASCII)
 
 
 class Lane:
@@ -41,6 +44,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self._idle: defaultdict[str, list[Lane]] = defaultdict(list)
+        self._pid = os.getpid()
 
     @contextmanager
     def lane(self, topic: str) -> Iterator[Lane]:
@@ -49,9 +53,16 @@ class Lanes:
         After an error nobody knows what the server will still do with the call, or its ids may
         come back as a caller's own: the lane is never used again.
         """
+        if self._pid != os.getpid():  # after a fork, parent and child must not share a lane
+            self._pid = os.getpid()
+            self._idle.clear()
         idle = self._idle[topic]
         lane = idle.pop() if idle else Lane()
-        yield lane
+        try:
+            yield lane
+        except (InvalidInput, QueueFull):  # not sent, or answered
+            idle.append(lane)
+            raise
         idle.append(lane)
 
 

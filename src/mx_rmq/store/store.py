@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, Self
 
-from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
-from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import SOCKET_TIMEOUT, Connection, connect, without_password
+from mx_rmq.store.call import REPLY_WITHIN, Caller
+from mx_rmq.store.connect import Connection, connect, without_password
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from mx_rmq.core.config import Limits
 
 logger = logging.getLogger(__name__)
+
+MAX_PATIENCE: Final = 300
+"""A call may be sent again for so long; the server remembers the first one for ten minutes."""
 
 PATIENCE: Final = 10.0
 """Seconds that a call waits for a server that is away, before it gives up."""
@@ -42,7 +45,7 @@ class Store(Transitions):
         self._connection = connection
         self.warnings = found.warnings
         self.views = Views(caller, keys)
-        self.audit = Audit(caller, keys, self.limits, clock=clock)
+        self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
 
     @classmethod
     async def open(
@@ -56,9 +59,12 @@ class Store(Transitions):
     ) -> Self:
         """Connect and look the server over."""
         keys = Keys(prefix)
-        connection = await connect(url, reply_within=min(SOCKET_TIMEOUT, max(1.0, patience)))
+        if not 0 <= patience <= MAX_PATIENCE:
+            raise InvalidInput(f"patience={patience!r} is not from 0 to {MAX_PATIENCE} seconds")
+        connection = await connect(url)
         try:
-            caller = Caller(connection.client, patience=patience)
+            reply_within = min(REPLY_WITHIN, max(1.0, patience))
+            caller = Caller(connection.client, patience=patience, reply_within=reply_within)
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
             await connection.close()

@@ -11,7 +11,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
+from mx_rmq.core.config import SECOND_NET, Limits
 from mx_rmq.core.errors import (
     InvalidInput,
     OutcomeUnknown,
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 MAX_BATCH: Final = 1000
 """Messages in one call: `unpack` in Lua takes no more than 7,999 values."""
 
+CENTURY: Final = 100 * 365 * 86_400
+"""Seconds; servers refuse the TTL of a field that is set for much longer."""
+
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
-
-SECOND_NET: Final = 3600
-"""Seconds after its age limit at which the server itself drops an archived field."""
 
 
 class Transitions:
@@ -112,6 +112,7 @@ class Transitions:
                     makers.append(keys.receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 ids.append(id)
+                codec.check_json(draft.payload)
                 record = codec.encode(draft.message(topic, id))
                 self._check_size(draft, record)
                 item: tuple[Value, ...] = (id, int(own), maker, record, draft.priority)
@@ -213,14 +214,14 @@ class Transitions:
             _same(message, topic, claim.id)
             _in_range("delay", delay, 0)
             record = codec.encode(message)
-            items.append((claim.id, claim.token, record, message.priority, delay))
+            items.append((claim.id, claim.token, record, _level(message.priority), delay))
         return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
 
     async def release_message(
         self, topic: str, worker: str, claims: Sequence[tuple[Claim, Priority]]
     ) -> list[Settled]:
         """Hand unfinished messages back to the front of the queue, in the order given."""
-        items = [(claim.id, claim.token, priority) for claim, priority in claims]
+        items = [(claim.id, claim.token, _level(priority)) for claim, priority in claims]
         return await self._settle("release_message", topic, worker, items)
 
     async def extend_lease(
@@ -301,7 +302,7 @@ class Transitions:
                     "call": lane.number,
                     "keep": keep,
                     "ttl_ms": ttl_ms,
-                    "hexpire_s": ceil(ttl_ms / 1000) + SECOND_NET if self._nets(ttl_ms) else 0,
+                    "hexpire_s": self._second_net(ttl_ms),
                     **named,
                 },
                 lane=lane,
@@ -374,7 +375,7 @@ class Transitions:
             archive=state,
             id=id,
             archived_ms=archived,
-            priority=message.priority,
+            priority=_level(message.priority),
             record=codec.encode(message),
         )
 
@@ -386,6 +387,8 @@ class Transitions:
 
     async def cancel_message(self, topic: str, id: str) -> Settled:
         """Remove a pending or delayed message."""
+        if not isinstance(id, str):
+            raise InvalidInput(f"message id {id!r} is not a str")
         return await self._operate("cancel_message", topic, id=id)
 
     async def pause_topic(self, topic: str) -> bool:
@@ -432,8 +435,10 @@ class Transitions:
     def _now(self) -> Value:
         return "" if self._clock is None else self._clock()
 
-    def _nets(self, ttl_ms: int) -> bool:
-        return self.hexpire and ttl_ms > 0
+    def _second_net(self, ttl_ms: int) -> int:
+        if not self.hexpire or ttl_ms == 0:
+            return 0
+        return min(ceil(ttl_ms / 1000) + SECOND_NET, CENTURY)
 
     def _caps(self, state: State) -> tuple[int, int]:
         if state == State.DEAD:
@@ -448,6 +453,12 @@ def _same(message: Message, topic: str, id: str) -> None:
             f"the record is of message {message.id!r} of topic {message.topic!r}, "
             f"not of {id!r} of {topic!r}"
         )
+
+
+def _level(priority: str) -> str:
+    if priority not in set(Priority):
+        raise InvalidInput(f"priority={priority!r} is not one of {', '.join(Priority)}")
+    return priority
 
 
 def _batch(items: Sequence[object]) -> bool:

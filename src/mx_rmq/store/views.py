@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import State
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
+
+
+MAX_PAGE: Final = 1000
+"""Archived messages that one call returns at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Views:
     async def topics(self) -> list[str]:
         """Return every topic that was ever produced to, sorted."""
         members = await self._caller.command("SMEMBERS", self._keys.topics)
-        return sorted(member.decode() for member in members)
+        return sorted(member.decode("utf-8", "backslashreplace") for member in members)
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in which state, all of one moment."""
@@ -82,6 +87,8 @@ class Views:
     ) -> list[Archived]:
         """Return a page of dead letters or quarantined messages, newest first."""
         index, payload = self._keys.of(topic).archive_of(state)
+        if start < 0 or not 1 <= count <= MAX_PAGE:
+            raise InvalidInput(f"start={start}, count={count}: from 0, and 1 to {MAX_PAGE}")
         last = start + count - 1
         ids = await self._caller.command("ZREVRANGE", index, start, last, "WITHSCORES")
         if not ids:

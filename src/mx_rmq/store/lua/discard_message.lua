@@ -20,7 +20,7 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 
 local archived_at = redis.call('ZSCORE', archive, id)
 redis.call('HLEN', archive_payload)
-if tonumber(archived_at or -1) ~= archived_ms then return '0' end
+if not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end
 local answer = '1'
 
 redis.call('HDEL', archive_payload, id)

@@ -4,8 +4,9 @@
 -- only grows (also when a failover has lost the counter, since it is never behind the clock).
 -- High goes before normal before low, but of every ten turns one offers normal first and one low
 -- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
--- A level whose key has a wrong type is passed over. When messages are left behind, the doorbell
--- is rung for the next worker.
+-- A level whose key has a wrong type is passed over. One reply holds 8 MiB of records, or a single
+-- message, so that it arrives. When messages are left behind, the doorbell is rung for the next
+-- worker.
 --
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The
 --          same call again gives the same messages, as far as they are still the worker's.
@@ -74,11 +75,14 @@ for _ = 1, math.min(max_count, left[1] + left[2] + left[3]) do
   turn = (turn + 1) % 10
 end
 
-local ids = {}
+local ids, level_of = {}, {}
 for level, key in ipairs(levels) do
   if take[level] > 0 then
     local tail = redis.call('LRANGE', key, -take[level], -1)
-    for i = #tail, 1, -1 do ids[#ids + 1] = tail[i] end
+    for i = #tail, 1, -1 do
+      ids[#ids + 1] = tail[i]
+      level_of[#ids] = level
+    end
   end
 end
 if #ids == 0 then return reply end
@@ -88,7 +92,17 @@ local held = redis.call('HMGET', processing, unpack(ids))
 local rung = redis.call('LLEN', doorbell)
 redis.call('ZCARD', expire_monitor)
 
-local token = math.max((tonumber(last_token) or 0) + 1, now * 1000)
+local bytes, fit = 0, 0
+for i = 1, #ids do
+  bytes = bytes + #(records[i] or '')
+  if bytes <= 8388608 or i == 1 then fit = i end
+end
+for i = #ids, fit + 1, -1 do
+  local level = level_of[i]
+  left[level], take[level], ids[i] = left[level] + 1, take[level] - 1, nil
+end
+
+local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
 local leases, deadlines, answer, seen, dropped = {}, {}, {}, {}, 0
 for i, id in ipairs(ids) do
   if records[i] and not held[i] and not seen[id] then

@@ -3,7 +3,8 @@
 -- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and
 -- a short recovery deadline. Nothing is removed: the caller decides and then calls retry_message
 -- or move_to_dlq with the new token; if it dies first, the recovery deadline brings the message
--- back. A deadline without a lease, or a lease without a record, is a leftover and is dropped.
+-- back. A deadline without a lease, or a lease without a record, is a leftover and is dropped. One
+-- reply holds 8 MiB of records, or a single message.
 --
 -- Returns  now (ms), then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) a message, P in processing
@@ -33,9 +34,11 @@ if #ids == 0 then return reply end
 local records = redis.call('HMGET', payload, unpack(ids))
 local held = redis.call('HMGET', processing, unpack(ids))
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
-local token = math.max((tonumber(last_token) or 0) + 1, now * 1000)
-local leases, deadlines, leftover, orphans = {}, {}, {}, {}
+local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
+local leases, deadlines, leftover, orphans, bytes = {}, {}, {}, {}, 0
 for i, id in ipairs(ids) do
+  bytes = bytes + #(records[i] or '')
+  if bytes > 8388608 and i > 1 then break end
   if held[i] and records[i] then
     local number = string.format('%.0f', token)
     leases[#leases + 1] = id

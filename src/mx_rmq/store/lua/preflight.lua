@@ -1,7 +1,7 @@
 -- preflight: read
 --
 -- Which of our commands this user may not run, or this server does not know. Tried on a key that
--- holds a SET, where each of them fails without writing anything: what counts is how.
+-- holds a SET, where each of them fails, or changes no member: what counts is how.
 --
 -- Returns  for each command that is missing: its name and the server's words
 -- Cost     O(1)
@@ -11,7 +11,7 @@ local scratch = KEYS[1]  -- SET  one member, for the moment of this call
 local each = 1 -- per command: name
 
 local forms = {
-  GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, TIME = false,
+  GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,
   HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
   HSCAN = {0}, HRANDFIELD = {1}, HSTRLEN = {'f'},
   HEXPIRE = {1, 'FIELDS', 1, 'f'},

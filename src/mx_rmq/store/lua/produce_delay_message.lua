@@ -44,6 +44,7 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 -- shared: who is new
 local answer, fresh, marks, seen = {}, {}, {}, {}
 local remembered = redis.call('ZCARD', recent) > 0
+local recent_ttl = redis.call('PTTL', recent)
 for i = each, #ARGV, width do
   local id, own, maker = ARGV[i], ARGV[i + 1] == '1', tonumber(ARGV[i + 2])
   local taken_until = remembered and redis.call('ZSCORE', recent, id)
@@ -143,7 +144,7 @@ if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1'
 if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
-  redis.call('PEXPIRE', recent, math.max(dedup_ms, 600000))
+  redis.call('PEXPIRE', recent, math.max(recent_ttl, dedup_ms, 600000))
 end
 -- end
 

@@ -29,7 +29,7 @@ if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '
 local archived_at = redis.call('ZSCORE', archive, id)
 local kept = redis.call('HEXISTS', archive_payload, id) == 1
 local live = redis.call('HEXISTS', payload, id) == 1
-if live or not kept or tonumber(archived_at or -1) ~= archived_ms then return '0' end
+if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
