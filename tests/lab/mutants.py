@@ -182,7 +182,7 @@ MUTANTS = [
     Mutant(
         "requeue trusts an old view",
         "requeue_message",
-        "if live or not kept or tonumber(archived_at or -1) ~= archived_ms then",
+        "if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms then",
         "if live or not kept then",
     ),
     Mutant("requeue leaves no receipt", "requeue_message", _RECEIPT, ""),
