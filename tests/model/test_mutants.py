@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.fault)
 def test_the_walk_catches(mutant: Mutant, server: Server) -> None:
+    scripts = {mutant.script: mutant.mutated()}
     loop = asyncio.new_event_loop()
-    faulty = {"url": server.url, "loop": loop, "mutants": {mutant.script: mutant.mutated()}}
+    faulty = {"url": server.url, "loop": loop, "mutants": scripts}
     try:
         with pytest.raises(Exception):  # noqa: B017, PT011 - any complaint is a catch
             run_state_machine_as_test(
