@@ -77,7 +77,7 @@ async def store(
 
 
 KNOWN_KEY = re.compile(
-    rb"mx-rmq:topics|mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}\}:"
+    rb"mx-rmq:(topics|workers)|mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}\}:"
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
     rb"error:parse:(queue|payload)|doorbell(:delay)?|meta|recent|receipt:[0-9a-z]{13})"
 )

@@ -64,6 +64,13 @@ GOOD = {
         redis.call('LLEN', chosen)
         redis.call('LPUSH', chosen, id)""",
     "an extra key": "return redis.call('HGET', KEYS[tonumber(id)], 'f')",
+    "keys that are repeated": """\
+local stride = 3 -- keys per topic: those above are the first one's
+for first = 1, #KEYS, stride do
+  hash, list, other = unpack(KEYS, first, first + stride - 1)
+  redis.call('HLEN', hash)
+  for _, key in ipairs({list, other}) do redis.call('LLEN', key) end
+end""",
     "a guarded table": """\
         for _, key in ipairs(delay == 1 and {list, other} or {}) do redis.call('LLEN', key) end""",
     "all of the grammar": """\
@@ -137,6 +144,11 @@ BAD = {
     "an unknown name": ("local a = os.time()", "os.time: not among the names"),
     "a long line": ("-- " + "x" * 98, "101 characters; the limit is 100"),
 }
+REPEATED = """\
+local stride = 3 -- keys per topic: …
+{} = unpack(KEYS, first, first + stride - 1)
+redis.call('HLEN', hash)
+local id"""
 BAD_HEADS = {
     "another name": ("-- good:", "-- bad:", "the header does not begin with good: from -> to"),
     "no Returns": ("-- Returns  1\n", "", "the header has no Returns"),
@@ -148,6 +160,31 @@ BAD_HEADS = {
         "local delay",
         "local each = 2 -- per message: id, token\nlocal width = 3\nlocal delay",
         "width is 3, but an item is id, token",
+    ),
+    "a wrong stride": (
+        "local id",
+        "local stride = 2 -- keys per topic: …\nlocal id",
+        "stride is 2, but there are 3 keys",
+    ),
+    "a stride without a use": (
+        "local id",
+        "local stride = 3 -- keys per topic: …\nlocal id",
+        "the keys are repeated, but only the first ones are used",
+    ),
+    "repeated keys in another order": (
+        "local id",
+        REPEATED.format("list, hash, other"),
+        "not the keys of the next, by their names: list, hash, other",
+    ),
+    "repeated keys that are used as another type": (
+        "local id",
+        REPEATED.format("hash, list, other").replace("HLEN", "LLEN"),
+        "LLEN on hash, a HASH",
+    ),
+    "unpacked keys that are not said to be repeated": (
+        "local id",
+        "local a, b = unpack(KEYS, 1, 2)\nlocal id",
+        "not the keys of the next, by their names: a, b",
     ),
 }
 
@@ -217,6 +254,8 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         seeded = await case.seed(Stage(store, clock, TOPIC))
         assert await case.act(store, TOPIC, seeded) == case.done, case
         await store.get_next_delay_task(TOPIC)
+        await store.survey_topics([TOPIC, "other"])
+        await store.beat_worker("w1", b"{}", forget=1)
         await store.views.counts(TOPIC)
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
         assert [violation.id for violation in await store.audit.topic(TOPIC)] == ["stray"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Claim, Placed, Retried, Settled
+from mx_rmq.store.answers import Claim, Placed, Retried, Settled, Ticked
 from mx_rmq.store.quarantine import Quarantined
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, draft, renamed
@@ -150,6 +150,25 @@ async def _nothing(_: Stage) -> None:
     pass
 
 
+async def _two_wait(stage: Stage) -> None:
+    """Two messages are pending, so that with the tick's there are three, as everywhere."""
+    await stage.store.produce_normal_message(stage.topic, drafts(own=True)[:2])
+
+
+async def _cron(store: Store, topic: str, _: None) -> Ticked:
+    return await store.produce_cron_message(topic, START, draft("c", priority=Priority.LOW))
+
+
+async def _silent(stage: Stage) -> None:
+    """Somebody took the ring for what is pending."""
+    await stage.pending()
+    await stage.store._caller.command("DEL", stage.store.keys.of(stage.topic).doorbell)
+
+
+async def _ring(store: Store, topic: str, _: None) -> bool:
+    return await store.ring_doorbell(topic)
+
+
 async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE)
     return [one.claim for one in dispatched.messages]
@@ -224,11 +243,14 @@ _REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
 _TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
 _LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
 
+_FIRED: Final = Ticked(START, START, f"cron-{START}")
+
 CASES: Final = (
     _produce(delay=False, own=False),
     _produce(delay=False, own=True),
     _produce(delay=True, own=False),
     _produce(delay=True, own=True),
+    _case("produce_cron_message", _two_wait, _cron, _FIRED, _FIRED._replace(id=None)),
     _case("dispatch_message", Stage.pending, _dispatch, _TAKEN, _TAKEN),
     _case("complete_message", Stage.leased, _complete, _DONE, _REPEATED),
     _case("retry_message", Stage.leased, _retry, _DONE, _REPEATED),
@@ -247,5 +269,6 @@ CASES: Final = (
     _case("cancel_message, delayed", Stage.delayed, _cancel),
     _case("pause_topic", Stage.pending, _pause, True, True),
     _case("resume_topic", _paused, _resume, True, True),
+    _case("ring_doorbell", _silent, _ring, True, False),
     _case("trim_archive", Stage.aged, _trim, 1, 0),
 )

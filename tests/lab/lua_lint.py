@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 READS: Final = {
     "GET": "STRING",
     "PTTL": "",
-    **dict.fromkeys(("HEXISTS", "HGET", "HLEN", "HMGET", "HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
+    **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
+    **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("ZCARD", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
@@ -82,6 +83,7 @@ Problem = tuple[int, str]
 def lint(name: str, source: str) -> list[str]:
     """Return what is wrong with a script, each with its line."""
     problems = [*_header(name, source), *_width(source), *_signature(source), *_items(source)]
+    problems += _repetition(source)
     try:
         tree = ast.parse(source)
     except (ast.SyntaxException, ValueError) as error:
@@ -146,6 +148,22 @@ def _items(source: str) -> Iterator[Problem]:
     width = re.search(r"^local width = (\d+)$", source, re.MULTILINE)
     if each and width and len(each[1].split(",")) != int(width[1]):
         yield 1, f"width is {width[1]}, but an item is {each[1]}"
+
+
+def _repetition(source: str) -> Iterator[Problem]:
+    """Keys that are repeated are as many as it says, and keep their names all the way."""
+    keys = re.findall(r"^local (\w+) *= KEYS\[\d+\]", source, re.MULTILINE)
+    stride = re.search(r"^local stride *= (\d+) *-- keys per \w+", source, re.MULTILINE)
+    taken = re.search(r"((?:\w+,\s*)*\w+) = unpack\(KEYS, (.*)\)", source)
+    if stride and int(stride[1]) != len(keys):
+        yield 1, f"stride is {stride[1]}, but there are {len(keys)} keys"
+    if stride and not taken:
+        yield 1, "the keys are repeated, but only the first ones are used"
+    if taken:
+        names = re.split(r",\s*", taken[1])
+        if not stride or names != keys or taken[2] != "first, first + stride - 1":
+            line = source.count("\n", 0, taken.start()) + 1
+            yield line, f"not the keys of the next, by their names: {', '.join(names)}"
 
 
 # The language

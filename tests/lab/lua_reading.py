@@ -121,6 +121,8 @@ class Reading:
             match value:
                 case lua.Index(value=lua.Name(id="KEYS"), idx=lua.Number()):
                     shapes.append(frozenset([name]))
+                case lua.Call(func=lua.Name(id="unpack"), args=[lua.Name(id="KEYS"), _, _]):
+                    shapes += [frozenset([key]) for key in names[len(shapes) :]]
                 case lua.Call(func=lua.Name(id="unpack"), args=[table]):
                     shape = self._shape(table)
                     shapes += shape if isinstance(shape, tuple) else ()

@@ -49,6 +49,7 @@ class Model:
     token: int = 0
     turn: int = 0
     dispatched: bool = False
+    tick: int | None = None
     paused: bool = False
     rung: bool = False
     rung_delay: bool = False
@@ -73,6 +74,8 @@ class Model:
             meta["turn"] = str(self.turn)
         if self.paused:
             meta["paused"] = "1"
+        if self.tick is not None:
+            meta["tick"] = str(self.tick)
         return Snapshot(
             records=self.records,
             high=self.pending["high"],
@@ -115,6 +118,20 @@ class Model:
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
         return answer
+
+    def produce_cron_message(self, call: Call) -> Any:
+        now, id, tick = call.named["now_ms"], call.named["id"], call.named["tick_ms"]
+        fired = 0
+        if not call.named["record"]:
+            self.tick = now if self.tick is None else self.tick
+        elif tick <= now and (self.tick is None or self.tick < tick):
+            self.tick = tick
+            if not any(id in held for held in (self.records, self.dead, self.quarantine)):
+                self._store(call, id, call.named["record"])
+                self.pending[call.named["priority"]].append(id)
+                self.rung = True
+                fired = 1
+        return [str(now), "" if self.tick is None else str(self.tick), fired]
 
     def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         now, dedup = call.named["now_ms"], call.named["dedup_ms"]
@@ -300,6 +317,17 @@ class Model:
     def get_next_delay_task(self, call: Call) -> Any:
         earliest = self._earliest()
         return -1 if earliest is None else max(0, earliest - call.named["now_ms"])
+
+    def survey_topics(self, call: Call) -> Any:
+        now = call.named["now_ms"]
+        waiting = 0 if self.paused else sum(map(len, self.pending.values()))
+        deadline = min(self.deadlines.values(), default=None)
+        waits = [-1 if at is None else max(0, at - now) for at in (self._earliest(), deadline)]
+        return [str(now), waiting, *waits]
+
+    def ring_doorbell(self, _: Call) -> Any:
+        was, self.rung = self.rung, self.rung or any(self.pending.values())
+        return int(self.rung and not was)
 
     def process_delay_message(self, call: Call) -> Any:
         moved = []

@@ -130,6 +130,9 @@ class Story:
         await self._produce("produce_normal_message", "o1", "o2", "o3", own=True)
         await self._produce("produce_delay_message", "d1", "d2", delay=DELAY)
         await self._produce("produce_delay_message", "d3", own=True, delay=DELAY)
+        tick = draft("c1", priority=Priority.LOW)
+        await self._do("produce_cron_message", ["c1"], self._clock.now, tick)
+        await self._do("ring_doorbell", [])
         await self._settle("cancel_message", ["d3"], "d3")
         await self._settle("cancel_message", ["o3"], "o3")
 

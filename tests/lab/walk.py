@@ -7,7 +7,9 @@ die before or after the server runs it; such a call may still arrive later.
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -102,6 +104,9 @@ class Walk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        # Names of lanes that come by chance would break ties differently in a second run.
+        self.names = patch("mx_rmq.store.lane.secrets", Random(0))
+        self.names.start()
         self.clock = Clock()
         self.model = Model()
         self.claims: list[tuple[str, Leased | TakenOver]] = []
@@ -172,11 +177,28 @@ class Walk(RuleBasedStateMachine):
         produce = self.store.produce_delay_message if late else self.store.produce_normal_message
         self._produced(self.play(fault, produce(TOPIC, drafts)))
 
+    @rule(
+        what=st.sampled_from(["now", "now", "late", "same", "older", "early", "look", "taken"]),
+        priority=priorities,
+        id=own_ids,
+        fault=faults,
+    )
+    def cron(self, what: str, priority: Priority, id: str, fault: str) -> None:
+        last = self.model.tick or self.clock.now
+        ticks = {"late": self.clock.now - 500, "same": last, "older": last - 1}
+        tick = self.clock.now + 1 if what == "early" else ticks.get(what, self.clock.now)
+        taken = [id, *self.model.records, *self.model.quarantine, *self.model.dead][-1]
+        new = draft(tick, id=taken if what == "taken" else None, priority=priority)
+        work = self.store.produce_cron_message(TOPIC, tick, None if what == "look" else new)
+        ticked = self.play(fault, work)
+        if ticked and ticked.id:
+            self._produced([(ticked.id, None)])
+
     def _made_before(self, position: int) -> str | None:
         """Return an id that exists: of a message, of a call whose client died, or archived."""
         ids = [id for id in self.ids if "-" in id]
         for script, _, args in self.caller.late:
-            if script.name.startswith("produce"):
+            if script.name.startswith("produce") and script.each:
                 ids += [str(id) for id in args[len(script.args) :: len(script.each)]]
         ids += [*self.model.quarantine, *self.model.dead]
         return ids[-1 - position % len(ids)] if ids else None
@@ -323,7 +345,9 @@ class Walk(RuleBasedStateMachine):
         self.run(self.caller.arrive(position, self.clock.now))
 
     @rule(
-        what=st.sampled_from(["restart", "flush", "doorbells", "trim", "pause", "resume", "guess"])
+        what=st.sampled_from(
+            ["restart", "flush", "doorbells", "ring", "trim", "pause", "resume", "guess"]
+        )
     )
     def something_else_happens(self, what: str) -> None:
         if what == "guess":
@@ -339,10 +363,12 @@ class Walk(RuleBasedStateMachine):
         elif what == "trim":
             self.run(self.store.trim_archive(TOPIC, State.DEAD))
             self.run(self.store.trim_archive(TOPIC, State.QUARANTINED))
-        else:
+        else:  # the rings are lost, or a worker took them and gives back what it cannot use
             keys = self.store.keys.of(TOPIC)
             self.run(self.raw.delete(keys.doorbell, keys.doorbell_delay))
             self.model.rung = self.model.rung_delay = False
+            if what == "ring":
+                self.play("resent", self.store.ring_doorbell(TOPIC))
 
     # after every step, and at the end
 
@@ -354,6 +380,10 @@ class Walk(RuleBasedStateMachine):
         return await snapshot(self.raw, TOPIC)
 
     @invariant()
+    def the_survey_tells_what_comes_next(self) -> None:
+        self.run(self.store.survey_topics([TOPIC]))
+
+    @invariant()
     def the_audit_is_clean(self) -> None:
         assert self.run(self.store.audit.topic(TOPIC)) == []
 
@@ -361,6 +391,7 @@ class Walk(RuleBasedStateMachine):
         try:
             self.run(self._drain())
         finally:
+            self.names.stop()
             self.run(self.connection.close())
 
     async def _drain(self) -> None:
@@ -405,6 +436,7 @@ _NUMBERS = {
     "call",
     "dedup_ms",
     "max_pending",
+    "tick_ms",
     "max_count",
     "lease_ms",
     "recovery_ms",

@@ -116,7 +116,7 @@ async def test_a_message_outlives_a_client_that_dies(
         handled = await recover(store, clock)
         # Every message is in one of three places, once: handled now, archived, or ended before.
         handled.update(await archived(store))
-        produces = ("produce_normal_message", "produce_delay_message")
+        produces = [script for script in SCRIPTS if script.startswith("produce")]
         assert about(acknowledged, *produces) <= about(ran, *produces)
         assert handled == Counter(about(ran, *produces) - about(ran, *ENDINGS)), point
         assert await store.audit.topic(TOPIC) == [], point

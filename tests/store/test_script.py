@@ -50,6 +50,7 @@ def test_the_signature_is_read_from_the_source() -> None:
     assert script.types == ("HASH", "LIST", "STRING")
     assert script.args == ("now_ms", "call")
     assert script.each == ("id", "token", "record")
+    assert not script.repeated
     assert script.commands == {"HSET", "LLEN", "GET"}
     assert script.sha == hashlib.sha1(SOURCE.encode()).hexdigest()
 
@@ -77,6 +78,14 @@ def test_a_gap_or_a_wrong_order_is_refused(there: str, instead: str, message: st
     assert there in SOURCE
     with pytest.raises(ValueError, match=message):
         Script.parse("example", SOURCE.replace(there, instead, 1))
+
+
+def test_keys_may_be_repeated_for_each_of_many_topics() -> None:
+    keys, sign, rest = SOURCE.partition("\nlocal now_ms")
+    assert Script.parse("example", f"{keys}local stride = 3 -- keys per topic{sign}{rest}").repeated
+    assert {name for name in names() if load(name).repeated} == {"survey_topics"}
+    with pytest.raises(ValueError, match=r"example.lua: stride = 2, but there are 3 keys"):
+        Script.parse("example", f"{keys}local stride = 2 -- keys per topic{sign}{rest}")
 
 
 def test_arguments_are_put_in_the_scripts_order() -> None:
@@ -127,7 +136,7 @@ def test_every_key_of_a_script_is_a_topics_key_of_that_type() -> None:
     keys = Keys().of("t")
     known = {field.name for field in fields(keys)}
     chosen = {"receipt": "STRING", "archive": "ZSET", "archive_payload": "HASH"}
-    chosen |= {"hash": "HASH", "scratch": "SET"}
+    chosen |= {"hash": "HASH", "scratch": "SET", "workers": "HASH"}
     for name in names():
         script = load(name)
         for key, kind in zip(script.keys, script.types, strict=True):

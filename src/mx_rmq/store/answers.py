@@ -97,3 +97,29 @@ class Retried(NamedTuple):
     claim: Claim
     message: Message
     delay: int
+
+
+class Survey(NamedTuple):
+    """What comes next in a topic."""
+
+    pending: int
+    """How many wait to be dispatched; 0 if the topic is paused."""
+    due: int | None
+    """The ms until the next due time, 0 if something is due, None if nothing is delayed."""
+    deadline: int | None
+    """The ms until a lease runs out, 0 if one has, None if nothing is in processing."""
+
+
+class Surveyed(NamedTuple):
+    now: int
+    topics: dict[str, Survey]
+
+
+class Ticked(NamedTuple):
+    """What became of one tick of a topic's timetable."""
+
+    now: int
+    last: int | None
+    """The last tick that has fired, after this call, or when somebody looked the first time."""
+    id: str | None
+    """The message, if this call made it. None also if it did, but its first reply was lost."""

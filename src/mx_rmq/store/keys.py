@@ -14,10 +14,11 @@ and one script can change them together.
     mx-rmq:{topic}:error:parse:payload        HASH    id -> a line about the error, then the bytes
     mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
     mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
-    mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped
+    mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
     mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             SET     every topic that was ever produced to
+    mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
 """
 
@@ -88,6 +89,7 @@ class Keys:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
+        self.workers = f"{prefix}:workers"
         self.scratch = f"{prefix}:{{preflight}}:scratch"
         self._known: dict[str, TopicKeys] = {}
 

@@ -5,6 +5,7 @@ The signature is read from the script's own first lines, so no Python file holds
     local payload = KEYS[1]  -- HASH  id -> record        a key, by the name it has in keys.py
     local worker  = ARGV[3]  -- who holds the leases      an argument
     local each    = 4        -- per message: id, token    the rest, repeated for each item
+    local stride  = 8        -- keys per topic            all keys, repeated for each topic
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ Value = str | bytes | int
 _KEY: Final = re.compile(r"^local (\w+) *= KEYS\[(\d+)\] *-- (\w+)", re.MULTILINE)
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
 _EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
+_STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTILINE)
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
 
 LUA: Final = resources.files("mx_rmq.store") / "lua"
@@ -43,6 +45,8 @@ class Script:
     args: tuple[str, ...]
     each: tuple[str, ...]
     """The names of one item's arguments, if the script takes a batch."""
+    repeated: bool
+    """Whether the keys come again and again, for each topic of a call."""
     commands: frozenset[str]
     """The server's commands that it calls."""
 
@@ -52,6 +56,7 @@ class Script:
         keys = _KEY.findall(source)
         args = _ARG.findall(source)
         each = _EACH.search(source)
+        stride = _STRIDE.search(source)
         numbers = [int(number) for _, number, _ in keys]
         if numbers != list(range(1, len(keys) + 1)):
             raise ValueError(f"{name}.lua: KEYS are numbered {numbers}")
@@ -60,6 +65,8 @@ class Script:
             raise ValueError(f"{name}.lua: ARGV are numbered {numbers}")
         if each and int(each[1]) != len(args) + 1:
             raise ValueError(f"{name}.lua: each = {each[1]}, but {len(args)} arguments precede it")
+        if stride and int(stride[1]) != len(keys):
+            raise ValueError(f"{name}.lua: stride = {stride[1]}, but there are {len(keys)} keys")
         return cls(
             name=name,
             source=source,
@@ -68,6 +75,7 @@ class Script:
             types=tuple(kind for _, _, kind in keys),
             args=tuple(arg for arg, _ in args),
             each=tuple(part.strip() for part in each[2].split(",")) if each else (),
+            repeated=stride is not None,
             commands=frozenset(_COMMAND.findall(source)),
         )
 

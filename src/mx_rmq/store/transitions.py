@@ -31,7 +31,10 @@ from mx_rmq.store.answers import (
     Produced,
     Retried,
     Settled,
+    Survey,
+    Surveyed,
     TakenOver,
+    Ticked,
     TimedOut,
 )
 from mx_rmq.store.lane import Lanes, maker_of
@@ -51,6 +54,9 @@ MAX_BATCH: Final = 1000
 
 CENTURY: Final = 100 * 365 * 86_400
 """Seconds; servers refuse the TTL of a field that is set for much longer."""
+
+MAX_TOPICS: Final = 1000
+"""Topics in one call of a survey."""
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
@@ -141,6 +147,37 @@ class Transitions:
                 raise QueueFull(topic, self.limits.max_pending)
         return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
 
+    async def produce_cron_message(
+        self, topic: str, tick: int, draft: Draft | None = None
+    ) -> Ticked:
+        """Make the message of a tick, if it is due and nobody has; without a draft, only look.
+
+        Repeat it as you like, also when its outcome is unknown: a tick fires once.
+        """
+        keys = self.keys.of(topic)
+        _in_range("tick", tick, 0)
+        id, record, priority = f"cron-{tick}", b"", Priority.NORMAL
+        if draft is not None:
+            if draft.delay or draft.at is not None:
+                raise InvalidInput("a tick says when its message is due, not delay or at")
+            id = id if draft.id is None else check_id(draft.id)
+            codec.check_json(draft.payload)
+            record, priority = codec.encode(draft.message(topic, id)), draft.priority
+            self._check_size(draft, record)
+        await self._register(topic)
+        now, last, fired = await self._run(
+            "produce_cron_message",
+            keys,
+            {
+                "now_ms": self._now(),
+                "id": id,
+                "tick_ms": tick,
+                "priority": priority,
+                "record": record,
+            },
+        )
+        return Ticked(int(now), int(last) if last else None, id if fired else None)
+
     def _check_size(self, draft: Draft, record: bytes) -> None:
         size = memoryview(draft.payload).nbytes
         if size > self.limits.max_payload:
@@ -151,16 +188,22 @@ class Transitions:
                 f"the limit is {MAX_ENVELOPE:,}"
             )
 
+    async def register_topics(self, topics: Sequence[str]) -> None:
+        """List topics, so that no operator overlooks them, whether they hold anything or not."""
+        names = [self.keys.of(topic).topic for topic in topics]
+        if names:
+            await self._caller.command("SADD", self.keys.topics, *names)
+            self._registered.update(names)
+
     async def _register(self, topic: str) -> None:
-        """List the topic before it holds anything, so that no operator can overlook it."""
+        """List the topic before it holds anything."""
         if topic not in self._registered:
             try:
-                await self._caller.command("SADD", self.keys.topics, topic)
+                await self.register_topics([topic])
             except OutcomeUnknown as error:
                 raise ServerUnavailable(
                     f"the server did not answer, and no message was sent to it: {error.__cause__}"
                 ) from error
-            self._registered.add(topic)
 
     # pending -> processing
 
@@ -350,8 +393,9 @@ class Transitions:
 
     async def get_next_delay_task(self, topic: str) -> int | None:
         """Return the ms until the next due time, 0 if something is due, None if nothing waits."""
-        wait = await self._run("get_next_delay_task", self.keys.of(topic), {"now_ms": self._now()})
-        return None if wait < 0 else int(wait)
+        return _wait(
+            await self._run("get_next_delay_task", self.keys.of(topic), {"now_ms": self._now()})
+        )
 
     async def process_delay_message(self, topic: str, *, count: int) -> list[str]:
         """Move what is due to the pending ones, up to `count` of each priority; return the ids."""
@@ -361,6 +405,44 @@ class Transitions:
             {"now_ms": self._now(), "max_count": _in_range("count", count, 1, MAX_BATCH)},
         )
         return [_id(id) for id in moved]
+
+    async def survey_topics(self, topics: Sequence[str]) -> Surveyed:
+        """Return what comes next in each topic. In a cluster, ask for one topic at a time."""
+        script = load("survey_topics")
+        found: dict[str, Survey] = {}
+        now = 0
+        for start in range(0, max(1, len(topics)), MAX_TOPICS):
+            chunk = topics[start : start + MAX_TOPICS]
+            keys = [getattr(self.keys.of(topic), key) for topic in chunk for key in script.keys]
+            reply = await self._caller.run(script, keys, script.arguments({"now_ms": self._now()}))
+            now, fields = int(reply[0]), iter(reply[1:])
+            for topic, waiting, due, deadline in zip(chunk, fields, fields, fields, strict=True):
+                found[topic] = Survey(waiting, _wait(due), _wait(deadline))
+        return Surveyed(now, found)
+
+    # the workers'
+
+    async def ring_doorbell(self, topic: str) -> bool:
+        """Give a ring back that the caller cannot use; return whether it was rung now."""
+        return bool(await self._run("ring_doorbell", self.keys.of(topic), {}))
+
+    async def beat_worker(self, worker: str, info: bytes, *, forget: int = 0) -> int:
+        """Note that a worker is alive, and what it says of itself; return the server's time.
+
+        Workers that were silent for `forget` ms are forgotten; 0: none is.
+        """
+        script = load("beat_worker")
+        named: dict[str, Value] = {
+            "now_ms": self._now(),
+            "worker": check_worker(worker),
+            "info": info,
+            "forget_ms": _in_range("forget", forget, 0),
+        }
+        return int(await self._caller.run(script, [self.keys.workers], script.arguments(named)))
+
+    async def forget_worker(self, worker: str) -> None:
+        """Strike a worker off the list, because it ends."""
+        await self._caller.command("HDEL", self.keys.workers, check_worker(worker))
 
     # the operator's
 
@@ -471,6 +553,10 @@ def _in_range(what: str, value: int, least: int, most: int = 2**52) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{what}={value!r} is not a whole number from {least} to {most}")
     return value
+
+
+def _wait(ms: int) -> int | None:
+    return None if ms < 0 else ms
 
 
 def _ms(seconds: float) -> int:

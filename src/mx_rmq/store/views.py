@@ -1,21 +1,22 @@
-"""Reads: counts, the archives, the topics. Nothing here changes anything."""
+"""Reads: the time, the topics, counts, the archives. Nothing here changes anything."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.store.pages import Pages
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mx_rmq.core.message import State
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
-
-
-MAX_PAGE: Final = 1000
-"""Archived messages that one call returns at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +49,43 @@ class Archived:
     data: bytes
 
 
-class Views:
-    """The reads of one server."""
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker, as it was last heard of."""
 
-    def __init__(self, caller: Caller, keys: Keys) -> None:
+    name: str
+    age: int
+    """How long ago that was, ms of the server's clock."""
+    info: dict[str, Any]
+    """What it said of itself; empty if that cannot be read."""
+
+
+class Views:
+    """The reads of one server. `clock` is for tests, as in the transitions."""
+
+    def __init__(
+        self, caller: Caller, keys: Keys, *, clock: Callable[[], int] | None = None
+    ) -> None:
         self._caller = caller
         self._keys = keys
+        self._clock = clock
+        self.pages = Pages(caller, keys)
+
+    async def now(self) -> int:
+        """Return the server's time, ms."""
+        if self._clock is not None:
+            return self._clock()
+        seconds, micros = await self._caller.command("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
 
     async def topics(self) -> list[str]:
         """Return every topic that was ever produced to, sorted."""
         members = await self._caller.command("SMEMBERS", self._keys.topics)
         return sorted(member.decode("utf-8", "backslashreplace") for member in members)
+
+    async def is_topic(self, topic: str) -> bool:
+        """Say whether a topic was ever produced to."""
+        return bool(await self._caller.command("SISMEMBER", self._keys.topics, topic))
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in which state, all of one moment."""
@@ -74,28 +101,35 @@ class Views:
 
     async def archived(self, topic: str, state: State, id: str) -> Archived | None:
         """Return one dead letter or quarantined message."""
-        index, payload = self._keys.of(topic).archive_of(state)
-        # The time first: if the message is replaced in between, requeue finds the time outdated.
-        at = await self._caller.command("ZSCORE", index, id)
-        data = await self._caller.command("HGET", payload, id)
-        if at is None or data is None:
-            return None
-        return Archived(id, int(at), data)
+        found = await self.pages.find_archived(topic, state, id)
+        return None if found is None else Archived(id, found.archived or 0, found.data)
 
     async def archive(
         self, topic: str, state: State, *, start: int = 0, count: int = 100
     ) -> list[Archived]:
         """Return a page of dead letters or quarantined messages, newest first."""
-        index, payload = self._keys.of(topic).archive_of(state)
-        if start < 0 or not 1 <= count <= MAX_PAGE:
-            raise InvalidInput(f"start={start}, count={count}: from 0, and 1 to {MAX_PAGE}")
-        last = start + count - 1
-        ids = await self._caller.command("ZREVRANGE", index, start, last, "WITHSCORES")
-        if not ids:
-            return []
-        found = await self._caller.command("HMGET", payload, *(id for id, _ in ids))
-        return [
-            Archived(id.decode("utf-8", "surrogateescape"), int(at), data)
-            for (id, at), data in zip(ids, found, strict=True)
-            if data is not None
-        ]
+        self._keys.of(topic).archive_of(state)
+        if start < 0:
+            raise InvalidInput(f"start={start} is before the first message")
+        page = await self.pages.page(topic, state, start=[start], count=count)
+        return [Archived(one.id, one.archived or 0, one.data) for one in page.messages]
+
+    async def workers(self) -> list[WorkerSeen]:
+        """Return the workers that were heard of and not forgotten, sorted by name."""
+        entries = await self._caller.command("HGETALL", self._keys.workers)
+        now = await self.now()
+        found = []
+        for name, entry in sorted(entries.items()):
+            seen, space, info = entry.partition(b" ")
+            if space and seen.isdigit():
+                age = max(0, now - int(seen))
+                found.append(WorkerSeen(name.decode("utf-8", "backslashreplace"), age, _info(info)))
+        return found
+
+
+def _info(data: bytes) -> dict[str, Any]:
+    try:
+        info = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        return {}
+    return info if isinstance(info, dict) else {}

@@ -15,7 +15,7 @@ local delay_tasks_low   = KEYS[6]  -- ZSET  id -> due (ms)
 local processing        = KEYS[7]  -- HASH  id -> lease, token:worker
 local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
-local meta              = KEYS[10] -- HASH  token, turn, paused, dropped
+local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
 
 local waiting, delayed = 0, 0
 for _, key in ipairs({pending_high, pending, pending_low}) do

@@ -19,7 +19,7 @@ local pending_low    = KEYS[4]  -- LIST  ids, newest first
 local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
-local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped
+local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
 local receipt        = KEYS[9]  -- STRING  number and answer of the lane's last call
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's

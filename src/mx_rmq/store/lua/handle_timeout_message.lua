@@ -12,7 +12,7 @@
 local payload        = KEYS[1]  -- HASH  id -> record
 local processing     = KEYS[2]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[3]  -- ZSET  id -> lease deadline (ms)
-local meta           = KEYS[4]  -- HASH  token, turn, paused, dropped
+local meta           = KEYS[4]  -- HASH  token, turn, paused, dropped, tick
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- the monitor

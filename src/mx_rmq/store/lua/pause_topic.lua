@@ -5,7 +5,7 @@
 -- Returns  1 paused now, 2 paused when this call came the first time, 0 it was paused already
 -- Cost     O(1)
 
-local meta    = KEYS[1]  -- HASH  token, turn, paused, dropped
+local meta    = KEYS[1]  -- HASH  token, turn, paused, dropped, tick
 local receipt = KEYS[2]  -- STRING  number and answer of the lane's last call
 
 local call = tonumber(ARGV[1]) -- its number in the lane

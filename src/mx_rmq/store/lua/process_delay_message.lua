@@ -15,7 +15,7 @@ local delay_tasks_high = KEYS[5]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[7]  -- ZSET  id -> due (ms)
 local doorbell         = KEYS[8]  -- LIST  at most one ring: something is pending
-local meta             = KEYS[9]  -- HASH  token, turn, paused, dropped
+local meta             = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local max_count = tonumber(ARGV[2]) -- how many of each level at the most

@@ -9,7 +9,7 @@ local pending_high = KEYS[1]  -- LIST  ids, newest first
 local pending      = KEYS[2]  -- LIST  ids, newest first
 local pending_low  = KEYS[3]  -- LIST  ids, newest first
 local doorbell     = KEYS[4]  -- LIST  at most one ring: something is pending
-local meta         = KEYS[5]  -- HASH  token, turn, paused, dropped
+local meta         = KEYS[5]  -- HASH  token, turn, paused, dropped, tick
 local receipt      = KEYS[6]  -- STRING  number and answer of the lane's last call
 
 local call = tonumber(ARGV[1]) -- its number in the lane

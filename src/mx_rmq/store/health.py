@@ -1,0 +1,198 @@
+"""What a server may lose, how full it is, whose clock it has: the server's part of the doctor."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
+from mx_rmq.store.call import REPLY_WITHIN, Caller
+from mx_rmq.store.connect import connect
+from mx_rmq.store.keys import Keys
+from mx_rmq.store.preflight import preflight
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_SKEW: Final = 1.0
+"""Seconds by which the clocks of client and server may differ without a word."""
+
+FILLING: Final = 0.75
+FULL: Final = 0.9
+"""Shares of maxmemory from which on its use is mentioned, and is bad."""
+
+
+class Severity(StrEnum):
+    """How much a finding matters."""
+
+    OK = "ok"
+    WARN = "warn"
+    """Somebody should look at it."""
+    BAD = "bad"
+    """Messages are lost, stuck or refused, or will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    severity: Severity
+    what: str
+    cure: str = ""
+    """What to do about it."""
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.cure}" if self.cure else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What was found, and whether a store can be opened on such a server."""
+
+    findings: tuple[Finding, ...]
+    usable: bool
+
+
+async def examine(url: str, *, prefix: str, patience: float) -> Health:
+    """Look a server over. One that would be refused is described all the same."""
+    keys = Keys(prefix)
+    connection = await connect(url)
+    try:
+        reply_within = min(REPLY_WITHIN, max(1.0, patience))
+        caller = Caller(connection.client, patience=patience, reply_within=reply_within)
+        findings = [await _clock(caller)]
+        info = await _info(caller)
+        findings += _settings(info) if info else [_NO_INFO]
+        replica = info.get("role") == "slave"
+        features, usable = (None, False) if replica else await _features(caller, keys)
+    finally:
+        await connection.close()
+    if features is not None:
+        findings.insert(0, features)
+    return Health(tuple(findings), usable)
+
+
+_NO_INFO: Final = Finding(
+    Severity.WARN,
+    "the user may not run INFO, so nobody knows whether the server evicts or persists",
+    "Grant +info (ACL SETUSER)",
+)
+
+
+async def _info(caller: Caller) -> dict[str, Any]:
+    try:
+        info: dict[str, Any] = await caller.command("INFO")
+    except ScriptFailed:
+        return {}
+    return info
+
+
+async def _features(caller: Caller, keys: Keys) -> tuple[Finding | None, bool]:
+    try:
+        found = await preflight(caller, keys)
+    except MissingRights as error:
+        return Finding(Severity.BAD, str(error)), False
+    except UnsafeServer:
+        return None, False  # one of the settings, and described among them
+    what = "the server has every command that the scripts need"
+    if not found.hexpire:
+        what += ", but no HEXPIRE, which is only a second net"
+    return Finding(Severity.OK, what), True
+
+
+async def _clock(caller: Caller) -> Finding:
+    before = time.time()
+    seconds, micros = await caller.command("TIME")
+    after = time.time()
+    server = int(seconds) + int(micros) / 1_000_000
+    ahead = max(server - after, before - server, 0.0)
+    if ahead <= MAX_SKEW:
+        return Finding(Severity.OK, "the clocks of this machine and of the server agree")
+    return Finding(
+        Severity.WARN,
+        f"the clocks of this machine and of the server differ by {ahead:,.1f} s; the queue goes by "
+        "the server's, but times that you compute here are off",
+        "Let NTP set both",
+    )
+
+
+def _settings(info: dict[str, Any]) -> Iterator[Finding]:
+    yield Finding(Severity.OK, f"the server is {_version(info)}")
+    yield _role(info)
+    yield _eviction(info)
+    evicted = info.get("evicted_keys", 0)
+    if evicted:
+        yield Finding(
+            Severity.BAD,
+            f"the server has evicted {evicted:,} keys since it started; messages may be among them",
+            "Run mx-rmq audit, and see what its other users do",
+        )
+    yield _persistence(info)
+    yield _memory(info)
+
+
+def _version(info: dict[str, Any]) -> str:
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', 'of an unknown version')}"
+
+
+def _role(info: dict[str, Any]) -> Finding:
+    if info.get("role") == "slave":
+        return Finding(
+            Severity.BAD,
+            "the server is a replica, so it refuses writes",
+            "Use the primary's address",
+        )
+    return Finding(Severity.OK, "the server is a primary")
+
+
+def _eviction(info: dict[str, Any]) -> Finding:
+    policy = info.get("maxmemory_policy", "noeviction")
+    if policy == "noeviction":
+        return Finding(Severity.OK, "maxmemory-policy is noeviction")
+    return Finding(
+        Severity.BAD,
+        f"maxmemory-policy is {policy}: when memory runs short the server deletes whole keys, and "
+        "with them every message of a topic",
+        "Run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration",
+    )
+
+
+def _persistence(info: dict[str, Any]) -> Finding:
+    if not info.get("aof_enabled"):
+        return Finding(
+            Severity.WARN,
+            "the server keeps no append-only file: when it stops, messages since its last "
+            "snapshot are lost",
+            "Run CONFIG SET appendonly yes, and set it in the configuration",
+        )
+    for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
+        if info.get(name, "ok") != "ok":
+            return Finding(
+                Severity.BAD,
+                f"the server could not write its data to disk ({name} is {info[name]})",
+                "Look for a full disk, and into the server's log",
+            )
+    return Finding(Severity.OK, "the server keeps an append-only file")
+
+
+def _memory(info: dict[str, Any]) -> Finding:
+    used, limit = info.get("used_memory", 0), info.get("maxmemory", 0)
+    if not limit:
+        return Finding(Severity.OK, f"{_mib(used)} of memory used; maxmemory is not set")
+    share = used / limit
+    what = f"{_mib(used)} of memory used, {share:.0%} of maxmemory"
+    if share < FILLING:
+        return Finding(Severity.OK, what)
+    return Finding(
+        Severity.BAD if share >= FULL else Severity.WARN,
+        f"{what}: when it is full, produce is refused",
+        "Let workers catch up, discard what nobody needs, or raise maxmemory",
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 1_048_576:,.1f} MiB"

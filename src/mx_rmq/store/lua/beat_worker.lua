@@ -1,0 +1,36 @@
+-- beat_worker: a worker is alive
+--
+-- Notes when a worker was last seen, and what it says of itself. With forget_ms it also removes the
+-- workers that were not seen for so long, and entries that cannot be read, 1,000 at the most. A
+-- beat is harmless to repeat.
+--
+-- Returns  now (ms)
+-- Cost     O(1), with forget_ms O(W), W workers
+
+local workers = KEYS[1]  -- HASH  name -> last seen (ms), a space, info
+
+local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
+local worker    = ARGV[2]           -- who is alive
+local info      = ARGV[3]           -- what it says of itself, one line of JSON
+local forget_ms = tonumber(ARGV[4]) -- how long the others may be silent, 0: for ever
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+redis.call('HLEN', workers)
+local gone = {worker} -- itself, too: at maxmemory HSET may not be the first write
+local known = forget_ms > 0 and redis.call('HGETALL', workers) or {}
+for i = 1, #known, 2 do
+  local seen = tonumber(string.match(known[i + 1], '^(%d+) '))
+  if (not seen or seen <= now - forget_ms) and #gone <= 1000 then gone[#gone + 1] = known[i] end
+end
+
+local time = string.format('%.0f', now)
+redis.call('HDEL', workers, unpack(gone))
+redis.call('HSET', workers, worker, time .. ' ' .. info)
+return time

@@ -1,0 +1,70 @@
+-- produce_cron_message: (new) -> pending, once a tick
+--
+-- Every worker calls this at each tick of a topic's timetable; the first one makes the message.
+-- The last tick that fired is kept, and only a later one fires, so the call leaves no receipt: sent
+-- again, it finds its tick fired. Without a record it only looks, and the first look ever notes
+-- the time, so that a tick which everybody misses later can be noticed. The cap on waiting messages
+-- does not count here.
+--
+-- Returns  now (ms); the last tick (ms) as it is after this, or ''; 1 if this call made the
+--          message, else 0: the tick is not due yet, or has fired, or its id is taken
+-- Cost     O(1)
+
+local payload             = KEYS[1]  -- HASH  id -> record
+local pending_high        = KEYS[2]  -- LIST  ids, newest first
+local pending             = KEYS[3]  -- LIST  ids, newest first
+local pending_low         = KEYS[4]  -- LIST  ids, newest first
+local dlq_payload         = KEYS[5]  -- HASH  id -> final record
+local error_parse_payload = KEYS[6]  -- HASH  id -> error and exact bytes
+local doorbell            = KEYS[7]  -- LIST  at most one ring: something is pending
+local meta                = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
+
+local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
+local id       = ARGV[2]           -- the message's
+local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
+local priority = ARGV[4]           -- high, normal or low
+local record   = ARGV[5]           -- '' only to look
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+local look = record == ''
+local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
+local last = tonumber(redis.call('HGET', meta, 'tick'))
+local live = redis.call('HEXISTS', payload, id) == 1
+local dead = redis.call('HEXISTS', dlq_payload, id) == 1
+local quarantined = redis.call('HEXISTS', error_parse_payload, id) == 1
+redis.call('LLEN', behind)
+local rung = redis.call('LLEN', doorbell)
+
+local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
+if look and last then return {time, before, 0} end
+if not look and tick_ms > now then return {time, before, 0} end
+if not look and last and last >= tick_ms then return {time, before, 0} end
+
+local tick = string.format('%.0f', look and now or tick_ms)
+if look or live or dead or quarantined then
+  redis.call('HSET', meta, 'tick', tick)
+  return {time, tick, 0}
+end
+
+local fresh = {2} -- where in ARGV the id is; the record is three further
+
+-- shared: store the records, stamped with the server's time
+local stamp, records = string.format('{"created_at":%.0f,', now), {}
+for _, i in ipairs(fresh) do
+  records[#records + 1] = ARGV[i]
+  records[#records + 1] = stamp .. string.sub(ARGV[i + 3], 2)
+end
+redis.call('HSET', payload, unpack(records))
+-- end
+
+redis.call('LPUSH', behind, id)
+redis.call('HSET', meta, 'tick', tick)
+if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+return {time, tick, 1}

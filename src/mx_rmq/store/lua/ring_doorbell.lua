@@ -1,0 +1,24 @@
+-- ring_doorbell: a ring goes back
+--
+-- A worker that took the ring and cannot use it (no room, shutting down) gives it back, so that
+-- another one hears it. Rings only if something is pending, and at most once, so it is harmless to
+-- repeat. A level with a key of a wrong type does not count: dispatch_message passes it over, too.
+--
+-- Returns  1 rung now, 0 there was a ring, or nothing is pending
+-- Cost     O(1)
+
+local pending_high = KEYS[1]  -- LIST  ids, newest first
+local pending      = KEYS[2]  -- LIST  ids, newest first
+local pending_low  = KEYS[3]  -- LIST  ids, newest first
+local doorbell     = KEYS[4]  -- LIST  at most one ring: something is pending
+
+local waiting = 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  local length = redis.pcall('LLEN', key)
+  waiting = waiting + (type(length) == 'number' and length or 0)
+end
+if redis.call('LLEN', doorbell) > 0 or waiting == 0 then return 0 end
+
+redis.call('LTRIM', doorbell, 0, 0) -- trims nothing: at maxmemory a push may not be the first write
+redis.call('RPUSH', doorbell, '1')
+return 1

@@ -1,0 +1,56 @@
+-- survey_topics: read
+--
+-- Tells a worker what comes next in each of many topics, in one call. A key of a wrong type counts
+-- as empty, so that one broken topic does not hide the others; a level that process_delay_message
+-- passes over has nothing due here, either. In a cluster a call takes one topic: keys of several
+-- are not in one slot.
+--
+-- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until
+--          the next due time; the ms until the next lease deadline. 0 it has come, -1 there is none
+-- Cost     O(log N) a topic, N delayed or in processing
+
+local pending_high     = KEYS[1]  -- LIST  ids, newest first
+local pending          = KEYS[2]  -- LIST  ids, newest first
+local pending_low      = KEYS[3]  -- LIST  ids, newest first
+local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
+local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
+local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
+local expire_monitor   = KEYS[7]  -- ZSET  id -> lease deadline (ms)
+local meta             = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
+local stride           = 8 -- keys per topic: those above are the first one's, the next follow
+
+local now_ms = ARGV[1] -- the time (ms), or '' for the server's
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+local reply = {string.format('%.0f', now)}
+for first = 1, #KEYS, stride do
+  pending_high, pending, pending_low,
+    delay_tasks_high, delay_tasks, delay_tasks_low,
+    expire_monitor, meta = unpack(KEYS, first, first + stride - 1)
+  local levels = {
+    {delay_tasks_high, pending_high}, {delay_tasks, pending}, {delay_tasks_low, pending_low},
+  }
+  local waiting, due = 0, math.huge
+  for _, level in ipairs(levels) do
+    local soonest = redis.pcall('ZRANGE', level[1], 0, 0, 'WITHSCORES')
+    local length = redis.pcall('LLEN', level[2])
+    if type(length) == 'number' then
+      waiting = waiting + length
+      due = math.min(due, tonumber(soonest[2]) or math.huge)
+    end
+  end
+  local soonest = redis.pcall('ZRANGE', expire_monitor, 0, 0, 'WITHSCORES')
+  local deadline = tonumber(soonest[2]) or math.huge
+  local paused = redis.pcall('HEXISTS', meta, 'paused') == 1
+  reply[#reply + 1] = paused and 0 or waiting
+  reply[#reply + 1] = due == math.huge and -1 or math.max(0, math.ceil(due - now))
+  reply[#reply + 1] = deadline == math.huge and -1 or math.max(0, math.ceil(deadline - now))
+end
+return reply
