@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from decimal import Decimal
 from math import inf, nan
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
+import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +77,7 @@ messages = st.builds(
     created_at=st.integers(0, 2**52),
     priority=st.sampled_from(Priority),
     attempts=st.integers(0, 2**31),
+    crashes=st.integers(0, 2**31),
     max_attempts=st.none() | st.integers(1, 100),
     retry=st.none() | st.dictionaries(texts, st.integers(0, 9) | texts),
     ttl=st.none() | st.integers(0, 2**52),
@@ -133,6 +137,7 @@ TYPES: dict[str, Any] = {
     "created_at": "now",
     "priority": "urgent",
     "attempts": 1.5,
+    "crashes": "2",
     "max_attempts": "3",
     "retry": [],
     "ttl": "9",
@@ -291,6 +296,71 @@ def test_the_limit_counts_bytes_not_characters() -> None:
 class Order(msgspec.Struct):
     price: float
     note: str | None = None
+
+
+class Model(pydantic.BaseModel):
+    price: Any = pydantic.Field(alias="unitPrice")
+
+    @pydantic.computed_field  # type: ignore[prop-decorator]  # as Pydantic documents it
+    @property
+    def shown(self) -> str:
+        return "computed"
+
+
+class Weighed(pydantic.BaseModel):
+    weight: float
+
+
+class Root(pydantic.RootModel[list[Any]]):
+    pass
+
+
+@dataclass
+class Basket:
+    model: pydantic.BaseModel
+
+
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [
+        (Model(unitPrice=1), {"unitPrice": 1}),
+        (Model(unitPrice=Decimal("1.50")), {"unitPrice": "1.50"}),
+        (Model(unitPrice=None), {"unitPrice": None}),
+        (Model(unitPrice=Model(unitPrice=2)), {"unitPrice": {"unitPrice": 2}}),
+        ([Model(unitPrice=1)], [{"unitPrice": 1}]),
+        ({"a": (Model(unitPrice=1),)}, {"a": [{"unitPrice": 1}]}),
+        (Basket(Model(unitPrice=1)), {"model": {"unitPrice": 1}}),
+        (Root([1, None]), [1, None]),
+    ],
+    ids=repr,
+)
+def test_a_pydantic_model_is_encoded_as_what_makes_it_again(payload: Any, expected: Any) -> None:
+    assert json.loads(bytes(codec.encode_payload(payload, LIMIT))) == expected
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        Model,
+        Model(unitPrice=object()),
+        Model(unitPrice="\ud800"),
+        Basket(Weighed(weight=nan)),
+        [None, Weighed(weight=inf)],
+        Mock(),
+    ],
+    ids=lambda payload: type(payload).__name__,
+)
+def test_a_model_that_json_cannot_hold_is_refused(payload: Any) -> None:
+    with pytest.raises(InvalidInput, match=f"a payload of type {type(payload).__name__} is not"):
+        codec.encode_payload(payload, LIMIT)
+
+
+def test_a_model_nested_too_deeply_is_refused() -> None:
+    model = Model(unitPrice=1)
+    for _ in range(64):
+        model = Model(unitPrice=model)
+    with pytest.raises(InvalidInput, match="nested deeper than 64 levels"):
+        codec.encode_payload(model, LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
-"""Limits, validated at once."""
+"""Settings: validated at once, from arguments, environment, file and defaults."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import FrozenInstanceError, fields
 from math import inf, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.core.config import Limits
+from mx_rmq.core.config import Limits, QueueSettings, WorkerSettings
 from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = [field.name for field in fields(Limits)]
 WHOLE = [field.name for field in fields(Limits) if field.type == "int"]
@@ -71,3 +75,265 @@ def test_limits_cannot_be_changed() -> None:
 def test_an_unknown_limit_is_refused() -> None:
     with pytest.raises(TypeError):
         Limits(max_pennding=1)  # type: ignore[call-arg]
+
+
+# settings
+
+SECRET = "hunter2"
+URL = f"redis://:{SECRET}@localhost:6379/0"
+NO_URL = "no URL: pass one, set MX_RMQ_URL, or write url into mx-rmq.toml"
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work where there is no file, with none of our variables."""
+    monkeypatch.chdir(tmp_path)
+    for cls in (QueueSettings, WorkerSettings):
+        for field in fields(cls):
+            monkeypatch.delenv(f"MX_RMQ_{field.name.upper()}", raising=False)
+    monkeypatch.delenv("MX_RMQ_CONFIG", raising=False)
+    return tmp_path
+
+
+def write(directory: Path, text: str, name: str = "mx-rmq.toml") -> None:
+    (directory / name).write_text(text, encoding="utf-8")
+
+
+def test_the_defaults_of_the_settings_are_those_of_the_contract() -> None:
+    queue, worker = QueueSettings.load(url=URL), WorkerSettings.load()
+    assert (queue.url, queue.prefix, queue.lease, queue.patience) == (URL, "mx-rmq", 30, 10)
+    assert queue.limits == Limits()
+    assert worker == WorkerSettings()
+    assert (worker.concurrency, worker.topics, worker.grace, worker.prefetch, worker.name) == (
+        100,
+        None,
+        30,
+        1000,
+        None,
+    )
+
+
+def test_the_limits_are_a_part_of_the_queues_settings() -> None:
+    settings = QueueSettings(url=URL, max_pending=7, dedup=1.5)
+    assert settings.limits == Limits(max_pending=7, dedup=1.5)
+    assert type(settings.limits) is Limits
+
+
+@pytest.mark.parametrize("url", [None, ""])
+def test_a_queue_without_a_url_says_the_three_ways_to_give_one(url: str | None) -> None:
+    for make in (QueueSettings, QueueSettings.load):
+        with pytest.raises(InvalidInput, match=f"^{NO_URL}$"):
+            make(url=url)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match=f"^{NO_URL}$"):
+        QueueSettings()
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "good", "bad"),
+    [
+        (QueueSettings, "lease", [0.1, 1, 86_400], [0, 0.09, 86_401, inf, nan, -1]),
+        (QueueSettings, "patience", [0, 0.5, 300], [-0.1, 301, inf, nan]),
+        (WorkerSettings, "concurrency", [1, 10_000], [0, -1, 10_001]),
+        (WorkerSettings, "grace", [0, 0.5, 1e6], [-1, inf, nan]),
+        (WorkerSettings, "prefetch", [0, 10_000], [-1, 10_001]),
+    ],
+)
+def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: list[float]) -> None:
+    url = {"url": URL} if cls is QueueSettings else {}
+    for value in good:
+        assert getattr(cls(**url, **{field: value}), field) == value
+    for value in bad:
+        said = f"{field}={value!r} is not between "
+        with pytest.raises(InvalidInput, match=re.escape(said)):
+            cls(**url, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("cls", "fields", "said"),
+    [
+        (QueueSettings, {"lease": "30"}, "lease='30' is not a number"),
+        (QueueSettings, {"lease": True}, "lease=True is not a number"),
+        (QueueSettings, {"prefix": "a b"}, "prefix='a b' is refused: prefix 'a b' does not match"),
+        (QueueSettings, {"prefix": None}, "prefix=None is refused"),
+        (QueueSettings, {"max_payload": 0}, "max_payload=0 would refuse every payload"),
+        (QueueSettings, {"url": 5}, "url is of type int, not a text"),
+        (WorkerSettings, {"concurrency": 1.5}, "concurrency=1.5 is not a whole number"),
+        (WorkerSettings, {"topics": "orders"}, "topics='orders' is not a list of topics"),
+        (WorkerSettings, {"topics": []}, "topics=[] names no topic"),
+        (WorkerSettings, {"topics": ["a", "b c"]}, "topics: topic 'b c' does not match"),
+        (WorkerSettings, {"topics": [5]}, "topics: topic 5 does not match"),
+        (WorkerSettings, {"name": "a:b"}, "name='a:b' is refused: worker 'a:b' does not match"),
+        (WorkerSettings, {"name": ""}, "name='' is refused"),
+    ],
+)
+def test_a_wrong_setting_is_refused_and_named(cls: Any, fields: dict[str, Any], said: str) -> None:
+    url = {"url": URL} if cls is QueueSettings else {}
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        cls(**{**url, **fields})
+
+
+def test_topics_are_kept_once_each_and_in_order() -> None:
+    assert WorkerSettings(topics=["b", "a", "b"]).topics == ("b", "a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "text", "expected"),
+    [
+        (QueueSettings, "url", "valkey://h", "valkey://h"),
+        (QueueSettings, "prefix", "shop", "shop"),
+        (QueueSettings, "lease", "2.5", 2.5),
+        (QueueSettings, "lease", "60", 60),
+        (QueueSettings, "patience", "0", 0),
+        (QueueSettings, "max_pending", "1000", 1000),
+        (QueueSettings, "dlq_ttl", "1e6", 1_000_000),
+        (WorkerSettings, "concurrency", "5", 5),
+        (WorkerSettings, "topics", "a", ("a",)),
+        (WorkerSettings, "topics", " a, b.c ,,d", ("a", "b.c", "d")),
+        (WorkerSettings, "grace", "0", 0),
+        (WorkerSettings, "name", "w1", "w1"),
+        (WorkerSettings, "name", "", None),
+        (WorkerSettings, "concurrency", "", 100),
+    ],
+)
+def test_a_setting_may_come_from_the_environment(
+    cls: Any, field: str, text: str, expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MX_RMQ_URL", URL)
+    monkeypatch.setenv(f"MX_RMQ_{field.upper()}", text)
+    assert getattr(cls.load(), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "text", "said"),
+    [
+        (QueueSettings, "lease", "soon", "MX_RMQ_LEASE='soon' is not a number"),
+        (QueueSettings, "lease", "nan", "MX_RMQ_LEASE=nan is not between 0.1 and 86,400"),
+        (QueueSettings, "lease", "0", "MX_RMQ_LEASE=0.0 is not between 0.1 and 86,400"),
+        (QueueSettings, "max_payload", "1e6", "MX_RMQ_MAX_PAYLOAD='1e6' is not a whole number"),
+        (QueueSettings, "max_payload", "9" * 5000, "MX_RMQ_MAX_PAYLOAD='999"),
+        (QueueSettings, "prefix", "{x}", "MX_RMQ_PREFIX='{x}' is refused"),
+        (WorkerSettings, "topics", "a b", "MX_RMQ_TOPICS: topic 'a b' does not match"),
+        (WorkerSettings, "topics", " , ", "MX_RMQ_TOPICS=[] names no topic"),
+        (WorkerSettings, "name", "a b", "MX_RMQ_NAME='a b' is refused"),
+    ],
+)
+def test_a_wrong_variable_is_named_with_its_value(
+    cls: Any, field: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MX_RMQ_URL", URL)
+    monkeypatch.setenv(f"MX_RMQ_{field.upper()}", text)
+    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+        cls.load()
+    assert len(str(caught.value)) < 200
+
+
+def test_argument_goes_before_environment_before_file_before_default(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(empty_place, f'url = "{URL}"\nlease = 3\npatience = 3\nmax_pending = 3\ngrace = 3')
+    monkeypatch.setenv("MX_RMQ_LEASE", "2")
+    monkeypatch.setenv("MX_RMQ_PATIENCE", "2")
+    monkeypatch.setenv("MX_RMQ_MAX_PENDING", "")
+    found = QueueSettings.load(lease=1, patience=None)
+    assert (found.lease, found.patience, found.max_pending, found.dedup) == (1, 2, 3, 120)
+    assert WorkerSettings.load(grace=0).grace == 0
+    assert WorkerSettings.load(grace=None).grace == 3
+
+
+def test_one_file_holds_the_settings_of_queue_and_worker(empty_place: Path) -> None:
+    write(
+        empty_place,
+        f'''
+        url = "{URL}"
+        lease = 5
+        dlq_ttl = 10.5
+        topics = ["a", "b"]
+        name = "w1"
+        concurrency = 3
+        ''',
+    )
+    queue, worker = QueueSettings.load(), WorkerSettings.load()
+    assert (queue.url, queue.lease, queue.dlq_ttl) == (URL, 5, 10.5)
+    assert (worker.topics, worker.name, worker.concurrency) == (("a", "b"), "w1", 3)
+
+
+def test_another_file_may_be_named_by_a_variable(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(empty_place, "grace = 1")
+    write(empty_place, "grace = 2", "other.toml")
+    for named, expected in (("", 1), ("other.toml", 2), (str(empty_place / "other.toml"), 2)):
+        monkeypatch.setenv("MX_RMQ_CONFIG", named)
+        assert WorkerSettings.load().grace == expected
+    monkeypatch.setenv("MX_RMQ_CONFIG", "missing.toml")
+    with pytest.raises(InvalidInput, match=r"MX_RMQ_CONFIG='missing.toml' names no file"):
+        WorkerSettings.load()
+    monkeypatch.setenv("MX_RMQ_CONFIG", str(empty_place))
+    with pytest.raises(InvalidInput, match="cannot be read: Is a directory"):
+        WorkerSettings.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("leese = 5", "mx-rmq.toml: 'leese' is no setting; the closest one is 'lease'"),
+        ("max_paylod = 5", "'max_paylod' is no setting; the closest one is 'max_payload'"),
+        ("[worker]\nconcurrency = 5", "mx-rmq.toml: 'worker' is no setting; the closest one is "),
+        ("concurrency = '5'", "mx-rmq.toml: concurrency='5' is not a number"),
+        ("concurrency = 5.0", "mx-rmq.toml: concurrency=5.0 is not a whole number"),
+        ("concurrency = 0", "mx-rmq.toml: concurrency=0 is not between 1 and 10,000"),
+        ("grace = true", "mx-rmq.toml: grace=True is not a number"),
+        ("grace = 1979-05-27", "mx-rmq.toml: grace=datetime.date(1979, 5, 27) is not a number"),
+        ("grace = inf", "mx-rmq.toml: grace=inf is not between 0 and"),
+        ("topics = 'a'", "mx-rmq.toml: topics='a' is not a list of topics"),
+        ("topics = [1]", "mx-rmq.toml: topics: topic 1 does not match"),
+        ("name = 5", "mx-rmq.toml: name=5 is refused"),
+        ("grace =", "mx-rmq.toml is not TOML: "),
+        ("grace = 1\ngrace = 2", "mx-rmq.toml is not TOML: "),
+    ],
+)
+def test_a_wrong_file_is_refused_and_named(text: str, said: str, empty_place: Path) -> None:
+    write(empty_place, text)
+    with pytest.raises(InvalidInput, match=re.escape(said)):
+        WorkerSettings.load()
+
+
+def test_a_file_that_is_not_utf8_is_refused(empty_place: Path) -> None:
+    (empty_place / "mx-rmq.toml").write_bytes(b'name = "\xff"')
+    with pytest.raises(InvalidInput, match=r"mx-rmq\.toml is not TOML"):
+        WorkerSettings.load()
+
+
+def test_a_variable_that_we_do_not_know_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MX_RMQ_COLOUR", "red")
+    assert WorkerSettings.load() == WorkerSettings()
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="leese"):
+        QueueSettings.load(url=URL, leese=5)
+
+
+def test_a_url_is_never_shown(empty_place: Path) -> None:
+    assert SECRET not in repr(QueueSettings(url=URL))
+    for wrong in ([URL], {"a": URL}, URL.encode()):
+        with pytest.raises(InvalidInput, match="url is of type ") as caught:
+            QueueSettings(url=wrong)  # type: ignore[arg-type]
+        assert SECRET not in str(caught.value)
+    write(empty_place, f'url = ["{URL}"]')
+    with pytest.raises(
+        InvalidInput, match=r"mx-rmq\.toml: url is of type list, not a text"
+    ) as caught:
+        QueueSettings.load()
+    assert SECRET not in str(caught.value)
+    write(empty_place, f"url = {URL}")
+    with pytest.raises(InvalidInput, match=r"mx-rmq\.toml is not TOML") as caught:
+        QueueSettings.load()
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [QueueSettings(url=URL), WorkerSettings()])
+def test_settings_cannot_be_changed(settings: Any) -> None:
+    for field in fields(settings):
+        with pytest.raises(FrozenInstanceError):
+            setattr(settings, field.name, 1)

@@ -11,6 +11,7 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import MAX_ERRORS, VERSION, Draft, Failure, Message, Priority, State
+from mx_rmq.core.text import MAX_ERROR_TEXT, end_of
 
 
 def failure(number: int) -> Failure:
@@ -45,6 +46,7 @@ def test_a_draft_becomes_a_message_that_nobody_has_tried_yet() -> None:
         created_at=0,
         priority=Priority.LOW,
         attempts=0,
+        crashes=0,
         max_attempts=3,
         retry={"base": 2},
         ttl=9,
@@ -78,6 +80,44 @@ def test_a_failure_keeps_an_errors_type_and_text_fit_to_be_stored() -> None:
     assert len(found.text.encode()) < 3000
 
 
+def test_a_failure_keeps_the_end_of_the_traceback_fit_to_be_stored() -> None:
+    def deeper(left: int) -> None:
+        if left % 2:
+            deeper(left - 1)  # two lines in turn: a traceback folds one that repeats
+        if left:
+            deeper(left - 1)
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        deeper(0)
+    short = Failure.of(caught.value, at=5).traceback
+    assert short.startswith('  File "')
+    assert short.rstrip().endswith('raise ValueError("bad")')
+
+    with pytest.raises(ValueError, match="bad") as caught:
+        deeper(100)
+    long = Failure.of(caught.value, at=5).traceback
+    assert long.startswith("…")
+    assert long.rstrip().endswith('raise ValueError("bad")')
+    assert len(long) == MAX_ERROR_TEXT
+    assert Failure.of(ValueError("never raised"), at=5).traceback == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("12345", "12345"),
+        ("123456", "…3456"),
+        ("é" * 6, "…éééé"),
+        ("\udcff", "…dcff"),
+        ("x" * 10_000 + "end", "…xend"),
+    ],
+)
+def test_the_end_of_a_text_is_kept_within_its_limit(text: str, expected: str) -> None:
+    assert end_of(text, 5) == expected
+
+
 @pytest.mark.parametrize(("ttl", "expires"), [(None, None), (0, 1000), (500, 1500)])
 def test_a_message_expires_its_ttl_after_it_was_produced(
     ttl: int | None, expires: int | None
@@ -92,6 +132,28 @@ def test_a_failure_counts_an_attempt_and_leaves_the_rest() -> None:
     assert (before.attempts, before.errors) == (0, [])
 
 
+def test_a_crash_counts_an_attempt_that_no_handler_ended() -> None:
+    before = new(headers={"k": "v"})
+    after = before.crashed(failure(1))
+    assert after == new(headers={"k": "v"}, attempts=1, crashes=1, errors=[failure(1)])
+    assert (before.attempts, before.crashes) == (0, 0)
+    assert (before.failures, after.failures) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("history", "attempts", "crashes", "failures"),
+    [("", 0, 0, 0), ("f", 1, 0, 1), ("c", 1, 1, 0), ("fcf", 3, 1, 2), ("ccff", 4, 2, 2)],
+)
+def test_failures_and_crashes_are_counted_apart(
+    history: str, attempts: int, crashes: int, failures: int
+) -> None:
+    message = new()
+    for number, what in enumerate(history):
+        message = (message.failed if what == "f" else message.crashed)(failure(number))
+    assert (message.attempts, message.crashes, message.failures) == (attempts, crashes, failures)
+    assert message.errors == [failure(number) for number in range(attempts)]
+
+
 def test_only_the_latest_failures_are_carried_oldest_first() -> None:
     message = new()
     for number in range(MAX_ERRORS + 5):
@@ -101,7 +163,7 @@ def test_only_the_latest_failures_are_carried_oldest_first() -> None:
 
 
 def test_a_revived_message_starts_anew_and_keeps_its_errors() -> None:
-    dead = new(attempts=3, reason="too many", ttl=5, errors=[failure(1)], max_attempts=3)
+    dead = new(attempts=3, crashes=2, reason="too many", ttl=5, errors=[failure(1)], max_attempts=3)
     assert dead.revived() == new(errors=[failure(1)], max_attempts=3)
 
 

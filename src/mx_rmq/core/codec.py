@@ -22,7 +22,16 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INNERMOST: Final = re.compile(rb"\{\}|\[\]")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
+
+def _plain(value: Any) -> Any:
+    """Return a Pydantic model as JSON values that make the same model again; refuse the rest."""
+    if not hasattr(type(value), "model_dump"):
+        raise TypeError(f"objects of type {type(value).__name__} are not supported")
+    return value.model_dump(mode="json", by_alias=True, round_trip=True)
+
+
 _encoder = msgspec.json.Encoder()
+_payload_encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder(Message)
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 
@@ -37,7 +46,7 @@ _version_decoder = msgspec.json.Decoder(_Version)
 def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
     """Encode a payload; refuse what is too large, too deep or not JSON."""
     try:
-        data = _encoder.encode(payload)
+        data = _payload_encoder.encode(payload)
         if not data.isascii():
             data.decode()
         _raw_decoder.decode(data)  # a msgspec.Raw inside is taken as it is, JSON or not
@@ -102,7 +111,7 @@ def decode_as(data: bytes, topic: str, id: str) -> Message:
 
 
 def _refuse_non_finite(payload: Any) -> None:
-    rest = [msgspec.to_builtins(payload)]
+    rest = [msgspec.to_builtins(payload, enc_hook=_plain)]
     while rest:
         value = rest.pop()
         if isinstance(value, float) and not math.isfinite(value):

@@ -1,16 +1,36 @@
-"""The limits that a store keeps, validated at once."""
+"""Settings, validated at once.
+
+Each one comes from an argument, else from the environment (`MX_RMQ_LEASE`), else from
+`mx-rmq.toml` in the current directory (or the file that `MX_RMQ_CONFIG` names), else it has its
+default. The file is one flat table for all settings.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Final
+import os
+import tomllib
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.names import check_prefix, check_topic, check_worker
 
 DAY: Final = 86_400.0
 
 SECOND_NET: Final = 3600
 """Seconds after its age limit at which the server itself drops an archived field (HEXPIRE)."""
+
+FILE: Final = "mx-rmq.toml"
+VARIABLE: Final = "MX_RMQ_"
+
+_MOST: Final = 2**53 / 1000
+"""The largest number of seconds that is exact in milliseconds everywhere."""
+
+
+def _range(least: float, most: float) -> dict[str, tuple[float, float]]:
+    return {"range": (least, most)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +55,159 @@ class Limits:
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidInput(f"{field.name}={value!r} is not a number")
-            if field.type == "int" and not isinstance(value, int):
-                raise InvalidInput(f"{field.name}={value!r} is not a whole number")
-            if not 0 <= value < 2**53 / 1000:
-                raise InvalidInput(f"{field.name}={value!r} is not between 0 and 2^53 / 1000")
-        if self.max_payload == 0:
-            raise InvalidInput("max_payload=0 would refuse every payload")
+        _settle(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings(Limits):
+    """What a MessageQueue goes by, its limits included. Times in seconds."""
+
+    url: str = field(default="", repr=False)
+    """The server: redis://, rediss://, valkey://, unix:// or embedded://DIR. Required."""
+    prefix: str = "mx-rmq"
+    """What every key begins with: queues of different prefixes do not see each other."""
+    lease: float = field(default=30.0, metadata=_range(0.1, DAY))
+    """How long a worker may be silent before its messages are given to another one."""
+    patience: float = field(default=10.0, metadata=_range(0, 300))
+    """How long a call goes on trying while the server is away."""
+
+    @classmethod
+    def load(cls, **arguments: Any) -> QueueSettings:
+        """Return the settings from arguments (None: not given), environment, file and defaults."""
+        return cls(**_load(cls, arguments))
+
+    @property
+    def limits(self) -> Limits:
+        """The limits alone, as the store takes them."""
+        return Limits(**{known.name: getattr(self, known.name) for known in fields(Limits)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a Worker goes by. Times in seconds."""
+
+    concurrency: int = field(default=100, metadata=_range(1, 10_000))
+    """Messages that the worker handles at the same time."""
+    topics: tuple[str, ...] | None = None
+    """The topics it works on; None: every topic that has a handler."""
+    grace: float = field(default=30.0, metadata=_range(0, _MOST))
+    """How long handlers may go on when the worker is told to stop."""
+    prefetch: int = field(default=1000, metadata=_range(0, 10_000))
+    """Messages taken ahead of free slots, at the most."""
+    name: str | None = None
+    """What the worker is called in leases and lists; None: a name is made."""
+
+    def __post_init__(self) -> None:
+        _settle(self)
+
+    @classmethod
+    def load(cls, **arguments: Any) -> WorkerSettings:
+        """Return the settings from arguments (None: not given), environment, file and defaults."""
+        return cls(**_load(cls, arguments))
+
+
+def _settle(settings: Limits | WorkerSettings) -> None:
+    """Check every field and keep it in its proper form."""
+    for known in fields(settings):
+        value = _checked(known, getattr(settings, known.name), known.name)
+        object.__setattr__(settings, known.name, value)
+
+
+def _checked(known: Field[Any], value: Any, said: str) -> Any:
+    """Return a setting's value in its proper form, or refuse it. `said`: where it came from."""
+    if known.type in ("int", "float"):
+        return _number(known, value, said)
+    if known.name == "url":
+        return _url(value, said)
+    if value is None and known.default is None:
+        return None
+    if known.name == "topics":
+        return _topics(value, said)
+    check = {"prefix": check_prefix, "name": check_worker}[known.name]
+    try:
+        return check(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{said}={value!r:.80} is refused: {error}") from error
+
+
+def _number(known: Field[Any], value: Any, said: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidInput(f"{said}={value!r:.80} is not a number")
+    if known.type == "int" and not isinstance(value, int):
+        raise InvalidInput(f"{said}={value!r} is not a whole number")
+    if known.name == "max_payload" and value == 0:
+        raise InvalidInput(f"{said}=0 would refuse every payload")
+    least, most = known.metadata.get("range", (0, _MOST))
+    if not least <= value <= most:
+        raise InvalidInput(f"{said}={value!r} is not between {least:,.16g} and {most:,.16g}")
+    return value
+
+
+def _url(value: Any, said: str) -> str:
+    if value is None or value == "":
+        raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or write url into {FILE}")
+    if not isinstance(value, str):  # not shown: it may hold a password
+        raise InvalidInput(f"{said} is of type {type(value).__name__}, not a text")
+    return value
+
+
+def _topics(value: Any, said: str) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
+        raise InvalidInput(f"{said}={value!r:.80} is not a list of topics")
+    if not value:
+        raise InvalidInput(f"{said}={value!r} names no topic; leave it out for all of them")
+    try:
+        return tuple(dict.fromkeys(check_topic(topic) for topic in value))
+    except InvalidInput as error:
+        raise InvalidInput(f"{said}: {error}") from error
+
+
+def _load(cls: type[Limits | WorkerSettings], arguments: dict[str, Any]) -> dict[str, Any]:
+    values = {name: value for name, value in arguments.items() if value is not None}
+    path, table = _file()
+    for known in fields(cls):
+        if known.name in values:
+            continue
+        variable = VARIABLE + known.name.upper()
+        if text := os.environ.get(variable):
+            values[known.name] = _checked(known, _parsed(known, text, variable), variable)
+        elif known.name in table:
+            values[known.name] = _checked(known, table[known.name], f"{path}: {known.name}")
+    return values
+
+
+def _parsed(known: Field[Any], text: str, variable: str) -> Any:
+    """Return what a variable's text says, by the type of the field."""
+    if known.name == "topics":
+        return [topic.strip() for topic in text.split(",") if topic.strip()]
+    try:
+        if known.type == "int":
+            return int(text)
+        if known.type == "float":
+            return float(text)
+    except ValueError:
+        whole = "whole " if known.type == "int" else ""
+        raise InvalidInput(f"{variable}={text!r:.80} is not a {whole}number") from None
+    return text
+
+
+def _file() -> tuple[Path, dict[str, Any]]:
+    """Return the settings file and what it holds; nothing if there is none."""
+    named = os.environ.get(f"{VARIABLE}CONFIG")
+    path = Path(named or FILE)
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if named:
+            raise InvalidInput(f"{VARIABLE}CONFIG={named!r} names no file") from None
+        return path, {}
+    except OSError as error:
+        raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise InvalidInput(f"{path} is not TOML: {error}") from None
+    every = [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
+    for key in table:
+        if key not in every:
+            closest = get_close_matches(key, every, n=1, cutoff=0)[0]
+            raise InvalidInput(f"{path}: {key!r:.80} is no setting; the closest one is {closest!r}")
+    return path, table

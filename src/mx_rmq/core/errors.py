@@ -3,12 +3,14 @@
 MxRmqError
 ├── InvalidInput            a value breaks a rule; nothing was sent          (also a ValueError)
 │   └── PayloadTooLarge     the payload is over the size limit
+├── NotOpen                 the queue is not open, or was opened in another event loop
 ├── DecodeError             stored bytes are not a message; keeps the bytes
 ├── QueueFull               the topic's cap on waiting messages refused a produce
 ├── ServerUnavailable       the server did not take the call; nothing was changed
 │   └── ServerFull          the server is at its maxmemory
 ├── OutcomeUnknown          the reply was lost and the deadline passed: done or not done
 │   └── ProduceUnknown      … of a produce; repeating it with the same ids is safe
+├── PartlyProduced          a produce_many that failed on the way; says which ids are stored
 ├── ScriptFailed            the server ran a script and answered with an error
 │   └── WrongType           a key of the topic holds something else than it should
 ├── UnsafeServer            the preflight found a server that would lose messages
@@ -41,6 +43,10 @@ class PayloadTooLarge(InvalidInput):
         )
         self.size = size
         self.limit = limit
+
+
+class NotOpen(MxRmqError):
+    """The queue is not open here."""
 
 
 class DecodeError(MxRmqError):
@@ -85,6 +91,19 @@ class ProduceUnknown(OutcomeUnknown):
     def __init__(self, reason: str, ids: Sequence[str]) -> None:
         super().__init__(reason)
         self.ids = tuple(ids)
+
+
+class PartlyProduced(MxRmqError):
+    """Some messages of a `produce_many` are stored and some are not; `__cause__` says why.
+
+    `ids` are those that are stored, of the first messages in order. `unknown` are those of the
+    call that failed, if its reply was lost.
+    """
+
+    def __init__(self, reason: str, ids: Sequence[str], unknown: Sequence[str], total: int) -> None:
+        super().__init__(f"{len(ids):,} of {total:,} messages are stored, then: {reason}")
+        self.ids = tuple(ids)
+        self.unknown = tuple(unknown)
 
 
 class ScriptFailed(MxRmqError):

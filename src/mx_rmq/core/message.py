@@ -7,12 +7,13 @@ when it stores a new message, so that every time in the system comes from one cl
 from __future__ import annotations
 
 from enum import StrEnum
+from traceback import format_tb
 from typing import Any, Final
 
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.text import storable
+from mx_rmq.core.text import end_of, storable
 
 VERSION: Final = 1
 """The record format that this release writes. It reads this one and every older one."""
@@ -56,9 +57,14 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: BaseException, *, at: int, worker: str = "") -> Failure:
-        """Describe an exception, its text made fit to be stored."""
-        kind = storable(type(error).__name__)
-        return cls(type=kind, text=storable(str(error)), at=at, worker=worker)
+        """Describe an exception, its text and the end of its traceback made fit to be stored."""
+        return cls(
+            type=storable(type(error).__name__),
+            text=storable(_text(error)),
+            at=at,
+            worker=worker,
+            traceback=end_of("".join(format_tb(error.__traceback__))),
+        )
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +128,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Server time of the produce, ms. 0 until the server has stamped it."""
     priority: Priority = Priority.NORMAL
     attempts: int = 0
-    """Attempts that have failed so far, crashes of a worker included."""
+    """Attempts that have failed so far, those included whose worker went silent."""
+    crashes: int = 0
+    """How many of the attempts ended with their worker: killed, frozen or cut off."""
     max_attempts: int | None = None
     """How many there may be; None: as the handler says."""
     retry: dict[str, Any] | None = None
@@ -140,6 +148,15 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         """Server time after which no handler may see it, ms; None: never."""
         return None if self.ttl is None else self.created_at + self.ttl
 
+    @property
+    def failures(self) -> int:
+        """How many of the attempts a handler ended with an error."""
+        return self.attempts - self.crashes
+
+    def crashed(self, failure: Failure) -> Message:
+        """Return the message after an attempt whose worker went silent."""
+        return msgspec.structs.replace(self.failed(failure), crashes=self.crashes + 1)
+
     def failed(self, failure: Failure) -> Message:
         """Return the message after one more failed attempt."""
         return msgspec.structs.replace(
@@ -153,7 +170,14 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
         """
-        return msgspec.structs.replace(self, attempts=0, reason="", ttl=None)
+        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - an error's __str__ is anybody's
+        return f"its text cannot be had: {type(broken).__name__}"
 
 
 def _check(name: str, value: int, least: int) -> None:

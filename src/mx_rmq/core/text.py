@@ -15,3 +15,9 @@ def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     """
     shown = text[: limit + 1].encode("utf-8", "backslashreplace").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def end_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
+    """Return the end of a text, as `storable` returns the beginning."""
+    shown = text[-limit - 1 :].encode("utf-8", "backslashreplace").decode()
+    return shown if len(shown) <= limit else "…" + shown[1 - limit :]

@@ -1,0 +1,80 @@
+"""When a cron expression fires. Times are milliseconds since 1970."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, tzinfo
+from enum import StrEnum
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from cronsim import CronSim, CronSimError
+
+from mx_rmq.core.errors import InvalidInput
+
+LATE: Final = 10_000
+"""A tick that could not be fired within so many ms was missed."""
+
+
+class Missed(StrEnum):
+    """What becomes of ticks at which no worker was there."""
+
+    SKIP = "skip"
+    """Nothing: the next tick is the next one."""
+    ONCE = "once"
+    """The latest of them fires as soon as a worker is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cron:
+    """A schedule of a topic."""
+
+    topic: str
+    expression: str
+    zone: tzinfo
+    missed: Missed = Missed.SKIP
+
+    @classmethod
+    def of(
+        cls, topic: str, expression: str, tz: str | tzinfo = "UTC", missed: str = "skip"
+    ) -> Cron:
+        """Make one; refuse what is not a schedule."""
+        if missed not in set(Missed):
+            raise InvalidInput(f"missed={missed!r} is not one of {', '.join(Missed)}")
+        try:
+            zone = ZoneInfo(tz) if isinstance(tz, str) else tz
+        except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+            raise InvalidInput(f"tz={tz!r} is not a time zone, such as Europe/Berlin") from error
+        if not isinstance(zone, tzinfo):
+            raise InvalidInput(f"tz={tz!r} is not a time zone or the name of one")
+        cron = cls(topic, expression, zone, Missed(missed))
+        try:
+            cron.next_after(0)
+        except (CronSimError, AttributeError) as error:
+            raise InvalidInput(f"cron expression {expression!r}: {error}") from error
+        except StopIteration:
+            raise InvalidInput(f"cron expression {expression!r} never fires") from None
+        return cron
+
+    def next_after(self, at: int) -> int:
+        """Return the first tick after a time."""
+        return round(next(CronSim(self.expression, self._datetime(at))).timestamp() * 1000)
+
+    def latest(self, until: int, after: int) -> int | None:
+        """Return the last tick up to `until`, if it came after `after`."""
+        # Reverse iteration is exclusive, and a tick at `until` itself counts.
+        before = CronSim(self.expression, self._datetime(until + 1000), reverse=True)
+        tick = round(next(before).timestamp() * 1000)
+        while tick > until:
+            tick = round(next(before).timestamp() * 1000)
+        return tick if tick > after else None
+
+    def due(self, now: int, last: int) -> int | None:
+        """Return the tick that must fire now, if the last one fired at `last`."""
+        tick = self.latest(now, last)
+        if tick is None or (self.missed is Missed.SKIP and now - tick > LATE):
+            return None
+        return tick
+
+    def _datetime(self, at: int) -> datetime:
+        return datetime.fromtimestamp(at // 1000, self.zone)

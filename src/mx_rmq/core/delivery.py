@@ -1,0 +1,63 @@
+"""A delivery: one message in the hands of a handler."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+class Delivery:
+    """What a handler may know beside its payload. Times are seconds since 1970, the server's."""
+
+    __slots__ = (
+        "_extend",
+        "attempt",
+        "created_at",
+        "deadline",
+        "fence",
+        "headers",
+        "id",
+        "payload",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: str,
+        topic: str,
+        payload: Any,
+        attempt: int,
+        fence: int,
+        headers: Mapping[str, str],
+        created_at: float,
+        deadline: float | None,
+        extend: Callable[[float], float | None],
+    ) -> None:
+        self.id = id
+        self.topic = topic
+        self.payload = payload
+        """Decoded, of the type that the handler asks for."""
+        self.attempt = attempt
+        """1 for the first one; failed attempts and crashes count."""
+        self.fence = fence
+        """Grows with every delivery of the message: a resource can refuse an older one."""
+        self.headers = headers
+        self.created_at = created_at
+        self.deadline = deadline
+        """When the handler's timeout strikes; None: it has none."""
+        self._extend = extend
+
+    def extend(self, seconds: float) -> None:
+        """Give the handler this much time from now. Its lease is kept by the worker in any case."""
+        if not (isfinite(seconds) and seconds > 0):
+            raise InvalidInput(f"extend({seconds!r}): give a number of seconds above 0")
+        self.deadline = self._extend(seconds)
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.id} of {self.topic}, attempt {self.attempt}, fence {self.fence}>"

@@ -1,0 +1,137 @@
+"""What happens in a worker: one value an event. Logs, metrics, live views and tests subscribe.
+
+worker    WorkerStarted, WorkerStopping, WorkerStopped
+message   Completed, Retried, Died, Quarantined, Released
+lease     LeaseLost, TakenOver
+trouble   LoopBlocked, ServerLost, ServerBack
+cron      CronFired
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    worker: str
+    topics: tuple[str, ...]
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopping:
+    worker: str
+    running: int
+    grace: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStopped:
+    worker: str
+    clean: bool
+    """Whether everything was settled or handed back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    topic: str
+    id: str
+    attempt: int
+    seconds: float
+    """How long the handler took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    topic: str
+    id: str
+    attempt: int
+    delay: float
+    """Seconds until the next attempt."""
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    topic: str
+    id: str
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    topic: str
+    id: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    topic: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Somebody else has the message now; its handler was cancelled, its result refused."""
+
+    topic: str
+    id: str
+    fence: int
+    handler: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """This worker's monitor took a message over from one that went silent."""
+
+    topic: str
+    id: str
+    lost_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopBlocked:
+    """A handler keeps the event loop from running. Comes from the thread that keeps the leases."""
+
+    handler: str
+    seconds: float
+    stack: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLost:
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBack:
+    seconds: float
+    """How long it was away."""
+
+
+@dataclass(frozen=True, slots=True)
+class CronFired:
+    topic: str
+    id: str
+    tick: float
+
+
+Event = (
+    WorkerStarted
+    | WorkerStopping
+    | WorkerStopped
+    | Completed
+    | Retried
+    | Died
+    | Quarantined
+    | Released
+    | LeaseLost
+    | TakenOver
+    | LoopBlocked
+    | ServerLost
+    | ServerBack
+    | CronFired
+)

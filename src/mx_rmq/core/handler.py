@@ -1,0 +1,275 @@
+"""A handler: a function, its topic, the type of its payload and its policy.
+
+Everything that can be wrong with one is found when it is registered: its signature, its options
+and a payload type that nobody can decode.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.names import check_topic
+from mx_rmq.core.payload import Decode, decoder
+from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_USUAL: Final = Exponential()
+_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Handler:
+    """What is called for the messages of a topic, and how."""
+
+    topic: str
+    function: Callable[..., Any]
+    name: str
+    """Module and qualified name of the function."""
+    is_async: bool
+    """A coroutine function; any other one is called in a thread."""
+    wants_payload: bool
+    """False only for cron."""
+    wants_delivery: bool
+    delivery_first: bool
+    """The Delivery stands before the payload."""
+    payload_type: Any
+    """The payload's annotation; Any: the decoded JSON as it is."""
+    decode: Decode
+    concurrency: int | None = None
+    """How many of its messages a worker handles at the same time; None: as many as it can."""
+    timeout: float | None = None
+    """Seconds that one attempt may take; None: no bound."""
+    max_attempts: int = 5
+    """Failed attempts after which a message is dead."""
+    max_crashes: int = 3
+    """Attempts that ended with their worker, after which a message is dead."""
+    retry: Policy = _USUAL
+    """When the next attempt comes."""
+
+    @classmethod
+    def of(
+        cls,
+        topic: str,
+        function: Callable[..., Any],
+        *,
+        names: Mapping[str, Any] | None = None,
+        cron: bool = False,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+        max_attempts: int = 5,
+        max_crashes: int = 3,
+        retry: Any = None,
+    ) -> Handler:
+        """Make a handler of a function, or refuse it. `names`: the local names where it stands."""
+        check_topic(topic)
+        if not callable(function) or inspect.isclass(function):
+            raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
+        chain = _chain(function)
+        name = _name(chain)
+        shape = _shape(function, name, topic, cron, names or {})
+        where = f"handler {name} of topic {topic!r}"
+        return cls(
+            topic=topic,
+            function=function,
+            name=name,
+            is_async=any(inspect.iscoroutinefunction(_called(link)) for link in chain),
+            wants_payload=not cron,
+            wants_delivery=shape.delivery,
+            delivery_first=shape.delivery_first,
+            payload_type=shape.payload_type,
+            decode=decoder(shape.payload_type, where),
+            concurrency=None if concurrency is None else _whole(where, concurrency=concurrency),
+            timeout=None if timeout is None else _seconds(where, timeout),
+            max_attempts=_whole(where, max_attempts=max_attempts),
+            max_crashes=_whole(where, max_crashes=max_crashes),
+            retry=_policy(where, retry),
+        )
+
+    def arguments(self, payload: Any, delivery: Delivery) -> tuple[Any, ...]:
+        """Return what the function is called with, in its order."""
+        if not self.wants_delivery:
+            return (payload,) if self.wants_payload else ()
+        if not self.wants_payload:
+            return (delivery,)
+        return (delivery, payload) if self.delivery_first else (payload, delivery)
+
+
+# the function
+
+
+class _Shape(NamedTuple):
+    """What a signature asks for."""
+
+    payload_type: Any
+    delivery: bool
+    delivery_first: bool
+
+
+def _shape(
+    function: Callable[..., Any], name: str, topic: str, cron: bool, names: Mapping[str, Any]
+) -> _Shape:
+    """Read a signature, or refuse it."""
+    try:
+        signature = _signature(function)
+    except (TypeError, ValueError) as error:
+        title = f"{name}(…) of topic {topic!r}"
+        raise _refused(title, "its parameters cannot be read", cron) from error
+    shown = ", ".join(map(_shown, signature.parameters.values()))
+    title = f"{name}({shown}) of topic {topic!r}"
+    runs = _called(function)
+    if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
+        raise _refused(title, "is a generator, which a call does not run", cron)
+    places: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if parameter.kind in _VARIADIC:
+            raise _refused(title, f"takes {_shown(parameter)}", cron)
+        resolved = parameter.replace(annotation=_hint(parameter, title, function, names))
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            places.append(resolved)
+        elif _is_needed(resolved) or _is_delivery(resolved):
+            raise _refused(title, f"{parameter.name} is keyword-only; calls are by position", cron)
+    deliveries = [place for place in places if _is_delivery(place)]
+    payloads = [place for place in places if not _is_delivery(place)]
+    payloads = [place for place in payloads if _is_needed(place)] or payloads[: 0 if cron else 1]
+    if len(payloads) != (0 if cron else 1):
+        count = f"{len(payloads) or 'no'} payload parameter{'' if len(payloads) == 1 else 's'}"
+        raise _refused(title, f"takes {count}", cron)
+    if len(deliveries) > 1:
+        raise _refused(title, f"takes {len(deliveries)} parameters annotated Delivery", cron)
+    taken = payloads + deliveries
+    for place in places[len(taken) :]:
+        if place in taken:
+            raise _refused(title, f"{place.name} stands behind one with a default", cron)
+    return _Shape(
+        payload_type=payloads[0].annotation if payloads else Any,
+        delivery=bool(deliveries),
+        delivery_first=bool(deliveries) and places[0] is deliveries[0],
+    )
+
+
+def _refused(title: str, why: str, cron: bool) -> InvalidInput:
+    who, payload = ("a cron handler", "no") if cron else ("a handler", "one")
+    return InvalidInput(
+        f"handler {title}: {why}; "
+        f"{who} takes {payload} payload, and may take one parameter annotated Delivery"
+    )
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    if sys.version_info >= (3, 14):  # annotations are evaluated late: here, not by the signature
+        import annotationlib
+
+        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
+    return inspect.signature(function)
+
+
+def _hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping[str, Any]) -> Any:
+    """Return a parameter's annotation, resolved if it is a text."""
+    if parameter.annotation is parameter.empty:
+        return Any
+    around = getattr(_called(_chain(function)[-1]), "__globals__", {})
+    around = {"Delivery": Delivery, **around}  # which may be imported for types only
+
+    def probe() -> None: ...
+
+    probe.__annotations__ = {"hint": parameter.annotation}
+    try:
+        return get_type_hints(probe, around, dict(names), include_extras=True)["hint"]
+    except Exception as error:  # the text of an annotation may hold any expression
+        raise InvalidInput(
+            f"handler {title}: the annotation {parameter.annotation!r:.80} of {parameter.name} "
+            f"cannot be resolved: {error}"
+        ) from error
+
+
+def _is_delivery(parameter: inspect.Parameter) -> bool:
+    hint = parameter.annotation
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) in (Union, UnionType):
+        return set(get_args(hint)) == {Delivery, NoneType}
+    return hint is Delivery
+
+
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    return parameter.default is parameter.empty
+
+
+def _shown(parameter: inspect.Parameter) -> str:
+    stars = _VARIADIC.index(parameter.kind) + 1 if parameter.kind in _VARIADIC else 0
+    return "*" * stars + parameter.name
+
+
+def _chain(function: Any) -> list[Any]:
+    """Return what is called and what it wraps in turn, by partial or functools.wraps."""
+    chain = [function]
+    while len(chain) < sys.getrecursionlimit():  # a wrapper may claim to wrap itself
+        inside = getattr(function, "func" if _is_partial(function) else "__wrapped__", None)
+        if inside is None:
+            break
+        chain.append(function := inside)
+    return chain
+
+
+def _called(link: Any) -> Any:
+    """Return the function that runs when this is called."""
+    while _is_partial(link):
+        link = link.func
+    return link if inspect.isroutine(link) else type(link).__call__
+
+
+def _is_partial(link: Any) -> bool:
+    return isinstance(link, functools.partial)
+
+
+def _name(chain: list[Any]) -> str:
+    named = next((link for link in chain if hasattr(link, "__qualname__")), type(chain[-1]))
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+# the options
+
+
+def _whole(where: str, **option: Any) -> int:
+    ((name, value),) = option.items()
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**52:
+        raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number from 1")
+    return value
+
+
+def _seconds(where: str, value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value < MAX_DELAY:
+        raise InvalidInput(
+            f"{where}: timeout={value!r:.80} is not a number of seconds above 0 (to 10 years)"
+        )
+    return float(value)
+
+
+def _policy(where: str, value: Any) -> Policy:
+    try:
+        return _USUAL if value is None else policy_of(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from error
+
+
+# the payload

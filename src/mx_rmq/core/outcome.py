@@ -1,0 +1,171 @@
+"""What became of a delivery: a value, decided without doing anything.
+
+Complete      -> complete_message      it is done
+RetryLater    -> retry_message         it waits for another attempt
+DeadLetter    -> move_to_dlq           it gets no further one
+Quarantine    -> handle_parse_error    nobody can read it
+Release       -> release_message       it was not finished and goes back, uncounted
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import Failure, Message
+from mx_rmq.core.retry import MAX_DELAY, from_dict
+from mx_rmq.core.text import storable
+
+if TYPE_CHECKING:
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.core.retry import Policy
+
+CRASH_SPREAD: Final = 2.5
+LONGEST_SPREAD: Final = 60.0
+
+
+class Retry(Exception):
+    """Raised by a handler that asks for another attempt, after `delay` seconds.
+
+    Without a delay the retry policy says when. It counts as an attempt.
+    """
+
+    def __init__(self, delay: float | None = None, reason: str = "") -> None:
+        if delay is not None and not 0 <= delay <= MAX_DELAY:
+            raise InvalidInput(
+                f"Retry(delay={delay!r}): a delay is a number of seconds from 0 to {MAX_DELAY:g}"
+            )
+        super().__init__(reason or "the handler asked for another attempt")
+        self.delay = delay
+
+
+class Reject(Exception):
+    """Raised by a handler that wants no further attempt: the message is dead-lettered now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class HandlerTimeout(Exception):
+    """A handler took longer than its `timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The handler has returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryLater:
+    """The attempt failed; the next one begins after `delay` ms."""
+
+    message: Message
+    delay: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """No further attempt; the message says why in `reason`."""
+
+    message: Message
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """The bytes cannot be read."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Not finished: back to the front of the queue."""
+
+
+Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a decision depends on beside the message."""
+
+    now: int
+    """Server time, ms."""
+    worker: str
+    chance: float
+    """A random number from [0, 1)."""
+
+
+def after_error(
+    message: Message, handler: Handler, error: BaseException, at: Circumstances
+) -> Outcome:
+    """Decide about a message whose handler raised."""
+    failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
+    if isinstance(error, Reject):
+        return _dead(failed, f"rejected: {error.reason}", error)
+    limit = message.max_attempts or handler.max_attempts
+    if failed.failures >= limit:
+        return _dead(failed, f"exhausted: failed {_times(failed.failures)}", error)
+    delay = error.delay if isinstance(error, Retry) else None
+    if delay is None:
+        delay = _policy(message, handler).delay(failed.failures, error, at.chance)
+    if delay is None:
+        return _dead(failed, f"not retried: {type(error).__name__}", error)
+    return RetryLater(failed, round(delay * 1000), error)
+
+
+def after_crash(
+    message: Message, handler: Handler, lost_by: str, at: Circumstances
+) -> RetryLater | DeadLetter:
+    """Decide about a message whose worker went silent.
+
+    Crashes have a limit of their own, so a message that kills its worker does not live for ever,
+    and a failure of the machine does not use up the attempts of the handler. From the second
+    crash on the messages of a lost worker come back at different moments: whichever of them kills
+    workers will then be alone with few others.
+    """
+    error = WorkerLost(f"worker {lost_by} went silent and its lease ran out")
+    crashed = message.crashed(Failure.of(error, at=at.now, worker=lost_by))
+    if crashed.crashes >= handler.max_crashes:
+        return _dead(crashed, f"crashed: its worker was lost {_times(crashed.crashes)}", error)
+    spread = 0.0
+    if crashed.crashes > 1:
+        spread = min(LONGEST_SPREAD, CRASH_SPREAD * 2.0**crashed.crashes) * at.chance
+    return RetryLater(crashed, round(spread * 1000), error)
+
+
+class WorkerLost(Exception):
+    """A worker was killed, frozen or cut off while it held a message."""
+
+
+def expired(message: Message, now: int) -> DeadLetter | None:
+    """Return the dead letter that an expired message becomes; None: it may still be handled."""
+    if message.expires_at is None or now < message.expires_at:
+        return None
+    late = (now - message.expires_at) / 1000
+    return DeadLetter(
+        msgspec.structs.replace(message, reason=f"expired: {late:.3f} s after its time to live")
+    )
+
+
+def _policy(message: Message, handler: Handler) -> Policy:
+    if message.retry is not None:
+        try:
+            return from_dict(message.retry)
+        except InvalidInput:
+            pass  # written by somebody else, or by a newer release: the handler's applies
+    return handler.retry
+
+
+def _dead(message: Message, reason: str, error: BaseException) -> DeadLetter:
+    return DeadLetter(msgspec.structs.replace(message, reason=storable(reason)), error)
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

@@ -1,0 +1,117 @@
+"""How a payload becomes what a handler asks for: a decoder a type, made once.
+
+Pydantic models are known by their methods, so nobody has to install Pydantic who does not use it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias, get_origin
+
+import msgspec
+import msgspec.inspect
+
+from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.text import storable
+
+Decode: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
+"""Payload bytes -> the value that the handler asks for, or DecodeError."""
+
+SUPPORTED: Final = (
+    "JSON's own types, dataclasses, attrs, TypedDict, NamedTuple, msgspec Struct, Enum, dates, "
+    "Decimal, UUID and Pydantic models"
+)
+
+
+def decoder(payload_type: Any, where: str) -> Decode:
+    """Build the decoder of a payload type, or refuse the type."""
+    shown = type_name(payload_type)
+    read: Decode
+    if _is_model(payload_type):
+
+        def read(data: msgspec.Raw | bytes) -> Any:
+            return payload_type.model_validate_json(bytes(data))
+
+    else:
+        try:
+            unknown = [
+                type_name(custom)
+                for custom in _customs(msgspec.inspect.type_info(payload_type), set())
+                if custom is not object and not _is_model(custom)
+            ]
+            read = msgspec.json.Decoder(payload_type, dec_hook=_model).decode
+        except Exception as error:  # it evaluates annotations, which are anybody's
+            raise InvalidInput(
+                f"{where}: no payload can be decoded as {shown}: {error}; supported are {SUPPORTED}"
+            ) from error
+        if unknown:
+            raise InvalidInput(
+                f"{where}: no payload can be decoded as {unknown[0]}; supported are {SUPPORTED}"
+            )
+
+    def decode(data: msgspec.Raw | bytes) -> Any:
+        try:
+            return read(data)
+        except Exception as error:  # validators and __post_init__ are anybody's
+            json = isinstance(error, msgspec.ValidationError) or not isinstance(
+                error, msgspec.DecodeError | UnicodeError
+            )
+            what = f"payload does not fit {shown}" if json else "payload is not JSON"
+            raise DecodeError(storable(f"{what}: {_reason(error)}"), bytes(data)) from error
+
+    return decode
+
+
+def _customs(info: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield the classes inside a type that msgspec leaves to its hook."""
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        yield info.cls
+    elif isinstance(info, tuple):
+        for part in info:
+            yield from _customs(part, seen)
+    elif isinstance(info, msgspec.inspect.Type | msgspec.inspect.Field):
+        for name in info.__struct_fields__:
+            yield from _customs(getattr(info, name), seen)
+
+
+def _is_model(kind: Any) -> bool:
+    """Say whether a type is a Pydantic model, without importing Pydantic."""
+    return inspect.isclass(kind) and callable(getattr(kind, "model_validate_json", None))
+
+
+def _model(kind: Any, value: Any) -> Any:
+    """Make a Pydantic model that stands inside another type, by the rules of JSON as at the top."""
+    if kind is object:
+        return value
+    try:
+        return kind.model_validate_json(msgspec.json.encode(value))
+    except ValueError as error:
+        raise ValueError(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's text; of Pydantic's the first complaint, written as msgspec writes."""
+    try:
+        if not isinstance(error, ValueError):
+            return f"{type(error).__name__}: {error}"
+        if not hasattr(error, "errors"):
+            return str(error)
+        first, *others = error.errors()
+        path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])
+        more = f" (and {len(others)} more)" if others else ""
+        return f"{first['msg']} - at `${path}`{more}"
+    except Exception:  # noqa: BLE001 - the methods of an error are anybody's too
+        return type(error).__name__
+
+
+def type_name(kind: Any) -> str:
+    if kind is Any:
+        return "Any"
+    if isinstance(kind, type) and get_origin(kind) is None:
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        return module + kind.__qualname__
+    return repr(kind)

@@ -1,0 +1,195 @@
+"""Retry policies: how long after a failure the next attempt comes, if one comes.
+
+A policy is a value without a clock or a die: the caller counts the failures and throws the die.
+It is stored in a message as its `retry` dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from mx_rmq.core.errors import InvalidInput
+
+MAX_DELAY: Final = 10 * 365 * 86_400.0
+"""The longest wait, seconds: 10 years."""
+
+
+def _seconds(what: str, value: Any) -> float:
+    return _number(
+        what, value, 0, MAX_DELAY, f"a number of seconds from 0 to {MAX_DELAY:,.0f} (10 years)"
+    )
+
+
+def _number(what: str, value: Any, least: float, most: float, rule: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most or not isfinite(value):
+        raise InvalidInput(f"{what} {_shown(value)} is not {rule}")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.80}"
+    except (RecursionError, ValueError):  # nested too deeply; an int of thousands of digits
+        return f"of type {type(value).__name__}"
+
+
+class Delays(msgspec.Struct, frozen=True, tag="delays"):
+    """Fixed waits: `Delays((1, 10, 60))`. The last one repeats."""
+
+    delays: tuple[float, ...]
+    """Seconds before the second attempt, the third and so on."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.delays, tuple | list):
+            raise InvalidInput(f"retry delays={_shown(self.delays)} is not a list of numbers")
+        if not self.delays:
+            raise InvalidInput(f"retry delays={self.delays!r} is empty; one number is the least")
+        waits = tuple(_seconds("retry delay", delay) for delay in self.delays)
+        msgspec.structs.force_setattr(self, "delays", waits)
+
+    def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
+        """Return the wait after so many failures; `error` and `chance` change nothing."""
+        return self.delays[min(max(failures, 1), len(self.delays)) - 1]
+
+
+class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
+    """Growing waits: 1, 2, 4, 8 … seconds, each shortened at random so that a crowd spreads out."""
+
+    first: float = 1.0
+    """Seconds before the second attempt."""
+    factor: float = 2.0
+    """By how much each wait is longer than the one before."""
+    cap: float = 600.0
+    """Seconds that no wait exceeds."""
+    jitter: float = 0.5
+    """The share of a wait that chance may take away: 0 none, 1 all of it."""
+
+    def __post_init__(self) -> None:
+        settled = {
+            "first": _seconds("retry first", self.first),
+            "factor": _number("retry factor", self.factor, 1, inf, "a finite number from 1"),
+            "cap": _seconds("retry cap", self.cap),
+            "jitter": _number("retry jitter", self.jitter, 0, 1, "a number from 0 to 1"),
+        }
+        for name, value in settled.items():
+            msgspec.structs.force_setattr(self, name, value)
+
+    def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
+        """Return the wait after so many failures; `chance` in [0, 1) shortens it."""
+        try:
+            wait = min(self.cap, self.first * self.factor ** (max(failures, 1) - 1))
+        except OverflowError:
+            wait = self.cap if self.first else 0.0
+        return wait * (1 - self.jitter * chance)
+
+
+Waits: TypeAlias = Delays | Exponential
+"""A policy that treats all errors alike."""
+
+
+class ByError(msgspec.Struct, frozen=True, tag="by_error"):
+    """A policy an error: `ByError({ConnectionError: [1, 5], ValueError: None})`.
+
+    A rule covers the subclasses too; of several the most specific one decides. None: no further
+    attempt. Errors are known by the name of their class, because a policy is stored.
+    """
+
+    rules: dict[str, Waits | None]
+    """Name of an error's class -> its policy. Given as types or names, policies or numbers."""
+    otherwise: Waits | None = Exponential()
+    """The policy for every other error."""
+
+    if TYPE_CHECKING:  # what it accepts is wider than what it keeps
+
+        def __init__(self, rules: Mapping[Any, Rule], otherwise: Rule = ...) -> None: ...
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, Mapping) or not self.rules:
+            raise InvalidInput(
+                f"retry rules={_shown(self.rules)} is not a dict of error types to policies"
+            )
+        rules: dict[str, Waits | None] = {}
+        for key, rule in self.rules.items():
+            name = _error_name(key)
+            if name in rules:
+                raise InvalidInput(
+                    f"retry rules name {name!r} twice; errors are told apart by the class's name"
+                )
+            rules[name] = _waits(f"retry rule for {name}", rule)
+        msgspec.structs.force_setattr(self, "rules", rules)
+        msgspec.structs.force_setattr(self, "otherwise", _waits("retry otherwise", self.otherwise))
+
+    def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
+        """Return what the policy for this error says; None: no further attempt."""
+        policy = self.otherwise
+        for kind in type(error).__mro__:
+            if kind.__name__ in self.rules:
+                policy = self.rules[kind.__name__]
+                break
+        return None if policy is None else policy.delay(failures, error, chance)
+
+
+Policy: TypeAlias = Delays | Exponential | ByError
+"""Any retry policy."""
+
+Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
+"""What a rule of ByError may be written as."""
+
+
+def policy_of(value: Any) -> Policy:
+    """Return the policy that a value stands for: a number, numbers, a dict of errors, a policy."""
+    if isinstance(value, Delays | Exponential | ByError):
+        return value
+    if isinstance(value, Mapping):
+        return ByError(value)
+    if isinstance(value, tuple | list):
+        return Delays(tuple(value))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Delays((value,))
+    raise InvalidInput(
+        f"retry={_shown(value)} is not a number of seconds, a list of them, a dict of error types, "
+        "Delays, Exponential or ByError"
+    )
+
+
+def as_dict(policy: Policy) -> dict[str, Any]:
+    """Return a policy as a message stores it."""
+    stored: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(policy))
+    return stored
+
+
+def from_dict(data: dict[str, Any]) -> Policy:
+    """Return the policy that a message stores, or refuse what is none."""
+    try:
+        policy: Policy = msgspec.convert(data, Policy)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidInput(f"retry={_shown(data)} is not a stored retry policy: {error}") from error
+    return policy
+
+
+def _waits(what: str, value: Any) -> Waits | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping | ByError):
+        raise InvalidInput(f"{what}: {_shown(value)} chooses by error again; rules do not nest")
+    try:
+        policy = policy_of(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{what}: {error}") from error
+    return None if isinstance(policy, ByError) else policy  # never one: see above
+
+
+def _error_name(key: Any) -> str:
+    if isinstance(key, type) and issubclass(key, BaseException):
+        key = key.__name__
+    if not isinstance(key, str) or not key.isidentifier():
+        raise InvalidInput(
+            f"retry rules: {_shown(key)} is not an exception type, nor the name of one "
+            "without its module"
+        )
+    return key
