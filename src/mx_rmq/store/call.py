@@ -22,6 +22,7 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
     WrongType,
 )
+from mx_rmq.store.link import Link
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -56,10 +57,16 @@ class Caller:
     """Runs scripts on one server."""
 
     def __init__(
-        self, client: Redis, *, patience: float, reply_within: float = REPLY_WITHIN
+        self,
+        client: Redis,
+        *,
+        patience: float,
+        link: Link | None = None,
+        reply_within: float = REPLY_WITHIN,
     ) -> None:
         self._send: Callable[..., Awaitable[Any]] = client.execute_command
         self._patience = patience
+        self._link = link or Link()
         self._reply_within = reply_within
         self._free = asyncio.Semaphore(CONNECTIONS)
         self.closed = False
@@ -89,10 +96,14 @@ class Caller:
         sent = False
         while True:
             try:
-                return await attempt()
+                answer = await attempt()
+                self._link.answered()
+                return answer
             except redis_errors.RedisError as error:
                 passes = _passes(error)
-                if not passes and not sent:
+                if passes:
+                    self._link.failed(error)
+                elif not sent:
                     raise
                 # Refused after a lost reply: the first copy may still be on its way.
                 sent = sent or _was_sent(error)

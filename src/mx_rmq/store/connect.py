@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qs, urlsplit
 
-from redis.asyncio import Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -62,6 +62,13 @@ async def connect(url: str) -> Connection:
         return Connection(_client(server.url), server)
     ours = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
     return Connection(_client(f"{ours}://{rest}"))
+
+
+def another(client: RedisClient) -> RedisClient:
+    """Return a client like this one, with connections of its own."""
+    pool = client.connection_pool
+    options = dict(pool.connection_kwargs)
+    return Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
 
 
 async def _start(directory: str) -> EmbeddedServer:

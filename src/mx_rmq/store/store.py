@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Final, Self
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import REPLY_WITHIN, Caller
-from mx_rmq.store.connect import Connection, connect, without_password
+from mx_rmq.store.connect import Connection, another, connect, without_password
+from mx_rmq.store.doorbell import Doorbell
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
+from mx_rmq.store.link import Link
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
 from mx_rmq.store.views import Views
@@ -38,11 +40,15 @@ class Store(Transitions):
         keys: Keys,
         found: Preflight,
         *,
+        link: Link | None = None,
         limits: Limits | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(caller, keys, limits=limits, hexpire=found.hexpire, clock=clock)
         self._connection = connection
+        self._found = found
+        self.link = link or Link()
+        """Whether the server is there."""
         self.warnings = found.warnings
         self.views = Views(caller, keys)
         self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
@@ -64,7 +70,10 @@ class Store(Transitions):
         connection = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))
-            caller = Caller(connection.client, patience=patience, reply_within=reply_within)
+            link = Link()
+            caller = Caller(
+                connection.client, patience=patience, link=link, reply_within=reply_within
+            )
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
             await connection.close()
@@ -74,7 +83,30 @@ class Store(Transitions):
             raise
         for warning in found.warnings:
             logger.warning("%s", warning)
-        return cls(connection, caller, keys, found, limits=limits, clock=clock)
+        return cls(connection, caller, keys, found, link=link, limits=limits, clock=clock)
+
+    def doorbell(self) -> Doorbell:
+        """Return a way to hear this server's doorbells."""
+        pool = self._connection.client.connection_pool
+        return Doorbell(pool.make_connection, self._caller, self.keys, self.link)
+
+    def twin(self, *, patience: float = PATIENCE) -> Store:
+        """Return a store of the same server with connections of its own, for another event loop.
+
+        Close it before this one: if the server is embedded, it stops with this one.
+        """
+        connection = Connection(another(self._connection.client))
+        link = Link()
+        caller = Caller(connection.client, patience=patience, link=link)
+        return Store(
+            connection,
+            caller,
+            self.keys,
+            self._found,
+            link=link,
+            limits=self.limits,
+            clock=self._clock,
+        )
 
     async def close(self) -> None:
         """Close what was opened. No call gets through any more."""

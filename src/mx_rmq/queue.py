@@ -1,0 +1,372 @@
+"""MessageQueue: what applications hold. Declares handlers, produces messages."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from copy import copy
+from datetime import datetime
+from functools import cached_property
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from mx_rmq.admin import Admin
+from mx_rmq.core.config import QueueSettings
+from mx_rmq.core.cron import Cron
+from mx_rmq.core.errors import InvalidInput, MxRmqError, NotOpen, PartlyProduced, ProduceUnknown
+from mx_rmq.core.events import ServerBack, ServerLost
+from mx_rmq.core.handler import Handler
+from mx_rmq.core.message import Priority
+from mx_rmq.core.middleware import Outgoing, around_produce
+from mx_rmq.core.retry import as_dict, policy_of
+from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime.producer import Producer, chunks
+from mx_rmq.runtime.report import LOGGED, log
+from mx_rmq.store import Store
+from mx_rmq.sync import SyncQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import tzinfo
+
+    from mx_rmq.core.message import Draft
+    from mx_rmq.core.middleware import Middleware
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class MessageQueue:
+    """A queue on one server. Making it connects to nothing; `async with mq:` does."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        middleware: Sequence[Middleware] = (),
+        prefix: str | None = None,
+        lease: float | None = None,
+        patience: float | None = None,
+        max_payload: int | None = None,
+        max_pending: int | None = None,
+        dedup: float | None = None,
+        dlq_max: int | None = None,
+        dlq_ttl: float | None = None,
+        quarantine_max: int | None = None,
+        quarantine_ttl: float | None = None,
+        quarantine_bytes: int | None = None,
+    ) -> None:
+        self.settings = QueueSettings.load(
+            url=url,
+            prefix=prefix,
+            lease=lease,
+            patience=patience,
+            max_payload=max_payload,
+            max_pending=max_pending,
+            dedup=dedup,
+            dlq_max=dlq_max,
+            dlq_ttl=dlq_ttl,
+            quarantine_max=quarantine_max,
+            quarantine_ttl=quarantine_ttl,
+            quarantine_bytes=quarantine_bytes,
+        )
+        self.middleware = tuple(middleware)
+        self.events = Events()
+        """Whoever wants to know what happens subscribes here."""
+        self.handlers: dict[str, Handler] = {}
+        self.crons: dict[str, Cron] = {}
+        self._store: Store | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._producer: Producer | None = None
+        self._produce = around_produce(self.middleware, self._send)
+        self.events.subscribe(log, *LOGGED)
+
+    # declaring
+
+    def handler(
+        self,
+        topic: str,
+        *,
+        concurrency: int | None = None,
+        timeout: float | None = None,
+        max_attempts: int = 5,
+        max_crashes: int = 3,
+        retry: Any = None,
+    ) -> Callable[[F], F]:
+        """Declare the function below as the handler of a topic."""
+        names = sys._getframe(1).f_locals
+
+        def declare(function: F) -> F:
+            self._declare(
+                Handler.of(
+                    topic,
+                    function,
+                    names=names,
+                    concurrency=concurrency,
+                    timeout=timeout,
+                    max_attempts=max_attempts,
+                    max_crashes=max_crashes,
+                    retry=retry,
+                )
+            )
+            return function
+
+        return declare
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        tz: str | tzinfo = "UTC",
+        missed: str = "skip",
+        topic: str | None = None,
+        concurrency: int = 1,
+        timeout: float | None = None,
+        max_attempts: int = 5,
+        max_crashes: int = 3,
+        retry: Any = None,
+    ) -> Callable[[F], F]:
+        """Declare the function below to run at every tick, once over all workers."""
+        names = sys._getframe(1).f_locals
+
+        def declare(function: F) -> F:
+            name = topic or f"cron.{getattr(function, '__name__', 'function')}"
+            cron = Cron.of(name, expression, tz, missed)
+            self._declare(
+                Handler.of(
+                    name,
+                    function,
+                    names=names,
+                    cron=True,
+                    concurrency=concurrency,
+                    timeout=timeout,
+                    max_attempts=max_attempts,
+                    max_crashes=max_crashes,
+                    retry=retry,
+                )
+            )
+            self.crons[name] = cron
+            return function
+
+        return declare
+
+    def _declare(self, handler: Handler) -> None:
+        known = self.handlers.get(handler.topic)
+        if known is not None:
+            raise InvalidInput(
+                f"topic {handler.topic!r} has the handler {known.name} already; "
+                f"{handler.name} needs a topic of its own"
+            )
+        self.handlers[handler.topic] = handler
+
+    def another(self) -> MessageQueue:
+        """Return a queue with the same settings and middleware, not open, for another loop."""
+        other = copy(self)
+        other.__dict__.pop("sync", None)
+        other._store = other._loop = other._producer = None
+        other._produce = around_produce(other.middleware, other._send)
+        return other
+
+    # opening and closing
+
+    async def open(self) -> None:
+        """Connect; `close` undoes it."""
+        if self._store is not None:
+            raise NotOpen("the queue is open already; close it before it is opened again")
+        settings = self.settings
+        store = await Store.open(
+            settings.url,
+            prefix=settings.prefix,
+            limits=settings.limits,
+            patience=settings.patience,
+        )
+        store.link.on_lost = lambda error: self.events.emit(ServerLost(error))
+        store.link.on_back = lambda seconds: self.events.emit(ServerBack(seconds))
+        self._store, self._loop = store, asyncio.get_running_loop()
+        self._producer = Producer(store)
+
+    async def close(self) -> None:
+        """Finish what is being produced, and disconnect."""
+        store, producer = self._store, self._producer
+        self._store = self._producer = self._loop = None
+        try:
+            if producer is not None:
+                await producer.close()
+        finally:
+            if store is not None:
+                await store.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected."""
+        return self._store is not None
+
+    @property
+    def store(self) -> Store:
+        """The open store."""
+        if self._store is None:
+            raise NotOpen("the queue is not open: put `async with mq:` around this")
+        if asyncio.get_running_loop() is not self._loop:
+            raise NotOpen(
+                "the queue was opened in another event loop; from other threads use mq.sync"
+            )
+        return self._store
+
+    @property
+    def admin(self) -> Admin:
+        """What operators need: counts, lists, requeue, discard, pause, audit."""
+        return Admin(self.store)
+
+    @cached_property
+    def sync(self) -> SyncQueue:
+        """The same queue for code without an event loop: Flask, Django, scripts."""
+        return SyncQueue(self)
+
+    # producing
+
+    async def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+        priority: str = Priority.NORMAL,
+        ttl: float | None = None,
+        id: str | None = None,
+        headers: dict[str, str] | None = None,
+        max_attempts: int | None = None,
+        retry: Any = None,
+    ) -> str:
+        """Produce a message and return its id. Once this returns, the message is not lost.
+
+        An own `id` that is taken makes no second message; the id is returned all the same.
+        """
+        (produced,) = await self._produce(
+            [
+                Outgoing(
+                    topic=topic,
+                    payload=payload,
+                    id=id,
+                    delay=delay,
+                    at=_timestamp(at),
+                    priority=priority,
+                    ttl=ttl,
+                    max_attempts=max_attempts,
+                    retry=retry,
+                    headers=headers or {},
+                )
+            ]
+        )
+        return produced
+
+    async def produce_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        *,
+        ids: Sequence[str] | None = None,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+        priority: str = Priority.NORMAL,
+        ttl: float | None = None,
+        headers: dict[str, str] | None = None,
+        max_attempts: int | None = None,
+        retry: Any = None,
+    ) -> list[str]:
+        """Produce many messages of one topic, in order, and return their ids.
+
+        They go out in calls of up to 1,000. Everything is checked before the first call; if a
+        later one fails, `PartlyProduced` says which are stored.
+        """
+        payloads = list(payloads)
+        if ids is not None and len(ids) != len(payloads):
+            raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
+        due = _timestamp(at)
+        outgoing = [
+            Outgoing(
+                topic=topic,
+                payload=payload,
+                id=None if ids is None else ids[number],
+                delay=delay,
+                at=due,
+                priority=priority,
+                ttl=ttl,
+                max_attempts=max_attempts,
+                retry=retry,
+                headers=headers or {},
+            )
+            for number, payload in enumerate(payloads)
+        ]
+        return await self._produce(outgoing) if outgoing else []
+
+    async def _send(self, messages: Sequence[Outgoing]) -> list[str]:
+        """Produce what has come through all middleware."""
+        store, producer = self.store, self._producer
+        if producer is None:
+            raise NotOpen("the queue is being closed")
+        drafts = [(message.topic, self._draft(store, message)) for message in messages]
+        if len(drafts) == 1:
+            ((topic, draft),) = drafts
+            return [(await producer.produce(topic, draft)).id]
+        ids: list[str] = []
+        topics = {topic for topic, _ in drafts}
+        for topic in topics:
+            store.keys.of(topic)  # refuses a bad name
+        for topic, chunk in _by_topic(drafts):
+            try:
+                ids += [produced.id for produced in await producer.send(topic, chunk)]
+            except MxRmqError as error:
+                if not ids:
+                    raise
+                unknown = error.ids if isinstance(error, ProduceUnknown) else ()
+                raise PartlyProduced(str(error), ids, unknown, len(drafts)) from error
+        return ids
+
+    def _draft(self, store: Store, message: Outgoing) -> Draft:
+        retry = None if message.retry is None else as_dict(policy_of(message.retry))
+        return store.draft(
+            message.payload,
+            id=message.id,
+            priority=message.priority,
+            delay=_ms("delay", message.delay) or 0,
+            at=_ms("at", message.at),
+            ttl=_ms("ttl", message.ttl),
+            max_attempts=message.max_attempts,
+            retry=retry,
+            headers=message.headers,
+        )
+
+
+def _by_topic(drafts: list[tuple[str, Draft]]) -> Iterable[tuple[str, list[Draft]]]:
+    """Cut messages into calls; what follows each other in one topic stays together."""
+    start = 0
+    for end in range(1, len(drafts) + 1):
+        if end == len(drafts) or drafts[end][0] != drafts[start][0]:
+            topic = drafts[start][0]
+            for chunk in chunks([draft for _, draft in drafts[start:end]]):
+                yield topic, chunk
+            start = end
+
+
+def _timestamp(at: datetime | float | None) -> float | None:
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            raise InvalidInput(f"at={at!r} has no time zone: nobody knows which moment it means")
+        return at.timestamp()
+    return at
+
+
+def _ms(name: str, seconds: Any) -> int | None:
+    if seconds is None:
+        return None
+    wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
+    if wrong or not isfinite(seconds) or seconds < 0:
+        raise InvalidInput(f"{name}={seconds!r} is not a number of seconds from 0")
+    return round(float(seconds) * 1000)

@@ -1,0 +1,1 @@
+"""The cast at work, on asyncio: one file a duty."""

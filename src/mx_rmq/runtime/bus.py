@@ -1,0 +1,43 @@
+"""Hands events to whoever subscribed."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.events import Event
+
+logger = logging.getLogger(__name__)
+
+
+class Events:
+    """Subscribers of events. They are called at once, one after the other, and must not block."""
+
+    def __init__(self) -> None:
+        self._subscribers: tuple[tuple[tuple[type, ...], Callable[[Any], None]], ...] = ()
+
+    def subscribe(self, callback: Callable[[Any], None], *kinds: type) -> Callable[[], None]:
+        """Call back with each event of these kinds, or of all; return how to end that."""
+        entry = (kinds or (object,), callback)
+        self._subscribers = (*self._subscribers, entry)
+
+        def unsubscribe() -> None:
+            self._subscribers = tuple(one for one in self._subscribers if one is not entry)
+
+        return unsubscribe
+
+    def wants(self, kind: type) -> bool:
+        """Say whether anybody would hear of this kind: a busy worker makes no event for nobody."""
+        return any(issubclass(kind, kinds) for kinds, _ in self._subscribers)
+
+    def emit(self, event: Event) -> None:
+        """Tell the subscribers. What one of them raises is logged and hurts nobody else."""
+        for kinds, callback in self._subscribers:
+            if isinstance(event, kinds):
+                try:
+                    callback(event)
+                except Exception:
+                    logger.exception("a subscriber failed on %s", type(event).__name__)

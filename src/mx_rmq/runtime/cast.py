@@ -1,0 +1,251 @@
+"""The cast: everybody who works in one running worker, and the order in which they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mx_rmq.core import events
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.outcome import Release
+from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.runtime.consumer import Consumer
+from mx_rmq.runtime.crons import Crons
+from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.keeper import Keeper
+from mx_rmq.runtime.lifecycle import Lifecycle
+from mx_rmq.runtime.lookout import Lookout
+from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.monitor import Monitor
+from mx_rmq.runtime.scheduler import Scheduler
+from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mx_rmq.core.config import WorkerSettings
+    from mx_rmq.core.cron import Cron
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.core.middleware import Middleware
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.slots import Held
+    from mx_rmq.store import Store
+
+BEAT: Final = 15.0
+"""Seconds between two signs of life in the registry of workers."""
+
+FORGET: Final = 3_600_000
+"""Milliseconds after which the registry forgets a silent worker."""
+
+CANCEL_WITHIN: Final = 5.0
+"""Seconds that a cancelled handler has to end."""
+
+
+class Cast:
+    """The parts of one running worker."""
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Events,
+        handlers: dict[str, Handler],
+        *,
+        crons: Iterable[Cron],
+        middleware: Sequence[Middleware],
+        settings: WorkerSettings,
+        lease: float,
+        name: str,
+    ) -> None:
+        self.hurry = asyncio.Event()
+        """Set: do not wait for handlers any longer."""
+        self._name = name
+        self._store = store
+        self._bus = bus
+        self._started = time.time()
+        self._beats = 0
+        clock = ServerClock()
+        self._slots = Slots(
+            handlers.values(), concurrency=settings.concurrency, prefetch=settings.prefetch
+        )
+        self._threads = Threads(settings.concurrency)
+        self._lifecycle = Lifecycle(
+            store, self._slots, bus, worker=name, on_settled=self._on_settled
+        )
+        self._consumer = Consumer(
+            self._slots,
+            self._threads,
+            clock,
+            worker=name,
+            middleware=middleware,
+            settle=self._lifecycle.settle,
+        )
+        self._dispatcher = Dispatcher(
+            store,
+            self._slots,
+            clock,
+            worker=name,
+            lease=round(lease * 1000),
+            on_taken=self._on_taken,
+            on_quiet=self._on_quiet,
+        )
+        self._scheduler = Scheduler(store, handlers)
+        self._monitor = Monitor(
+            store,
+            handlers,
+            clock,
+            bus,
+            worker=name,
+            lease=lease,
+            circumstances=self._consumer.circumstances,
+        )
+        self._lookout = Lookout(
+            store,
+            self._slots,
+            clock,
+            self._dispatcher,
+            self._scheduler,
+            self._monitor,
+            lease=lease,
+        )
+        self._keeper = Keeper(
+            store,
+            self._slots,
+            self._consumer,
+            bus,
+            worker=name,
+            lease=lease,
+            on_lost=self._on_lost,
+        )
+        self._crons = Crons(store, crons, clock, bus)
+        self._beating = Loop("beat", self.beat)
+        self._settled = asyncio.Event()
+
+    async def start(self) -> None:
+        """Start everybody. Nothing is taken before everything is there."""
+        await self.beat()
+        self._keeper.start()
+        self._lookout.looking.start()
+        self._lookout.listening.start()
+        self._scheduler.loop.start()
+        self._monitor.loop.start()
+        self._crons.loop.start()
+        self._beating.start()
+        topics = tuple(self._slots.topics)
+        self._bus.emit(events.WorkerStarted(self._name, topics, self._slots.concurrency))
+
+    async def stop(self, *, grace: float) -> bool:
+        """Go down the ladder; say whether everything was settled or handed back."""
+        self._bus.emit(events.WorkerStopping(self._name, self._slots.running, grace))
+        await self._crons.loop.stop()
+        await self._lookout.stop()
+        await self._dispatcher.stop()
+        for held in self._slots.take_back():
+            self._lifecycle.settle(held, Release())
+        await self._finish(grace)
+        await self._cancel()
+        await self._lifecycle.flush(CANCEL_WITHIN)
+        self._lifecycle.close()
+        await self._scheduler.loop.stop()
+        await self._monitor.loop.stop()
+        await self._beating.stop()
+        await self._keeper.stop()
+        await self._consumer.close()
+        self._threads.close()
+        with suppress(MxRmqError):
+            await self._lookout.hand_back_rings()
+            await self._store.forget_worker(self._name)
+        clean = not self._slots.held and not self._lifecycle.abandoned
+        self._bus.emit(events.WorkerStopped(self._name, clean))
+        return clean
+
+    async def beat(self) -> float:
+        """Tell the registry of workers that this one lives."""
+        about = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started": self._started,
+            "topics": list(self._slots.topics),
+            "concurrency": self._slots.concurrency,
+            "running": self._slots.running,
+            "held": len(self._slots.held),
+        }
+        if self._beats % 4 == 0:  # the registry of topics may have been lost meanwhile
+            await self._store.register_topics(list(self._slots.topics))
+        forget = FORGET if self._beats == 0 else 0
+        await self._store.beat_worker(self._name, msgspec.json.encode(about), forget=forget)
+        self._beats += 1
+        return BEAT
+
+    async def until_empty(self, *, delayed: bool) -> None:
+        """Wait until nothing is left to do in any topic."""
+        while True:
+            self._settled.clear()
+            if not self._slots.held and not await self._left(delayed=delayed):
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await self._settled.wait()
+
+    async def _left(self, *, delayed: bool) -> bool:
+        for topic in self._slots.topics:
+            counts = await self._store.views.counts(topic)
+            if counts.processing or (counts.pending and not counts.paused):
+                return True
+            if counts.delayed and (delayed or await self._store.get_next_delay_task(topic) == 0):
+                return True
+        return False
+
+    async def _finish(self, grace: float) -> None:
+        """Let handlers finish."""
+        hurry = asyncio.create_task(self.hurry.wait(), name="mx-rmq hurry")
+        finish = asyncio.create_task(
+            self._until_settled(time.monotonic() + grace), name="mx-rmq finish"
+        )
+        await asyncio.wait([hurry, finish], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        finish.cancel()
+
+    async def _until_settled(self, deadline: float) -> None:
+        """Wait until no handler runs, or until the deadline."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                while self._slots.running:
+                    self._settled.clear()
+                    await self._settled.wait()
+
+    async def _cancel(self) -> None:
+        """Cancel what still runs, and hand back what does not end."""
+        running = self._consumer.running()
+        for held in running:
+            held.stop(Stopped.SHUTDOWN)
+        await self._until_settled(time.monotonic() + CANCEL_WITHIN)
+        for held in self._consumer.running():  # it ignores us; somebody else shall have it
+            self._lifecycle.settle(held, Release())
+
+    def _on_taken(self) -> None:
+        self._consumer.start_enough()
+        self._keeper.wake()
+
+    def _on_settled(self) -> None:
+        self._settled.set()
+        self._dispatcher.fill()
+        self._lookout.listen_anew()
+
+    def _on_quiet(self) -> None:
+        self._lookout.listen_anew()
+
+    def _on_lost(self, held: Held) -> None:
+        if held.key not in self._slots.held or held.settling:
+            return  # settled meanwhile, or about to be: that answer tells
+        if held.interrupt is not None:
+            held.stop(Stopped.LEASE_LOST)
+        elif held in held.topic.waiting:
+            self._slots.forget_waiting(held)
+            self._lifecycle.report_lost(held)

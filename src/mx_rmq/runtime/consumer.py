@@ -1,0 +1,218 @@
+"""The consumer: runs handlers and decides what became of each message.
+
+Consumers are long-lived tasks, one a running handler at the most. A handler that leaves something
+behind in its task (a context variable, a cancellation) gets it retired, so no message sees
+another's leftovers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq.core import codec
+from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.middleware import around_handle
+from mx_rmq.core.outcome import (
+    Circumstances,
+    Complete,
+    HandlerTimeout,
+    Outcome,
+    Quarantine,
+    Release,
+    after_error,
+    expired,
+)
+from mx_rmq.runtime.slots import Stopped
+from mx_rmq.runtime.threads import Interrupted
+from mx_rmq.runtime.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.core.message import Message
+    from mx_rmq.core.middleware import Handle, Middleware
+    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.threads import Threads
+
+
+class Consumer:
+    """The consumers of one worker."""
+
+    def __init__(
+        self,
+        slots: Slots,
+        threads: Threads,
+        clock: ServerClock,
+        *,
+        worker: str,
+        middleware: Sequence[Middleware],
+        settle: Callable[[Held, Outcome | None], None],
+    ) -> None:
+        self._slots = slots
+        self._threads = threads
+        self._clock = clock
+        self._worker = worker
+        self._settle = settle
+        self._timeouts = Timeouts()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[asyncio.Task[None], Held] = {}
+        self._call = {
+            topic.topic: around_handle(middleware, self._innermost(topic.handler))
+            for topic in slots.topics.values()
+        }
+        self._clean = copy_context()
+
+    def start_enough(self) -> None:
+        """Have as many consumers as could run at once now."""
+        wanted = min(self._slots.concurrency, self._slots.running + self._slots.waiting)
+        while len(self._tasks) < wanted:
+            self._start()
+
+    def running(self) -> list[Held]:
+        """Return what runs now."""
+        return list(self._running.values())
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
+        """Return the handler that a task runs, if it is one of the consumers'."""
+        held = self._running.get(task) if task is not None else None
+        return None if held is None else held.topic.handler
+
+    async def close(self) -> None:
+        """End the consumers. Call it when nothing runs any more."""
+        self._timeouts.close()
+        tasks = [task for task in self._tasks if task not in self._running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _start(self) -> None:
+        task = self._clean.copy().run(
+            lambda: asyncio.create_task(self._consume(), name="mx-rmq consumer")
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _consume(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            return
+        before = copy_context()
+        while True:
+            held = self._slots.next()
+            if held is None:
+                waiter = asyncio.get_running_loop().create_future()
+                self._slots.idle(waiter)
+                await waiter
+                continue
+            self._running[task] = held
+            try:
+                outcome = await self._handle(held, task)
+            finally:
+                del self._running[task]
+            self._slots.finished(held)
+            self._settle(held, outcome)
+            if task.cancelling() or copy_context() != before:
+                self._tasks.discard(task)
+                self.start_enough()
+                return
+
+    async def _handle(self, held: Held, task: asyncio.Task[None]) -> Outcome | None:
+        """Return what became of a message; None: it is no longer this worker's."""
+        held.started_at = time.monotonic()
+        topic, handler = held.topic.topic, held.topic.handler
+        try:
+            message = held.message = codec.decode_as(held.record, topic, held.claim.id)
+            dead = expired(message, self._clock.now())
+            if dead is not None:
+                return dead
+            payload = handler.decode(message.payload) if handler.wants_payload else None
+        except DecodeError as unreadable:
+            return Quarantine(unreadable)
+        delivery = self._delivery(held, message, payload)
+        if handler.timeout is not None:
+            self._timeouts.set(held, handler.timeout)
+        held.interrupt = task.cancel
+        error: BaseException | None = None
+        try:
+            await self._call[topic](delivery)
+        except asyncio.CancelledError as cancelled:
+            if held.stopped is None and task.cancelling():
+                raise  # the loop itself is ending
+            error = cancelled
+        except Interrupted as interrupted:
+            error = interrupted
+        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the policy decides about it
+            error = raised
+        finally:
+            held.interrupt = None
+            self._timeouts.clear(held)
+        return self._outcome(held, message, error)
+
+    def _outcome(self, held: Held, message: Message, error: BaseException | None) -> Outcome | None:
+        if held.stopped is Stopped.LEASE_LOST:
+            return None
+        if error is None:
+            return Complete()
+        handler = held.topic.handler
+        interrupted = isinstance(error, asyncio.CancelledError | Interrupted)
+        if held.stopped is Stopped.SHUTDOWN and interrupted:
+            return Release()
+        if held.stopped is Stopped.TIMEOUT and interrupted:
+            timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
+            error = timeout.with_traceback(error.__traceback__)
+        return after_error(message, handler, error, self.circumstances())
+
+    def circumstances(self) -> Circumstances:
+        """Return what a decision depends on."""
+        chance = random.random()  # noqa: S311 - jitter
+        return Circumstances(now=self._clock.now(), worker=self._worker, chance=chance)
+
+    def _delivery(self, held: Held, message: Message, payload: Any) -> Delivery:
+        timeout = held.topic.handler.timeout
+        loop = asyncio.get_running_loop()
+
+        def extend(seconds: float) -> float | None:
+            if timeout is None:
+                return None
+            loop.call_soon_threadsafe(self._timeouts.set, held, seconds)
+            return self._clock.now() / 1000 + seconds
+
+        return Delivery(
+            id=message.id,
+            topic=message.topic,
+            payload=payload,
+            attempt=message.attempts + 1,
+            fence=held.claim.token,
+            headers=message.headers,
+            created_at=message.created_at / 1000,
+            deadline=None if timeout is None else self._clock.now() / 1000 + timeout,
+            extend=extend,
+        )
+
+    def _innermost(self, handler: Handler) -> Handle:
+        function, arguments = handler.function, handler.arguments
+        if handler.is_async:
+
+            def call(delivery: Delivery) -> Any:
+                return function(*arguments(delivery.payload, delivery))
+
+            return call
+
+        async def call_in_thread(delivery: Delivery) -> Any:
+            held = self._slots.held[(delivery.topic, delivery.id, delivery.fence)]
+
+            def on_start(interrupt: Callable[[], None]) -> None:
+                held.interrupt = interrupt
+
+            given = arguments(delivery.payload, delivery)
+            return await self._threads.run(function, given, on_start)
+
+        return call_in_thread

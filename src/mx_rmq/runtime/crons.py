@@ -1,0 +1,65 @@
+"""The crons: produce a message at every tick of a schedule, once over all workers.
+
+Every worker tries at every tick; the server knows the last one and lets the first try win. The
+ticks are those of the server's clock.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.events import CronFired
+from mx_rmq.runtime.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.core.cron import Cron
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.store import Store
+
+LONGEST_SLEEP: Final = 60.0
+"""Seconds after which the time is asked for again, in case the server's clock was set."""
+
+TICK: Final = "cron-tick"
+"""The header that tells a handler which tick it is."""
+
+
+class Crons:
+    """Fires the schedules of one worker."""
+
+    def __init__(
+        self, store: Store, crons: Iterable[Cron], clock: ServerClock, bus: Events
+    ) -> None:
+        self._store = store
+        self._crons = tuple(crons)
+        self._clock = clock
+        self._bus = bus
+        self._last: dict[str, int] = {}
+        self.loop = Loop("crons", self.step)
+
+    async def step(self) -> float | None:
+        """Fire what is due; return the seconds until the next tick."""
+        waits = [await self._fire(cron) for cron in self._crons]
+        return min([*waits, LONGEST_SLEEP]) if waits else None
+
+    async def _fire(self, cron: Cron) -> float:
+        last = self._last.get(cron.topic)
+        if last is None:
+            looked = await self._store.produce_cron_message(cron.topic, 0)
+            self._clock.heard(looked.now)
+            last = looked.last if looked.last is not None else looked.now
+        tick = cron.due(self._clock.now(), last)
+        if tick is not None:
+            at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
+            draft = self._store.draft(None, headers={TICK: at})
+            fired = await self._store.produce_cron_message(cron.topic, tick, draft)
+            self._clock.heard(fired.now)
+            last = last if fired.last is None else fired.last
+            if fired.id is not None:
+                self._bus.emit(CronFired(cron.topic, fired.id, tick / 1000))
+        self._last[cron.topic] = last
+        now = self._clock.now()
+        return max(0.0, (cron.next_after(max(now, last)) - now) / 1000)

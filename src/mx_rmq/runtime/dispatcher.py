@@ -1,0 +1,136 @@
+"""The dispatcher: pending -> local slots, in batches, never more than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.runtime.loop import Backoff, Complaints
+from mx_rmq.store.transitions import MAX_BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.runtime.slots import Slots, TopicSlots
+    from mx_rmq.store import Store
+    from mx_rmq.store.answers import Leased
+
+OUTSTANDING: Final = 2
+"""Dispatch calls of a topic under way at once: while one is answered, the next is on its way."""
+
+
+class Dispatcher:
+    """Keeps the slots of one worker filled."""
+
+    def __init__(
+        self,
+        store: Store,
+        slots: Slots,
+        clock: ServerClock,
+        *,
+        worker: str,
+        lease: int,
+        on_taken: Callable[[], None],
+        on_quiet: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._slots = slots
+        self._clock = clock
+        self._worker = worker
+        self._lease = lease
+        self._on_taken = on_taken
+        self._on_quiet = on_quiet
+        self._calls: dict[str, int] = dict.fromkeys(slots.topics, 0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._backoff = Backoff()
+        self._complaints = Complaints("dispatcher")
+        self._pausing: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def listens_to(self) -> list[str]:
+        """Return the topics whose doorbell matters now: nothing known to wait, room to take it."""
+        return [
+            name
+            for name, topic in self._slots.topics.items()
+            if topic not in self._slots.ready and self._slots.room(topic) > 0
+        ]
+
+    def ready(self, name: str) -> None:
+        """Something may be pending in a topic."""
+        self._slots.ready[self._slots.topics[name]] = None
+        self.fill()
+
+    def fill(self) -> None:
+        """Ask for more wherever there is room. Called whenever there may be some."""
+        if self._stopped or self._pausing is not None:
+            return
+        for topic in list(self._slots.ready):
+            while self._calls[topic.topic] < OUTSTANDING and self._worth(topic):
+                self._tasks.add(self._begin(topic, self._slots.room(topic)))
+
+    async def take(self, name: str) -> bool:
+        """Ask for messages of a topic and wait for the answer; False: there is no room."""
+        topic = self._slots.topics[name]
+        room = self._slots.room(topic)
+        if self._stopped or room <= 0:
+            return False
+        await asyncio.wait([self._begin(topic, room)])
+        return True
+
+    async def stop(self) -> None:
+        """Ask no more; wait for the answers that are still to come."""
+        self._stopped = True
+        if self._pausing is not None:
+            self._pausing.cancel()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _worth(self, topic: TopicSlots) -> bool:
+        """Say whether a call would bring enough: few large ones cost less than many small ones."""
+        room = self._slots.room(topic)
+        return room > 0 and (not topic.waiting or room * 4 >= topic.limit)
+
+    def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
+        count = min(room, MAX_BATCH)
+        self._slots.ask(topic, count)
+        self._calls[topic.topic] += 1
+        task = asyncio.create_task(self._take(topic, count), name="mx-rmq dispatch")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _take(self, topic: TopicSlots, count: int) -> None:
+        messages: list[Leased] = []
+        try:
+            taken = await self._store.dispatch_message(
+                topic.topic, self._worker, count=count, lease=self._lease
+            )
+            messages = taken.messages
+        except Exception as error:  # noqa: BLE001 - whatever it is, the dispatcher goes on
+            self._slots.ready[topic] = None
+            self._complaints.failed(error)
+            self._pause()
+            return
+        finally:
+            self._calls[topic.topic] -= 1
+            self._slots.answered(topic, count, messages)
+        self._backoff.reset()
+        self._clock.heard(taken.now)
+        if messages:
+            self._on_taken()
+        if len(messages) == count:  # so there is more
+            self._slots.ready[topic] = None
+            self.fill()
+        else:  # the next ring will tell
+            self._slots.ready.pop(topic, None)
+            self._on_quiet()
+
+    def _pause(self) -> None:
+        if self._pausing is None and not self._stopped:
+            loop = asyncio.get_running_loop()
+            self._pausing = loop.call_later(self._backoff.next(), self._resume)
+
+    def _resume(self) -> None:
+        self._pausing = None
+        self.fill()

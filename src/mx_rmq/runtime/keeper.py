@@ -1,0 +1,161 @@
+"""The keeper: keeps the leases of a worker alive, from a thread with a loop of its own.
+
+So a handler that blocks the event loop does not lose its message: the lease is extended while
+the loop stands still, and the block is reported with the handler's name and stack. (Code that
+holds Python's global lock for longer than the lease stops this thread, too.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import traceback
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.events import LoopBlocked
+from mx_rmq.core.text import end_of
+from mx_rmq.runtime.loop import Complaints
+from mx_rmq.store.transitions import MAX_BATCH
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.consumer import Consumer
+    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.store import Store
+
+BLOCKED_AFTER: Final = 1.0
+"""Seconds of standstill after which the event loop counts as blocked."""
+
+
+class Keeper:
+    """Extends every lease of one worker before it runs out."""
+
+    def __init__(
+        self,
+        store: Store,
+        slots: Slots,
+        consumer: Consumer,
+        bus: Events,
+        *,
+        worker: str,
+        lease: float,
+        on_lost: Callable[[Held], None],
+    ) -> None:
+        self._store = store
+        self._slots = slots
+        self._consumer = consumer
+        self._bus = bus
+        self._worker = worker
+        self._lease = lease
+        self._every = min(lease / 3, 10.0)
+        self._on_lost = on_lost
+        self._thread: threading.Thread | None = None
+        self._main_loop: asyncio.AbstractEventLoop | None = None
+        self._main_thread = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._wake: asyncio.Event | None = None
+        self._asleep = False
+        self._ended = False
+        self._heard_at = 0.0
+        self._reported = False
+
+    def start(self) -> None:
+        """Start the thread. Call it in the event loop whose leases it keeps."""
+        self._main_loop = asyncio.get_running_loop()
+        self._main_thread = threading.get_ident()
+        self._heard_at = time.monotonic()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._run()), name="mx-rmq-keeper", daemon=True
+        )
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something is held again."""
+        if self._asleep:
+            self._signal()
+
+    async def stop(self) -> None:
+        """End the thread. Nothing happens if it does not run."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._ended = True
+            self._signal()
+            await asyncio.to_thread(thread.join)
+
+    def _signal(self) -> None:
+        if self._loop is not None and self._wake is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    # in the thread
+
+    async def _run(self) -> None:
+        self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
+        complaints = Complaints("keeper of the leases")
+        async with self._store.twin(patience=1.0) as store:
+            while not self._ended:
+                self._wake.clear()
+                self._asleep = True  # before the look: who puts something in afterwards, wakes us
+                idle = not self._slots.held
+                if not idle:
+                    self._asleep = False
+                    try:
+                        await self.extend(store)
+                    except Exception as error:  # noqa: BLE001 - the next turn comes soon
+                        complaints.failed(error)
+                    self._watch()
+                try:
+                    async with asyncio.timeout(None if idle else min(self._every / 2, 0.25)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                if idle:
+                    self._heard_at = time.monotonic()
+
+    async def extend(self, store: Store) -> None:
+        """Extend what was not extended for a third of the lease; tell what is lost."""
+        now = time.monotonic()
+        due: dict[TopicSlots, list[Held]] = defaultdict(list)
+        for held in self._slots.held.copy().values():
+            if now - held.extended_at >= self._every:
+                due[held.topic].append(held)
+        for topic, all_held in due.items():
+            for start in range(0, len(all_held), MAX_BATCH):
+                batch = all_held[start : start + MAX_BATCH]
+                lost = await store.extend_lease(
+                    topic.topic,
+                    self._worker,
+                    [held.claim for held in batch],
+                    lease=round(self._lease * 1000),
+                )
+                gone = set(lost)
+                for held in batch:
+                    held.extended_at = now
+                    if held.claim in gone and self._main_loop is not None:
+                        self._main_loop.call_soon_threadsafe(self._on_lost, held)
+
+    def _watch(self) -> None:
+        """See whether the event loop still runs."""
+        if self._main_loop is None:
+            return
+        silent = time.monotonic() - self._heard_at
+        if silent > BLOCKED_AFTER and not self._reported:
+            self._reported = True
+            self._report(silent)
+        self._main_loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        self._heard_at = time.monotonic()
+        self._reported = False
+
+    def _report(self, silent: float) -> None:
+        task = None if self._main_loop is None else asyncio.current_task(self._main_loop)
+        handler = self._consumer.runs_in(task)
+        frame = sys._current_frames().get(self._main_thread)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        name = "no handler" if handler is None else handler.name
+        self._bus.emit(LoopBlocked(handler=name, seconds=silent, stack=end_of(stack)))

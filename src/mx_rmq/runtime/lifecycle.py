@@ -1,0 +1,236 @@
+"""The lifecycle: applies outcomes. Each is one transition; those of a moment share a call.
+
+A call that does not get through is made again until it does: the token decides whether it still
+counts. What the server refuses for good is left to the lease, which brings the message back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core import codec, events
+from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.message import Priority
+from mx_rmq.core.outcome import (
+    Complete,
+    DeadLetter,
+    Outcome,
+    Quarantine,
+    Release,
+    RetryLater,
+)
+from mx_rmq.runtime.loop import Backoff
+from mx_rmq.store.answers import Retried, Settled
+from mx_rmq.store.quarantine import Quarantined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.store import Store
+
+logger = logging.getLogger(__name__)
+
+BATCH: Final = 1000
+BYTES: Final = 4 * 1_048_576
+"""Bytes of records in one call, or a single message."""
+
+
+class Lifecycle:
+    """Settles what the consumers have finished."""
+
+    def __init__(
+        self,
+        store: Store,
+        slots: Slots,
+        bus: Events,
+        *,
+        worker: str,
+        on_settled: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._slots = slots
+        self._bus = bus
+        self._worker = worker
+        self._on_settled = on_settled
+        self._waiting: dict[str, dict[type, deque[tuple[Held, Outcome]]]] = {
+            topic: {
+                kind: deque() for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine)
+            }
+            for topic in slots.topics
+        }
+        self._flushing: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+        self.abandoned = 0
+        """Messages that could not be settled: their leases will bring them back."""
+
+    def settle(self, held: Held, outcome: Outcome | None) -> None:
+        """Apply an outcome soon; None: the message is no longer ours."""
+        topic = held.topic.topic
+        if outcome is None:
+            self._lost(held)
+        if outcome is None or self._closed:
+            return
+        self._waiting[topic][type(outcome)].append((held, outcome))
+        if topic not in self._flushing:
+            task = asyncio.create_task(self._flush(topic), name="mx-rmq lifecycle")
+            self._flushing[topic] = task
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until everything is settled, for so long at the most."""
+        deadline = time.monotonic() + seconds
+        while self._flushing and time.monotonic() < deadline:
+            await asyncio.wait(self._flushing.values(), timeout=deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Give up what is not settled."""
+        self._closed = True
+        for task in list(self._flushing.values()):
+            task.cancel()
+        for kinds in self._waiting.values():
+            self.abandoned += sum(len(waiting) for waiting in kinds.values())
+
+    async def _flush(self, topic: str) -> None:
+        kinds = self._waiting[topic]
+        try:
+            while any(kinds.values()):
+                for kind, waiting in kinds.items():
+                    while waiting:
+                        await self._insist(topic, kind, _batch(kind, waiting))
+        finally:
+            del self._flushing[topic]
+
+    async def _insist(self, topic: str, kind: type, batch: list[tuple[Held, Outcome]]) -> None:
+        """Make a call until it is answered."""
+        backoff = Backoff()
+        while True:
+            try:
+                answers = await self._apply(topic, kind, batch)
+                break
+            except OutcomeUnknown:
+                for held, _ in batch:
+                    held.unsure = True
+            except ServerUnavailable:
+                pass
+            except Exception:
+                logger.exception(
+                    "%d messages of topic %s cannot be settled as %s; their leases will run out",
+                    len(batch),
+                    topic,
+                    kind.__name__,
+                )
+                self._give_up(batch)
+                return
+            except asyncio.CancelledError:
+                self.abandoned += len(batch)
+                raise
+            await asyncio.sleep(backoff.next())
+        for (held, outcome), answer in zip(batch, answers, strict=True):
+            if answer or held.unsure:
+                self._done(held, outcome)
+            else:
+                self._lost(held)
+        self._on_settled()
+
+    async def _apply(
+        self, topic: str, kind: type, batch: list[tuple[Held, Outcome]]
+    ) -> list[Settled]:
+        store, worker = self._store, self._worker
+        if kind is Complete:
+            return await store.complete_message(topic, worker, [held.claim for held, _ in batch])
+        if kind is Release:
+            released = [(held.claim, _priority(held)) for held, _ in batch]
+            return await store.release_message(topic, worker, released)
+        if kind is RetryLater:
+            retried = [
+                Retried(held.claim, outcome.message, outcome.delay)
+                for held, outcome in batch
+                if isinstance(outcome, RetryLater)
+            ]
+            return await store.retry_message(topic, worker, retried)
+        ((held, outcome),) = batch
+        if isinstance(outcome, DeadLetter):
+            return [await store.move_to_dlq(topic, worker, held.claim, outcome.message)]
+        if isinstance(outcome, Quarantine):
+            about = Quarantined.of(
+                id=held.claim.id,
+                topic=topic,
+                error=outcome.error,
+                data=held.record,
+                worker=worker,
+            )
+            return [await store.handle_parse_error(topic, worker, held.claim, about)]
+        raise TypeError(f"{outcome!r} is not an outcome")
+
+    def _done(self, held: Held, outcome: Outcome) -> None:
+        self._slots.gone(held)
+        kind = _EVENTS[type(outcome)]
+        if not self._bus.wants(kind):
+            return
+        topic, id = held.topic.topic, held.claim.id
+        attempt = 1 + (held.message.attempts if held.message else 0)
+        if isinstance(outcome, Complete):
+            seconds = time.monotonic() - (held.started_at or time.monotonic())
+            self._bus.emit(events.Completed(topic, id, attempt, seconds))
+        elif isinstance(outcome, RetryLater):
+            error = f"{type(outcome.error).__name__}: {outcome.error}"
+            self._bus.emit(events.Retried(topic, id, attempt, outcome.delay / 1000, error))
+        elif isinstance(outcome, DeadLetter):
+            self._bus.emit(events.Died(topic, id, attempt, outcome.message.reason))
+        elif isinstance(outcome, Quarantine):
+            self._bus.emit(events.Quarantined(topic, id, str(outcome.error)))
+        else:
+            self._bus.emit(events.Released(topic, id))
+
+    def _lost(self, held: Held) -> None:
+        self._slots.gone(held)
+        self.report_lost(held)
+        self._on_settled()
+
+    def report_lost(self, held: Held) -> None:
+        """Tell that somebody else has a message."""
+        self._bus.emit(
+            events.LeaseLost(
+                held.topic.topic, held.claim.id, held.claim.token, held.topic.handler.name
+            )
+        )
+
+    def _give_up(self, batch: list[tuple[Held, Outcome]]) -> None:
+        self.abandoned += len(batch)
+        for held, _ in batch:
+            self._slots.gone(held)
+
+
+_EVENTS: Final[dict[type, type]] = {
+    Complete: events.Completed,
+    RetryLater: events.Retried,
+    DeadLetter: events.Died,
+    Quarantine: events.Quarantined,
+    Release: events.Released,
+}
+
+
+def _batch(kind: type, waiting: deque[tuple[Held, Outcome]]) -> list[tuple[Held, Outcome]]:
+    """Take as many as one call may carry."""
+    most = 1 if kind in (DeadLetter, Quarantine) else BATCH
+    batch = [waiting.popleft()]
+    size = len(batch[0][0].record)
+    while waiting and len(batch) < most:
+        size += len(waiting[0][0].record)
+        if kind is RetryLater and size > BYTES:
+            break
+        batch.append(waiting.popleft())
+    return batch
+
+
+def _priority(held: Held) -> Priority:
+    try:
+        message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
+    except DecodeError:
+        return Priority.NORMAL
+    return message.priority

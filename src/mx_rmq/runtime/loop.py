@@ -1,0 +1,100 @@
+"""One duty, done again and again.
+
+A duty is a `step()` that does what is due and returns the seconds until it must be called next,
+or None: only when it is woken. This file owns the rest: the loop, its end, and what happens after
+an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 0.05
+LONGEST_PAUSE: Final = 2.0
+COMPLAIN_EVERY: Final = 60.0
+
+AWAY: Final = (ServerUnavailable, OutcomeUnknown)
+"""The server is not there. The link says so, once; nobody else has to."""
+
+
+class Backoff:
+    """How long to wait after the n-th failure in a row, with jitter."""
+
+    def __init__(self) -> None:
+        self._pause = FIRST_PAUSE
+
+    def next(self) -> float:
+        """Return the next pause, in seconds."""
+        pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
+        return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+
+    def reset(self) -> None:
+        """It worked."""
+        self._pause = FIRST_PAUSE
+
+
+class Complaints:
+    """Logs the first failure, then one a minute."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._next = float("-inf")
+
+    def failed(self, error: Exception) -> None:
+        """Log it, unless that was done a moment ago."""
+        if not isinstance(error, AWAY) and time.monotonic() >= self._next:
+            self._next = time.monotonic() + COMPLAIN_EVERY
+            logger.error("the %s failed and goes on", self._name, exc_info=error)
+
+
+class Loop:
+    """Runs a step until it is stopped."""
+
+    def __init__(self, name: str, step: Callable[[], Awaitable[float | None]]) -> None:
+        self._name = name
+        self._step = step
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first step comes at once."""
+        self._task = asyncio.create_task(self._run(), name=f"mx-rmq {self._name}")
+
+    def wake(self) -> None:
+        """Let the next step come now."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """End it, wherever it is. Nothing happens if it does not run."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self) -> None:
+        backoff, complaints = Backoff(), Complaints(self._name)
+        while True:
+            self._wake.clear()
+            try:
+                pause = await self._step()
+                backoff.reset()
+            except Exception as error:  # noqa: BLE001 - a duty never ends by an error
+                complaints.failed(error)
+                await asyncio.sleep(backoff.next())
+                continue
+            try:
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass

@@ -1,0 +1,122 @@
+"""The monitor: takes over messages whose worker went silent, and decides about them.
+
+It acts at the deadline of the next lease that it knows. It holds back for a while after the
+server was away, after a jump of the server's clock, and after its own process stood still: then
+leases ran out that nobody could extend, and their holders get the chance to do it now.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core import codec, events
+from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash
+from mx_rmq.runtime.loop import Loop
+from mx_rmq.store.answers import Retried
+from mx_rmq.store.quarantine import Quarantined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.core.outcome import Circumstances
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.store import Store
+    from mx_rmq.store.answers import TakenOver
+
+BATCH: Final = 100
+STOOD_STILL: Final = 1.0
+"""Seconds by which a step may come late before the process counts as having stood still."""
+
+
+class Monitor:
+    """Watches the leases of every worker, in the topics of this one."""
+
+    def __init__(
+        self,
+        store: Store,
+        handlers: dict[str, Handler],
+        clock: ServerClock,
+        bus: Events,
+        *,
+        worker: str,
+        lease: float,
+        circumstances: Callable[[], Circumstances],
+    ) -> None:
+        self._store = store
+        self._handlers = handlers
+        self._clock = clock
+        self._bus = bus
+        self._worker = worker
+        self._lease = lease
+        self._hold_back = min(lease / 3, 10.0) + 0.5
+        self._circumstances = circumstances
+        self._deadlines: dict[str, float | None] = dict.fromkeys(handlers)
+        """When to look, on the monotonic clock; None: nothing is in processing."""
+        self._expected_at = float("inf")
+        self._stood_still_at = float("-inf")
+        self.loop = Loop("monitor", self.step)
+
+    def saw(self, topic: str, wait: int | None) -> None:
+        """Somebody looked around and saw the next lease run out in `wait` ms."""
+        known = self._deadlines[topic]
+        act = None if wait is None else time.monotonic() + wait / 1000
+        self._deadlines[topic] = act
+        if act is not None and (known is None or act < known):
+            self.loop.wake()
+
+    async def step(self) -> float | None:
+        """Take over what is past its deadline; return the seconds until the next one."""
+        now = time.monotonic()
+        if now - self._expected_at > STOOD_STILL:
+            self._stood_still_at = now
+        troubled = max(self._store.link.back_at, self._clock.jumped_at, self._stood_still_at)
+        pause = troubled + self._hold_back - now
+        if pause <= 0:
+            for topic, deadline in self._deadlines.items():
+                if deadline is not None and deadline <= now:
+                    await self._take_over(topic)
+            waits = [at - time.monotonic() for at in self._deadlines.values() if at is not None]
+            pause = max(0.0, min(waits)) if waits else float("inf")
+        self._expected_at = time.monotonic() + pause
+        return None if pause == float("inf") else pause
+
+    async def _take_over(self, topic: str) -> None:
+        while True:
+            taken = await self._store.handle_timeout_message(
+                topic, self._worker, count=BATCH, recovery=round(self._lease * 1000)
+            )
+            self._clock.heard(taken.now)
+            for one in taken.messages:
+                self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
+                await self._decide(topic, one)
+            if len(taken.messages) < BATCH:
+                break
+        survey = (await self._store.survey_topics([topic])).topics[topic]
+        self.saw(topic, survey.deadline)
+
+    async def _decide(self, topic: str, one: TakenOver) -> None:
+        store, worker = self._store, self._worker
+        try:
+            message = codec.decode_as(one.record, topic, one.id)
+        except DecodeError as error:
+            about = Quarantined.of(
+                id=one.id, topic=topic, error=error, data=one.record, worker=worker
+            )
+            if await store.handle_parse_error(topic, worker, one.claim, about):
+                self._bus.emit(events.Quarantined(topic, one.id, str(error)))
+            return
+        outcome = after_crash(message, self._handlers[topic], one.lost_by, self._circumstances())
+        attempt = outcome.message.attempts
+        if isinstance(outcome, DeadLetter):
+            if await store.move_to_dlq(topic, worker, one.claim, outcome.message):
+                self._bus.emit(events.Died(topic, one.id, attempt, outcome.message.reason))
+        elif isinstance(outcome, RetryLater):
+            again = Retried(one.claim, outcome.message, outcome.delay)
+            (done,) = await store.retry_message(topic, worker, [again])
+            if done:
+                delay = outcome.delay / 1000
+                self._bus.emit(events.Retried(topic, one.id, attempt, delay, str(outcome.error)))

@@ -1,0 +1,46 @@
+"""Is the server there? Every call says what it saw; whoever cares is told of each change, once."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+AWAY_AFTER: Final = 1.0
+"""Seconds of nothing but failures after which the server counts as away. A blip does not."""
+
+
+class Link:
+    """The state of the way to one server."""
+
+    def __init__(self) -> None:
+        self._failing_since: float | None = None
+        self._away = False
+        self.back_at = float("-inf")
+        """When the server was last heard again after it was away, on the monotonic clock."""
+        self.on_lost: Callable[[str], None] | None = None
+        self.on_back: Callable[[float], None] | None = None
+
+    def failed(self, error: Exception) -> None:
+        """A call did not get through."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        elif not self._away and now - self._failing_since >= AWAY_AFTER:
+            self._away = True
+            if self.on_lost is not None:
+                self.on_lost(str(error))
+
+    def answered(self) -> None:
+        """A call got through."""
+        if self._failing_since is None:
+            return
+        seconds = time.monotonic() - self._failing_since
+        self._failing_since = None
+        if self._away:
+            self._away = False
+            self.back_at = time.monotonic()
+            if self.on_back is not None:
+                self.on_back(seconds)

@@ -1,0 +1,111 @@
+"""mq.sync: the queue for code without an event loop. A thin front, not a second implementation.
+
+One background thread a process runs an event loop with an open copy of the queue; calls from any
+thread are carried over to it and waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mx_rmq.core.errors import NotOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+    from mx_rmq.queue import MessageQueue
+
+T = TypeVar("T")
+
+
+class SyncQueue:
+    """Calls a MessageQueue from plain code. Opens by itself at the first call."""
+
+    def __init__(self, mq: MessageQueue) -> None:
+        self._original = mq
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._mq: MessageQueue | None = None
+
+    def produce(self, topic: str, payload: Any, **options: Any) -> str:
+        """Produce a message and return its id; options as of `MessageQueue.produce`."""
+        return self.call(lambda mq: mq.produce(topic, payload, **options))
+
+    def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[str]:
+        """Produce many messages and return their ids; options as of the async one."""
+        return self.call(lambda mq: mq.produce_many(topic, payloads, **options))
+
+    def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
+        """Run anything that needs the queue: `mq.sync.call(lambda mq: mq.admin.topics())`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise NotOpen("mq.sync would block this event loop: await the same call of mq instead")
+        loop, mq = self._opened()
+
+        async def run() -> T:
+            return await function(mq)
+
+        return _wait(run(), loop)
+
+    def close(self) -> None:
+        """Disconnect and end the thread. The next call opens again."""
+        with self._lock:
+            loop, thread, mq = self._loop, self._thread, self._mq
+            self._loop = self._thread = self._mq = None
+            if loop is None or thread is None or mq is None or self._pid != os.getpid():
+                return
+            _wait(mq.close(), loop)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    def _opened(self) -> tuple[asyncio.AbstractEventLoop, MessageQueue]:
+        if self._pid != os.getpid():
+            self._after_fork()
+        with self._lock:
+            if self._loop is None or self._mq is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(
+                    target=_run, args=(loop,), name="mx-rmq-sync", daemon=True
+                )
+                thread.start()
+                mq = self._original.another()
+                try:
+                    _wait(mq.open(), loop)
+                except BaseException:
+                    loop.call_soon_threadsafe(loop.stop)
+                    thread.join()
+                    raise
+                self._loop, self._thread, self._mq = loop, thread, mq
+                atexit.register(self.close)
+            return self._loop, self._mq
+
+    def _after_fork(self) -> None:
+        """The thread and the connections are the parent's: the child begins anew."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._loop = self._thread = self._mq = None
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise

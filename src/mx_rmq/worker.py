@@ -1,0 +1,207 @@
+"""Worker: takes messages of a queue and runs its handlers.
+
+Every worker runs the whole cast: dispatcher, consumer, lifecycle, scheduler, monitor, the crons,
+the lookout that wakes them and the keeper of the leases. All of them are safe beside their like
+in other workers, so there is no leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from mx_rmq.core import events
+from mx_rmq.core.config import WorkerSettings
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.names import check_worker
+from mx_rmq.runtime.cast import Cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.queue import MessageQueue
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain has done."""
+
+    completed: int = 0
+    retried: int = 0
+    dead: int = 0
+    quarantined: int = 0
+
+
+class Worker:
+    """Runs the handlers of a queue: `run` until a signal, `drain` until empty, or `async with`."""
+
+    def __init__(
+        self,
+        mq: MessageQueue,
+        *,
+        concurrency: int | None = None,
+        topics: Sequence[str] | None = None,
+        grace: float | None = None,
+        prefetch: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        self.settings = WorkerSettings.load(
+            concurrency=concurrency,
+            topics=None if topics is None else tuple(topics),
+            grace=grace,
+            prefetch=prefetch,
+            name=name,
+        )
+        self.name = check_worker(self.settings.name) if self.settings.name else _name()
+        self._mq = mq
+        self._cast: Cast | None = None
+        self._opened = False
+        self._stopping: asyncio.Task[bool] | None = None
+
+    async def run(self) -> bool:
+        """Work until SIGTERM or SIGINT; say whether everything was settled or handed back.
+
+        The first signal lets handlers finish within the grace; a second one cancels them.
+        """
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                self.cancel()
+            stop.set()
+
+        installed = []
+        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+            for number in SIGNALS:
+                loop.add_signal_handler(number, on_signal)
+                installed.append(number)
+        try:
+            await self.start()
+            await stop.wait()
+            return await self.stop()
+        finally:
+            await self.stop()
+            for number in installed:
+                loop.remove_signal_handler(number)
+
+    async def drain(self, *, delayed: bool = False) -> Drained:
+        """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
+        counts = dict.fromkeys(
+            (events.Completed, events.Retried, events.Died, events.Quarantined), 0
+        )
+
+        def count(event: events.Event) -> None:
+            counts[type(event)] += 1
+
+        unsubscribe = self._mq.events.subscribe(count, *counts)
+        try:
+            await self.start()
+            await self._cast_now().until_empty(delayed=delayed)
+        finally:
+            await self.stop()
+            unsubscribe()
+        return Drained(*counts.values())
+
+    async def start(self) -> None:
+        """Begin to work. Installs no signal handlers."""
+        if self._cast is not None:
+            raise InvalidInput(f"worker {self.name} runs already")
+        handlers = self._handlers()
+        if not self._mq.is_open:
+            await self._mq.open()
+            self._opened = True
+        mq = self._mq
+        cast = Cast(
+            mq.store,
+            mq.events,
+            handlers,
+            crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
+            middleware=mq.middleware,
+            settings=self.settings,
+            lease=mq.settings.lease,
+            name=self.name,
+        )
+        try:
+            await cast.start()
+        except BaseException:
+            await cast.stop(grace=0)
+            await self._close()
+            raise
+        self._cast = cast
+
+    async def stop(self) -> bool:
+        """Stop in good order; say whether everything was settled or handed back.
+
+        Take nothing more; let handlers finish within the grace, their leases kept; cancel the
+        rest; hand back what is not finished, uncounted; settle; close what was opened.
+        """
+        if self._stopping is None:
+            if self._cast is None:
+                return True
+            self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
+        try:
+            return await asyncio.shield(self._stopping)
+        except asyncio.CancelledError:
+            self.cancel()
+            await asyncio.wait([self._stopping])
+            raise
+
+    def cancel(self) -> None:
+        """Do not wait any longer for handlers: `stop` goes on to cancel them."""
+        if self._cast is not None:
+            self._cast.hurry.set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def _stop(self, cast: Cast) -> bool:
+        try:
+            return await cast.stop(grace=self.settings.grace)
+        finally:
+            self._cast = self._stopping = None
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._opened:
+            self._opened = False
+            await self._mq.close()
+
+    def _cast_now(self) -> Cast:
+        if self._cast is None:
+            raise InvalidInput(f"worker {self.name} does not run")
+        return self._cast
+
+    def _handlers(self) -> dict[str, Handler]:
+        known = self._mq.handlers
+        if not known:
+            raise InvalidInput("the queue has no handlers: declare one with @mq.handler(topic)")
+        wanted = self.settings.topics
+        if wanted is None:
+            return dict(known)
+        if unknown := [topic for topic in wanted if topic not in known]:
+            raise InvalidInput(
+                f"no handler for {', '.join(map(repr, unknown))}; there are some for "
+                + ", ".join(known)
+            )
+        return {topic: known[topic] for topic in wanted}
+
+
+def _name() -> str:
+    """Return a name that no other worker has. It is long: see docs/decisions.md."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:20] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(16)}"
