@@ -50,7 +50,10 @@ def test_the_demo_tells_its_story_in_a_plain_pipe_and_loses_nothing() -> None:
 def test_help_names_every_command() -> None:
     helped = run("--help")
     assert helped.returncode == 0
-    for command in ("audit", "demo", "server"):
+    for command in (
+        *("audit", "cancel", "demo", "discard", "doctor", "list", "pause", "requeue", "resume"),
+        *("server", "show", "stats", "workers"),
+    ):
         assert f"\n  {command} " in helped.stdout
 
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import click
 
+from mx_rmq.cli.act import cancel, discard, pause, requeue, resume
 from mx_rmq.cli.audit import audit
 from mx_rmq.cli.demo import demo
+from mx_rmq.cli.doctor import doctor
+from mx_rmq.cli.look import list_messages, show, stats, workers
+from mx_rmq.cli.produce import produce
 from mx_rmq.cli.server import server
+from mx_rmq.cli.work import worker
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,6 +20,21 @@ def main() -> None:
     """mx-rmq: a message queue for Python on Redis and Valkey."""
 
 
-main.add_command(audit)
-main.add_command(demo)
-main.add_command(server)
+for command in (
+    audit,
+    cancel,
+    demo,
+    discard,
+    doctor,
+    list_messages,
+    pause,
+    produce,
+    requeue,
+    resume,
+    server,
+    show,
+    stats,
+    worker,
+    workers,
+):
+    main.add_command(command)

@@ -2,70 +2,49 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.store import Store
-from mx_rmq.store.keys import DEFAULT_PREFIX
-from mx_rmq.store.store import MAX_PATIENCE, PATIENCE
+from mx_rmq.cli.connection import on_admin
+from mx_rmq.cli.output import as_json, count, print_json, say
+from mx_rmq.core.errors import WrongType
 
-
-class CannotAudit(click.ClickException):
-    """No verdict, so no exit code that a clean or a broken queue would give."""
-
-    exit_code = 2
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
 
 
 @click.command(short_help="Check that every message is in exactly one state.")
 @click.argument("topics", nargs=-1)
-@click.option("--url", envvar="MX_RMQ_URL", required=True, show_envvar=True, help="The server.")
-@click.option("--prefix", envvar="MX_RMQ_PREFIX", default=DEFAULT_PREFIX, show_default=True)
-@click.option(
-    "--patience",
-    type=click.FloatRange(0, MAX_PATIENCE),
-    default=PATIENCE,
-    show_default=True,
-    help="Seconds to wait for the server.",
-)
-def audit(topics: tuple[str, ...], url: str, prefix: str, patience: float) -> None:
+@as_json
+@on_admin
+async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     """Report every message that is not in exactly one state, in TOPICS or in all.
 
     Reads in small steps, so it may run beside live traffic. Exit code 0: clean. 1: violations
     found. 2: the audit could not be made.
     """
-    try:
-        found = asyncio.run(_audit(topics, url, prefix, patience))
-    except MxRmqError as error:
-        raise CannotAudit(str(error)) from error
-    sys.exit(1 if found else 0)
-
-
-async def _audit(topics: tuple[str, ...], url: str, prefix: str, patience: float) -> int:
-    directory = url.removeprefix("embedded://")
-    if directory != url and not Path(directory).is_dir():  # noqa: ASYNC240 - nothing else runs
-        raise InvalidInput(f"there is no directory {directory}, so there is nothing to audit")
-    messages = found = 0
-    async with await Store.open(url, prefix=prefix, patience=patience) as store:
-        known = await store.views.topics()
-        if unknown := sorted(set(topics) - set(known)):
-            raise InvalidInput(
-                f"no topic {', '.join(map(repr, unknown))} under the prefix {prefix!r}; "
-                f"there are {len(known)}: {', '.join(known[:10])}"
-            )
-        for topic in topics or known:
-            violations = await store.audit.topic(topic)
-            found += len(violations)
-            for violation in violations:
-                click.echo(str(violation))
-            messages += (await store.views.counts(topic)).total
-        checked = _count(len(topics or known), "topic")
-        click.echo(f"{checked}, {_count(messages, 'message')}, {_count(found, 'violation')}")
-    return found
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    known = await admin.topics()
+    chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
+    messages, violations = 0, []
+    for topic in chosen:
+        found = await admin.audit(topic)
+        violations += found
+        for violation in () if as_json else found:
+            say(str(violation))
+        with suppress(WrongType):  # of which the audit has told
+            messages += (await admin.stats(topic)).total
+    if as_json:
+        print_json(
+            {
+                "topics": len(chosen),
+                "messages": messages,
+                "violations": [asdict(one) for one in violations],
+            }
+        )
+    else:
+        parts = count(len(chosen), "topic"), count(messages, "message")
+        say(", ".join((*parts, count(len(violations), "violation"))))
+    return int(bool(violations))

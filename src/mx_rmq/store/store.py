@@ -50,7 +50,7 @@ class Store(Transitions):
         self.link = link or Link()
         """Whether the server is there."""
         self.warnings = found.warnings
-        self.views = Views(caller, keys)
+        self.views = Views(caller, keys, clock=clock)
         self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
 
     @classmethod

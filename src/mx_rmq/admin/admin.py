@@ -6,12 +6,19 @@ name an instant, and always the server's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from mx_rmq.admin.view import (
+    Cancelled,
+    MessageView,
+    Page,
+    Stats,
+    WorkerView,
+    created_at,
+    is_number,
+    message_view,
+    worker_view,
+)
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
@@ -21,16 +28,11 @@ from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from mx_rmq.core.message import Failure, Message, Priority
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.pages import Found
-    from mx_rmq.store.views import WorkerSeen
-
-ALIVE_WITHIN: Final = 60.0
-"""Seconds after its last sign of life for which a worker counts as alive."""
 
 STEP: Final = 100
 """Messages that `requeue_all` and `discard_all` look at in one step."""
@@ -40,127 +42,6 @@ KNOWN: Final = 10
 
 ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
 """The states from which an operator requeues and discards."""
-
-
-class Cancelled(StrEnum):
-    """What became of a message that was to be cancelled. Only DONE is true."""
-
-    DONE = "cancelled"
-    ABSENT = "absent"
-    """It is neither pending nor delayed: finished, dead, quarantined or never there."""
-    PROCESSING = "processing"
-    """A worker has it: too late. It can be discarded if it fails for good."""
-
-    def __bool__(self) -> bool:
-        return self is Cancelled.DONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """How a topic is doing, all counts of one moment."""
-
-    topic: str
-    pending: int
-    processing: int
-    delayed: int
-    dead: int
-    quarantined: int
-    oldest_pending: float | None
-    """Age in seconds, since its produce, of the oldest of those that are taken next, one of each
-    priority. None: nothing is pending, or nothing that can be read."""
-    paused: bool
-    dropped: int
-    """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
-
-    @property
-    def total(self) -> int:
-        """How many messages there are, in any state."""
-        return self.pending + self.processing + self.delayed + self.dead + self.quarantined
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailureView:
-    """One failed attempt."""
-
-    type: str
-    text: str
-    at: float
-    worker: str
-    traceback: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MessageView:
-    """A message, as far as it can be read."""
-
-    id: str
-    topic: str
-    state: State
-    payload: Any = None
-    """Decoded JSON; None too if it is unreadable."""
-    raw: bytes
-    """The record as it is stored; of a quarantined message, the bytes that were set aside."""
-    length: int
-    """How long `raw` was. Of a very long quarantined message less is kept."""
-    unreadable: str = ""
-    """Why the record or its payload cannot be read; empty when it can."""
-    priority: Priority | None = None
-    attempts: int = 0
-    """Attempts that have failed, crashes included."""
-    crashes: int = 0
-    max_attempts: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[FailureView, ...] = ()
-    """The latest failures, oldest first."""
-    reason: str = ""
-    """Why it is dead."""
-    created_at: float | None = None
-    expires_at: float | None = None
-    due: float | None = None
-    """When a delayed one becomes pending."""
-    lease_deadline: float | None = None
-    """Until when its worker may be silent, if it is in processing."""
-    worker: str = ""
-    """Who has it in processing, or who quarantined it."""
-    token: int | None = None
-    """The fencing token by which its worker holds it."""
-    archived_at: float | None = None
-    """When it became dead or quarantined."""
-    error_type: str = ""
-    """Why it is quarantined: the type of the error, and in `error` its text."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some messages of a state."""
-
-    messages: list[MessageView]
-    cursor: str | None
-    """What `list` takes to go on; None: there are no more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """A worker, as it last told of itself."""
-
-    name: str
-    host: str
-    pid: int | None
-    topics: tuple[str, ...]
-    concurrency: int | None
-    running: int | None
-    """Handlers that run."""
-    held: int | None
-    """Messages that it holds, waiting ones included."""
-    started_at: float | None
-    seen_ago: float
-    """Seconds since its last sign of life."""
-
-    @property
-    def alive(self) -> bool:
-        """Say whether it was heard of within the last minute."""
-        return self.seen_ago <= ALIVE_WITHIN
 
 
 class Admin:
@@ -196,7 +77,7 @@ class Admin:
         counts = await self._store.views.counts(topic)
         oldest = None
         if counts.pending:
-            created = [_created_at(data) for data in await self._pages.next_records(topic)]
+            created = [created_at(data) for data in await self._pages.next_records(topic)]
             if stamped := [at for at in created if at is not None]:
                 oldest = max(0, await self._store.views.now() - min(stamped)) / 1000
         return Stats(
@@ -215,7 +96,7 @@ class Admin:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
         await self.check_topic(topic)
         found = await self._pages.find(topic, _text(id))
-        return None if found is None else _view(topic, found)
+        return None if found is None else message_view(topic, found)
 
     async def list(
         self, topic: str, state: State | str, *, limit: int = 100, cursor: str | None = None
@@ -231,14 +112,14 @@ class Admin:
         await self.check_topic(topic)
         page = await self._pages.page(topic, chosen, start=_position(cursor), count=limit)
         return Page(
-            [_view(topic, found) for found in page.messages],
+            [message_view(topic, found) for found in page.messages],
             None if page.after is None else ".".join(map(str, page.after)),
         )
 
     async def workers(self) -> builtins.list[WorkerView]:
         """Return every worker that was heard of lately, also those that have fallen silent."""
         seen = await self._store.views.workers()
-        return [_worker(one) for one in seen]
+        return [worker_view(one) for one in seen]
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
         """Return every message that is not in exactly one state; none is a clean bill."""
@@ -364,93 +245,6 @@ class Admin:
         return None
 
 
-def _view(topic: str, found: Found) -> MessageView:
-    """Read a message as far as it goes. Whatever stands in the server, this does not fail."""
-    raw, length = found.data, len(found.data)
-    fields: dict[str, Any] = {}
-    try:
-        if found.state is State.QUARANTINED:
-            about, raw = read(found.data)
-            length = about.length
-            fields.update(error_type=about.error_type, error=about.error, worker=about.worker)
-        fields |= _message_fields(codec.decode_as(raw, topic, found.id))
-    except DecodeError as error:
-        fields["unreadable"] = error.reason
-    if found.lease is not None:
-        token, _, worker = found.lease.decode("utf-8", "backslashreplace").partition(":")
-        fields.update(worker=worker, token=int(token) if _is_number(token) else None)
-    return MessageView(
-        id=found.id,
-        topic=topic,
-        state=found.state,
-        raw=raw,
-        length=length,
-        due=_seconds(found.due),
-        lease_deadline=_seconds(found.deadline),
-        archived_at=_seconds(found.archived),
-        **fields,
-    )
-
-
-def _message_fields(message: Message) -> dict[str, Any]:
-    payload, unreadable = None, ""
-    try:
-        payload = msgspec.json.decode(message.payload)
-    except (ValueError, RecursionError, MemoryError) as error:
-        unreadable = f"the payload is not JSON: {error}"
-    return {
-        "payload": payload,
-        "unreadable": unreadable,
-        "priority": message.priority,
-        "attempts": message.attempts,
-        "crashes": message.crashes,
-        "max_attempts": message.max_attempts,
-        "headers": message.headers,
-        "errors": tuple(_failure(one) for one in message.errors),
-        "reason": message.reason,
-        "created_at": _seconds(message.created_at or None),
-        "expires_at": _seconds(message.expires_at),
-    }
-
-
-def _failure(failure: Failure) -> FailureView:
-    return FailureView(
-        type=failure.type,
-        text=failure.text,
-        at=failure.at / 1000,
-        worker=failure.worker,
-        traceback=failure.traceback,
-    )
-
-
-def _worker(seen: WorkerSeen) -> WorkerView:
-    info = seen.info
-
-    def number(name: str) -> int | None:
-        value = info.get(name)
-        return value if isinstance(value, int) else None
-
-    topics, started = info.get("topics"), info.get("started")
-    return WorkerView(
-        name=seen.name,
-        host=str(info.get("host", "")),
-        pid=number("pid"),
-        topics=tuple(map(str, topics)) if isinstance(topics, list) else (),
-        concurrency=number("concurrency"),
-        running=number("running"),
-        held=number("held"),
-        started_at=float(started) if isinstance(started, int | float) else None,
-        seen_ago=seen.age / 1000,
-    )
-
-
-def _created_at(data: bytes) -> int | None:
-    try:
-        return codec.decode(data).created_at or None
-    except DecodeError:
-        return None
-
-
 def _state(state: State | str) -> State:
     try:
         return State(state)
@@ -469,20 +263,12 @@ def _position(cursor: str | None) -> tuple[int, ...]:
     if cursor is None:
         return ()
     parts = cursor.split(".")
-    if not all(map(_is_number, parts)):
+    if not all(map(is_number, parts)):
         raise InvalidInput(f"cursor={cursor!r:.80} is not one that a page gave")
     return tuple(map(int, parts))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 20
 
 
 def _text(id: str) -> str:
     if not isinstance(id, str):
         raise InvalidInput(f"message id {id!r:.80} is not a str")
     return id
-
-
-def _seconds(ms: int | None) -> float | None:
-    return None if ms is None else ms / 1000

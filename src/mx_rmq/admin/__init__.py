@@ -1,0 +1,15 @@
+"""What operators do with a queue."""
+
+from mx_rmq.admin.admin import ARCHIVES, Admin
+from mx_rmq.admin.view import Cancelled, FailureView, MessageView, Page, Stats, WorkerView
+
+__all__ = [
+    "ARCHIVES",
+    "Admin",
+    "Cancelled",
+    "FailureView",
+    "MessageView",
+    "Page",
+    "Stats",
+    "WorkerView",
+]

@@ -1,0 +1,41 @@
+"""Running a command in this process, on one of the servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+from click.testing import CliRunner, Result
+
+from mx_rmq.cli import main
+
+if TYPE_CHECKING:
+    from tests.lab.servers import Server
+
+HOSTILE = "\x1b[2J\x1b[31m[red]boo[/red] :smile: \x9b\r\x07\u202e\n\x7f"
+"""Text that would clear the screen, colour it, ring and write backwards."""
+
+
+async def run(server: Server | str, *words: str) -> Result:
+    """Run a command as a user would who set MX_RMQ_URL; nobody is there to be asked."""
+    url = server if isinstance(server, str) else server.url
+    runner = CliRunner(env={"MX_RMQ_URL": url, "MX_RMQ_PREFIX": None})
+    plain = [str(word) for word in words]  # a State among them is not what a shell gives
+    result = await asyncio.to_thread(runner.invoke, main, [*plain, "--patience", "1"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+async def run_json(server: Server, *words: str, code: int = 0) -> Any:
+    """Run a command with --json; return the one document that it printed."""
+    result = await run(server, *words, "--json")
+    assert result.exit_code == code, result.output
+    assert harmless(result.stdout)
+    return json.loads(result.stdout)
+
+
+def harmless(text: str) -> bool:
+    """Say whether a terminal would show a text as it is: whole lines of printable characters."""
+    return all(line.isprintable() for line in text.split("\n"))

@@ -1,0 +1,289 @@
+"""stats, list, show and workers, as a user runs them."""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from mx_rmq.core.message import State
+from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.lab.archives import archived
+from tests.lab.messages import (
+    FAILURE,
+    TOPIC,
+    Priority,
+    bring,
+    delayed,
+    draft,
+    leased,
+    message,
+    pending,
+)
+from tests.lab.servers import Kind
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+    from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+
+# stats
+
+
+async def test_stats_count_every_topic_or_the_ones_that_are_named(
+    store: Store, server: Server
+) -> None:
+    assert (await run(server, "stats")).stdout == "no topics yet\n"
+    await pending(store, 1234 - 1000)
+    await pending(store, 1000)
+    await store.produce_normal_message("other", [draft()])
+    await store.pause_topic("other")
+    told = await run(server, "stats")
+    assert told.exit_code == 0
+    header, first, second = told.stdout.splitlines()
+    assert header.split()[:3] == ["topic", "pending", "processing"]
+    assert first.split()[:2] == [TOPIC, "1,234"]
+    assert second.split()[:2] == ["other", "1"]
+    assert second.split()[-1] == "paused"
+    assert "other" not in (await run(server, "stats", TOPIC)).stdout
+
+
+async def test_stats_as_json_are_one_document(store: Store, server: Server) -> None:
+    assert await run_json(server, "stats") == {"topics": []}
+    await bring(store, State.DEAD)
+    await delayed(store, 1000)
+    (stats,) = (await run_json(server, "stats", TOPIC))["topics"]
+    assert stats == {
+        "topic": TOPIC,
+        "pending": 0,
+        "processing": 0,
+        "delayed": 1,
+        "dead": 1,
+        "quarantined": 0,
+        "oldest_pending": None,
+        "paused": False,
+        "dropped": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("stats", "orderz"), ("list", "orderz", "--state", "dead"), ("show", "orderz", "id")],
+)
+async def test_an_unknown_topic_is_one_clear_line(
+    store: Store, server: Server, words: tuple[str, ...]
+) -> None:
+    await pending(store)
+    failed = await run(server, *words)
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert failed.stderr == (
+        "Error: no topic 'orderz' under the prefix 'mx-rmq'; there are 1: orders\n"
+    )
+
+
+@pytest.mark.corrupts
+async def test_hostile_names_stay_harmless(store: Store, server: Server, raw: Redis) -> None:
+    await raw.sadd(store.keys.topics, HOSTILE)
+    await pending(store)
+    for words in (("stats",), ("stats", "\x1b[2J"), ("stats", "orderz"), ("audit",)):
+        told = await run(server, *words)
+        assert harmless(told.stdout)
+        assert harmless(told.stderr)
+
+
+# list
+
+
+@pytest.mark.parametrize("state", State)
+async def test_every_state_can_be_listed_in_words_and_as_json(
+    store: Store, server: Server, state: State
+) -> None:
+    one = await bring(store, state)
+    told = await run(server, "list", TOPIC, "--state", state)
+    assert told.exit_code == 0
+    assert one.id in told.stdout.splitlines()[1]
+    page = await run_json(server, "list", TOPIC, "--state", state)
+    assert page["cursor"] is None
+    (shown,) = page["messages"]
+    assert (shown["id"], shown["state"], shown["payload"]) == (one.id, state, 0)
+    assert "raw" not in shown
+
+
+async def test_a_list_goes_on_where_its_cursor_says(store: Store, server: Server) -> None:
+    ids = await pending(store, 3, priority=Priority.HIGH) + await pending(store, 2)
+    told = await run(server, "list", TOPIC, "--state", "pending", "--limit", "2")
+    assert "there are more: --cursor 2.0.0\n" in told.stdout
+    found: list[str] = []
+    words: list[str] = []
+    while True:
+        page = await run_json(server, "list", TOPIC, "--state", "pending", "--limit", "2", *words)
+        found += [one["id"] for one in page["messages"]]
+        if page["cursor"] is None:
+            break
+        words = ["--cursor", page["cursor"]]
+    assert found == ids
+
+
+async def test_a_cursor_that_is_none_is_one_clear_line(store: Store, server: Server) -> None:
+    await pending(store)
+    failed = await run(server, "list", TOPIC, "--state", "pending", "--cursor", "\x1b[2J")
+    assert failed.exit_code == 2
+    assert failed.stderr == "Error: cursor='\\x1b[2J' is not one that a page gave\n"
+
+
+async def test_an_empty_list_is_no_failure(store: Store, server: Server) -> None:
+    await pending(store)
+    assert (await run(server, "list", TOPIC, "--state", "dead")).exit_code == 0
+    page = await run_json(server, "list", TOPIC, "--state", "dead")
+    assert page == {"messages": [], "cursor": None}
+
+
+async def test_a_wide_payload_is_cut_in_a_list_and_whole_in_show(
+    store: Store, server: Server
+) -> None:
+    await store.produce_normal_message(TOPIC, [draft("x" * 500, id="wide")])
+    listed = (await run(server, "list", TOPIC, "--state", "pending")).stdout
+    assert '"' + "x" * 58 + "…" in listed
+    assert "x" * 59 not in listed
+    assert '  "' + "x" * 500 + '"\n' in (await run(server, "show", TOPIC, "wide")).stdout
+
+
+# show
+
+
+@pytest.mark.parametrize("state", State)
+async def test_everything_about_a_message_can_be_shown(
+    store: Store, server: Server, state: State
+) -> None:
+    one = await bring(store, state, headers={"trace": "t-1"})
+    told = await run(server, "show", TOPIC, one.id)
+    assert told.exit_code == 0
+    assert f"state:       {state}\n" in told.stdout
+    assert "header:      trace: t-1\n" in told.stdout
+    assert told.stdout.endswith("payload:\n  0\n")
+    shown = await run_json(server, "show", TOPIC, one.id)
+    assert (shown["id"], shown["headers"]) == (one.id, {"trace": "t-1"})
+    assert msgspec.json.decode(base64.b64decode(shown["raw"]))["id"] == one.id
+
+
+async def test_a_message_that_is_not_there_gives_exit_code_1(store: Store, server: Server) -> None:
+    await pending(store)
+    told = await run(server, "show", TOPIC, "unknown")
+    assert (told.exit_code, told.stdout) == (1, "")
+    assert told.stderr == "Error: no message 'unknown' in topic 'orders'\n"
+    assert await run_json(server, "show", TOPIC, "unknown", code=1) is None
+
+
+# hostile bytes
+
+
+async def test_a_hostile_message_stays_harmless_wherever_it_is_shown(
+    store: Store, server: Server
+) -> None:
+    hostile = {HOSTILE: [HOSTILE]}
+    (one,) = await leased(store)
+    await store.complete_message(TOPIC, "w1", [one])
+    await store.produce_normal_message(TOPIC, [draft(hostile, id="h", headers={HOSTILE: HOSTILE})])
+    (one,) = (await store.dispatch_message(TOPIC, "w1", count=1, lease=1000)).messages
+    failure = msgspec.structs.replace(
+        FAILURE, type=HOSTILE, text=HOSTILE, worker=HOSTILE, traceback=HOSTILE
+    )
+    final = msgspec.structs.replace(message(one).failed(failure), reason=HOSTILE)
+    await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    for words in (("list", TOPIC, "--state", "dead"), ("show", TOPIC, "h")):
+        told = await run(server, *words)
+        assert told.exit_code == 0
+        assert harmless(told.stdout)
+        assert "[red]boo[/red] :smile:" in told.stdout  # no markup, no emoji: as it is
+    assert (await run_json(server, "show", TOPIC, "h"))["payload"] == hostile
+    (listed,) = (await run_json(server, "list", TOPIC, "--state", "dead"))["messages"]
+    assert (listed["payload"], listed["reason"]) == (hostile, HOSTILE)
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("data", [b"\xff\x1b[2J", b"", HOSTILE.encode()])
+async def test_an_unreadable_message_is_shown_as_such(
+    store: Store, server: Server, raw: Redis, data: bytes
+) -> None:
+    (id,) = await pending(store)
+    await raw.hset(store.keys.of(TOPIC).payload, id, data)
+    told = await run(server, "show", TOPIC, id)
+    assert told.exit_code == 0
+    assert harmless(told.stdout)
+    assert "unreadable:  not a message record" in told.stdout
+    assert told.stdout.endswith(f"bytes:\n  {data!r}\n".replace("\u202e", "\\u202e"))
+    assert harmless((await run(server, "list", TOPIC, "--state", "pending")).stdout)
+    shown = await run_json(server, "show", TOPIC, id)
+    assert (shown["payload"], base64.b64decode(shown["raw"])) == (None, data)
+    assert shown["unreadable"]
+
+
+@pytest.mark.corrupts
+async def test_a_message_with_an_id_of_any_bytes_is_listed_and_found(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await pending(store)
+    id = b"\xff\x1b[2J"
+    await raw.rpush(store.keys.of(TOPIC).pending, id)
+    await raw.hset(store.keys.of(TOPIC).payload, id, b"x")
+    told = await run(server, "list", TOPIC, "--state", "pending")
+    assert harmless(told.stdout)
+    assert "\\udcff\\x1b[2J" in told.stdout
+    page = await run_json(server, "list", TOPIC, "--state", "pending")
+    found = page["messages"][0]["id"]
+    assert found.encode("utf-8", "surrogateescape") == id
+    assert (await run_json(server, "show", TOPIC, found))["id"] == found
+
+
+# workers
+
+
+async def test_workers_are_listed_with_what_they_do(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    clock.now = int(time.time() * 1000)
+    assert (await run(server, "workers")).stdout == "no worker was heard of\n"
+    assert await run_json(server, "workers") == {"workers": []}
+    info = {"host": HOSTILE, "pid": 4242, "topics": ["a", "b"], "concurrency": 10, "running": 3}
+    await store.beat_worker("w1", msgspec.json.encode(info))
+    told = await run(server, "workers")
+    assert told.exit_code == 0
+    assert harmless(told.stdout)
+    assert "4242" in told.stdout
+    assert "a, b" in told.stdout
+    (one,) = (await run_json(server, "workers"))["workers"]
+    assert (one["name"], one["host"], one["topics"]) == ("w1", HOSTILE, ["a", "b"])
+    assert (one["pid"], one["running"], one["held"], one["alive"]) == (4242, 3, None, True)
+
+
+# audit
+
+
+@pytest.mark.corrupts
+async def test_the_audit_as_json_lists_the_violations(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    (id,) = await pending(store)
+    assert await run_json(server, "audit") == {"topics": 1, "messages": 1, "violations": []}
+    await raw.delete(store.keys.of(TOPIC).pending)
+    found = await run_json(server, "audit", code=1)
+    assert found["violations"] == [{"topic": TOPIC, "id": id, "what": "a record without a state"}]
+
+
+@pytest.mark.corrupts
+async def test_the_audit_tells_of_a_key_of_a_wrong_type(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await archived(store, State.DEAD)
+    await raw.set(store.keys.of(TOPIC).pending, "x")
+    told = await run(server, "audit")
+    assert told.exit_code == 1
+    assert "holds a string, not a list" in told.stdout
