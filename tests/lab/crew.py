@@ -7,6 +7,7 @@ what their payload says and write a line at their start and at their end.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 import os
@@ -124,10 +125,13 @@ def wait_for(fact: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.01)
 
 
-async def until(fact: Callable[[], object], seconds: float = 30) -> None:
-    """Wait until something is so, and let the loop run meanwhile."""
+async def until(fact: Callable[[], Any], seconds: float = 30) -> None:
+    """Wait until something is so, and let the loop run meanwhile. The fact may be a coroutine."""
     deadline = time.monotonic() + seconds
-    while not fact():
+    while True:
+        found = fact()
+        if await found if inspect.isawaitable(found) else found:
+            return
         assert time.monotonic() < deadline, "waited in vain"
         await asyncio.sleep(0.01)
 
