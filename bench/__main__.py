@@ -1,4 +1,4 @@
-"""Run the benchmarks that belong to the store and print their tables."""
+"""Run the benchmarks and print their tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.in_flight import measure_in_flight
 from bench.memory import measure_memory
+from bench.worker import measure_worker
 from tests.lab.servers import Kind, Server
 
 
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(Kind), help="only this server", default=None)
     parser.add_argument("--rounds", type=int, default=60, help="batches a measurement")
     parser.add_argument("--messages", type=int, default=100_000, help="for the memory figures")
+    parser.add_argument("--idle", type=float, default=30, help="seconds to watch an idle worker")
     chosen = parser.parse_args()
     logging.disable()  # these servers keep nothing on disk, and are meant to
     for kind in [Kind(chosen.kind)] if chosen.kind else Kind:
@@ -28,6 +30,9 @@ def main() -> None:
             print(f"\n== {kind}")
             asyncio.run(measure_in_flight(server.url, rounds=chosen.rounds))
             asyncio.run(measure_memory(server.url, messages=chosen.messages))
+            asyncio.run(
+                measure_worker(server.url, messages=chosen.messages, idle=chosen.idle)
+            )
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class Retried:
     delay: float
     """Seconds until the next attempt."""
     error: str
+    traceback: str = ""
+    """Its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Died:
     id: str
     attempt: int
     reason: str
+    traceback: str = ""
+    """The end of that of the last attempt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.text import end_of, storable
+from mx_rmq.core.text import end_of, storable, text_of
 
 VERSION: Final = 1
 """The record format that this release writes. It reads this one and every older one."""
@@ -60,7 +60,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         """Describe an exception, its text and the end of its traceback made fit to be stored."""
         return cls(
             type=storable(type(error).__name__),
-            text=storable(_text(error)),
+            text=text_of(error),
             at=at,
             worker=worker,
             traceback=end_of("".join(format_tb(error.__traceback__))),
@@ -171,13 +171,6 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
         """
         return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as broken:  # noqa: BLE001 - an error's __str__ is anybody's
-        return f"its text cannot be had: {type(broken).__name__}"
 
 
 def _check(name: str, value: int, least: int) -> None:

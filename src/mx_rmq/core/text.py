@@ -21,3 +21,11 @@ def end_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     """Return the end of a text, as `storable` returns the beginning."""
     shown = text[-limit - 1 :].encode("utf-8", "backslashreplace").decode()
     return shown if len(shown) <= limit else "…" + shown[1 - limit :]
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text, fit to be stored; its own `__str__` may be broken."""
+    try:
+        return storable(str(error))
+    except Exception as broken:  # noqa: BLE001 - it is anybody's code
+        return f"its text cannot be had: {type(broken).__name__}"

@@ -8,6 +8,7 @@ another's leftovers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from contextvars import copy_context
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.runtime.slots import Held, Slots
     from mx_rmq.runtime.threads import Threads
+
+
+logger = logging.getLogger(__name__)
 
 
 class Consumer:
@@ -115,6 +119,9 @@ class Consumer:
             self._running[task] = held
             try:
                 outcome = await self._handle(held, task)
+            except Exception as error:  # a fault of ours; the message must not hang in its slot
+                logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.topic)
+                outcome = Quarantine(error)
             finally:
                 del self._running[task]
             self._slots.finished(held)

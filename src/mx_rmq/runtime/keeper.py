@@ -104,10 +104,10 @@ class Keeper:
                 if not idle:
                     self._asleep = False
                     try:
+                        self._watch()
                         await self.extend(store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
                         complaints.failed(error)
-                    self._watch()
                 try:
                     async with asyncio.timeout(None if idle else min(self._every / 2, 0.25)):
                         await self._wake.wait()

@@ -23,6 +23,7 @@ from mx_rmq.core.outcome import (
     Release,
     RetryLater,
 )
+from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
@@ -178,12 +179,14 @@ class Lifecycle:
             seconds = time.monotonic() - (held.started_at or time.monotonic())
             self._bus.emit(events.Completed(topic, id, attempt, seconds))
         elif isinstance(outcome, RetryLater):
-            error = f"{type(outcome.error).__name__}: {outcome.error}"
-            self._bus.emit(events.Retried(topic, id, attempt, outcome.delay / 1000, error))
+            error = f"{type(outcome.error).__name__}: {text_of(outcome.error)}"
+            delay = outcome.delay / 1000
+            self._bus.emit(events.Retried(topic, id, attempt, delay, error, _traceback(outcome)))
         elif isinstance(outcome, DeadLetter):
-            self._bus.emit(events.Died(topic, id, attempt, outcome.message.reason))
+            reason = outcome.message.reason
+            self._bus.emit(events.Died(topic, id, attempt, reason, _traceback(outcome)))
         elif isinstance(outcome, Quarantine):
-            self._bus.emit(events.Quarantined(topic, id, str(outcome.error)))
+            self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
         else:
             self._bus.emit(events.Released(topic, id))
 
@@ -213,6 +216,10 @@ _EVENTS: Final[dict[type, type]] = {
     Quarantine: events.Quarantined,
     Release: events.Released,
 }
+
+
+def _traceback(outcome: RetryLater | DeadLetter) -> str:
+    return outcome.message.errors[-1].traceback if outcome.error is not None else ""
 
 
 def _batch(kind: type, waiting: deque[tuple[Held, Outcome]]) -> list[tuple[Held, Outcome]]:

@@ -40,12 +40,20 @@ def log(event: Event) -> None:
             logger.info("worker %s has stopped; everything is settled or handed back", worker)
         case events.WorkerStopped(worker, False):
             logger.warning("worker %s has stopped; leases will bring back what is left", worker)
-        case events.Retried(topic, id, attempt, delay, error):
+        case events.Retried(topic, id, attempt, delay, error, traceback):
             logger.warning(
-                "%s %s: attempt %d failed, again in %g s: %s", topic, id, attempt, delay, error
+                "%s %s: attempt %d failed, again in %g s: %s%s",
+                topic,
+                id,
+                attempt,
+                delay,
+                error,
+                _below(traceback),
             )
-        case events.Died(topic, id, attempt, reason):
-            logger.error("%s %s: dead after attempt %d: %s", topic, id, attempt, reason)
+        case events.Died(topic, id, attempt, reason, traceback):
+            logger.error(
+                "%s %s: dead after attempt %d: %s%s", topic, id, attempt, reason, _below(traceback)
+            )
         case events.Quarantined(topic, id, error):
             logger.error("%s %s: quarantined: %s", topic, id, error)
         case events.LeaseLost(topic, id, _, handler):
@@ -67,3 +75,7 @@ def log(event: Event) -> None:
             logger.info("%s %s: the cron fired", topic, id)
         case _:
             logger.debug("%s", event)
+
+
+def _below(traceback: str) -> str:
+    return "\n" + traceback.rstrip() if traceback else ""

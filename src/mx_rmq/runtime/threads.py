@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,20 +28,22 @@ class Call:
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function = function
         self._arguments = arguments
+        self._context = copy_context()
+        self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._interrupted = False
+        self.done: asyncio.Future[Any] = self._loop.create_future()
 
-    def run(self) -> Any:
-        """Run the function; called in the thread."""
-        with self._lock:
-            if self._interrupted:
-                raise Interrupted
-            self._thread = threading.get_ident()
+    def run(self) -> None:
+        """Run the function and tell its loop; called in the thread."""
+        result, error = None, None
         try:
-            return self._function(*self._arguments)
-        finally:
-            self._leave()
+            result = self._context.run(self._inside)
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            self._loop.call_soon_threadsafe(self._tell, result, error)
 
     def interrupt(self) -> None:
         """Raise Interrupted in the thread, if it has not left the function."""
@@ -49,18 +52,44 @@ class Call:
             if self._thread is not None:
                 _raise_in(self._thread, Interrupted)
 
+    def _inside(self) -> Any:
+        with self._lock:
+            if self._interrupted:
+                raise Interrupted
+            self._thread = threading.get_ident()
+        try:
+            return self._function(*self._arguments)
+        except StopIteration as error:  # a future cannot carry it
+            raise RuntimeError("the handler raised StopIteration") from error
+        finally:
+            self._leave()
+
     def _leave(self) -> None:
         with self._lock:
             if self._thread is not None:
                 _raise_in(self._thread, None)  # what has not struck by now, never shall
             self._thread = None
 
+    def _tell(self, result: Any, error: BaseException | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(result)
+        else:
+            self.done.set_exception(error)
+
 
 class Threads:
-    """The threads of one worker; as many as it has slots, made when they are needed."""
+    """The threads of one worker; as many as it has slots, made when they are needed.
+
+    They are daemons: a handler that does not come back must not keep its process alive.
+    """
 
     def __init__(self, size: int) -> None:
-        self._pool = ThreadPoolExecutor(size, thread_name_prefix="mx-rmq-handler")
+        self._size = size
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._started = 0
+        self._busy = 0
 
     async def run(
         self,
@@ -73,16 +102,30 @@ class Threads:
         Returns only when the thread has left the function: a slot is free when its thread is.
         """
         call = Call(function, arguments)
-        context = copy_context()
         on_start(call.interrupt)
-        result = await asyncio.get_running_loop().run_in_executor(self._pool, context.run, call.run)
+        self._busy += 1
+        if self._busy > self._started < self._size:
+            self._started += 1
+            threading.Thread(
+                target=self._serve, name=f"mx-rmq-handler-{self._started}", daemon=True
+            ).start()
+        self._calls.put(call)
+        try:
+            result = await call.done
+        finally:
+            self._busy -= 1
         if asyncio.iscoroutine(result):  # a plain wrapper around an async function
             return await result
         return result
 
     def close(self) -> None:
         """Let the threads end; nobody waits for those that still run."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for _ in range(self._started):
+            self._calls.put(None)
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:

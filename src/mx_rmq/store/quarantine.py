@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.text import storable
+from mx_rmq.core.text import storable, text_of
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
             id=storable(id),
             topic=topic,
             error_type=storable(type(error).__name__),
-            error=storable(str(error)),
+            error=text_of(error),
             length=len(data),
             worker=worker,
         )
