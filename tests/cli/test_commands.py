@@ -25,28 +25,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([MX_RMQ, *words], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_demo_tells_its_story_in_a_plain_pipe_and_loses_nothing() -> None:
-    told = run("demo")
-    assert told.returncode == 0, told.stderr
-    for words in (
-        "(new) -> pending      order-1",
-        "(new) -> delayed      reminder-1",
-        "pending -> processing   order-4",
-        "processing -> (gone)       order-4",
-        "processing -> delayed      order-1",
-        "processing -> dead         order-2",
-        "dead -> pending      order-2",
-        "processing -> quarantined  order-seven",
-        "processing -> processing   order-3      taken over by the monitor",
-        "refused, no longer its message",
-        "now: pending 0  delayed 0  processing 0  dead 0  quarantined 1",
-        "6 messages came in, 5 were completed, 1 is in quarantine. Nothing was lost.",
-    ):
-        assert words in told.stdout
-    assert "\x1b" not in told.stdout
-    assert told.stderr == ""
-
-
 def test_help_names_every_command() -> None:
     helped = run("--help")
     assert helped.returncode == 0

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from redis.asyncio import Redis
@@ -153,7 +153,7 @@ class BlackHole:
         self.passing.set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> BlackHole:
+    async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         return self
 
