@@ -18,6 +18,7 @@ from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.keeper import Keeper
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.lookout import Lookout
@@ -124,6 +125,7 @@ class Cast:
             on_lost=self._on_lost,
         )
         self._crons = Crons(store, crons, clock, bus)
+        self._janitor = Janitor(store, handlers)
         self._beating = Loop("beat", self.beat)
         self._settled = asyncio.Event()
 
@@ -136,6 +138,7 @@ class Cast:
         self._scheduler.loop.start()
         self._monitor.loop.start()
         self._crons.loop.start()
+        self._janitor.loop.start()
         self._beating.start()
         topics = tuple(self._slots.topics)
         self._bus.emit(events.WorkerStarted(self._name, topics, self._slots.concurrency))
@@ -154,6 +157,7 @@ class Cast:
         self._lifecycle.close()
         await self._scheduler.loop.stop()
         await self._monitor.loop.stop()
+        await self._janitor.loop.stop()
         await self._beating.stop()
         await self._keeper.stop()
         await self._consumer.close()

@@ -1,0 +1,37 @@
+"""The janitor: drops dead letters and quarantined messages that are over their age.
+
+Whatever adds to an archive trims it, too. This is for archives to which nothing is added.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.message import State
+from mx_rmq.runtime.loop import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.store import Store
+
+EVERY: Final = 3600.0
+"""Seconds between two rounds, about."""
+
+
+class Janitor:
+    """Trims the archives of the topics of one worker."""
+
+    def __init__(self, store: Store, topics: Iterable[str]) -> None:
+        self._store = store
+        self._topics = tuple(topics)
+        self.loop = Loop("janitor", self.step)
+
+    async def step(self) -> float:
+        """Trim every archive; return the seconds until the next round."""
+        for topic in self._topics:
+            for state in (State.DEAD, State.QUARANTINED):
+                while await self._store.trim_archive(topic, state):
+                    pass
+        return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - so that workers do not meet
