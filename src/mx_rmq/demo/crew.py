@@ -1,0 +1,158 @@
+"""The worker processes of the demo, from outside; as a program, one of them from inside.
+
+Its stdin is its lifeline: when that ends, the demo is gone, and so is the process. On its stdout
+it tells what its handlers did, a line each: `done orders order-17`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+from mx_rmq.demo import shop
+from mx_rmq.worker import Worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONCURRENCY: Final = 20
+WINDOW: Final = 2.0
+"""Seconds over which the throughput is measured."""
+
+
+class Member:
+    """One worker process, and what it has told."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.begun: set[str] = set()
+        """Every message that a handler of it began with."""
+        self.done: Counter[str] = Counter()
+        """Message -> how often a handler of it came to its end."""
+        self.running: set[str] = set()
+        """What its handlers have in their hands now."""
+        self.times: dict[str, deque[float]] = {topic: deque() for topic in shop.mq.handlers}
+        """Topic -> when messages were done, of late."""
+        self.counts: Counter[str] = Counter()
+        """Topic -> messages done."""
+        self._process = process
+        self._log = log
+        self._listening = asyncio.create_task(self._listen(), name=f"{name} tells")
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> int | None:
+        """The exit code; None: it lives."""
+        return self._process.returncode
+
+    def rate(self, topic: str) -> float:
+        """Return how many messages of a topic it does in a second."""
+        times = self.times[topic]
+        while times and times[0] < time.monotonic() - WINDOW:
+            times.popleft()
+        return len(times) / WINDOW
+
+    async def kill(self) -> None:
+        """End it by SIGKILL, if it lives; hear what it told before."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._gone()
+
+    async def stop(self, seconds: float) -> bool:
+        """Let it stop in good order; say whether it did."""
+        with suppress(ProcessLookupError, TimeoutError):
+            self._process.terminate()
+            async with asyncio.timeout(seconds):
+                await self._gone()
+        return self.ended == 0
+
+    def last_words(self) -> str:
+        """Return the last line of its log."""
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    async def _gone(self) -> None:
+        await self._process.wait()
+        await self._listening
+
+    async def _listen(self) -> None:
+        if self._process.stdout is None:
+            return
+        async for line in self._process.stdout:
+            event, topic, id = line.decode().split()
+            if event == "begun":
+                self.begun.add(id)
+                self.running.add(id)
+                continue
+            self.running.discard(id)
+            if event == "done":
+                self.done[id] += 1
+                self.counts[topic] += 1
+                self.times[topic].append(time.monotonic())
+
+
+class Crew:
+    """All worker processes. None of them outlives the `async with`."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.members: list[Member] = []
+        self._environment = {**os.environ, "MX_RMQ_URL": url}
+        self._directory = directory
+
+    async def hire(self, name: str) -> Member:
+        """Start a worker process."""
+        path = self._directory / f"{name}.log"
+        with path.open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", __name__, name),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+                start_new_session=True,  # Ctrl-C goes to the demo alone
+            )
+        self.members.append(Member(name, process, path))
+        return self.members[-1]
+
+    def done(self) -> Counter[str]:
+        """Return how often each message was carried through."""
+        return sum((member.done for member in self.members), Counter())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for member in self.members:
+            await member.kill()
+
+
+# the program
+
+
+def _end_with_the_demo() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+def main() -> None:
+    threading.Thread(target=_end_with_the_demo, daemon=True).start()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    shop.journal.addHandler(logging.StreamHandler(sys.stdout))
+    shop.journal.propagate = False
+    clean = asyncio.run(Worker(shop.mq, name=sys.argv[1], concurrency=CONCURRENCY).run())
+    sys.exit(0 if clean else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""What is seen of the demo: a live table in a terminal, a line a second anywhere else."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mx_rmq.admin import Stats
+
+TITLE: Final = "mx-rmq: a small shop, two workers, one kill -9"
+PHASES: Final = ("two workers at work", "kill -9 one of them", "the other takes over", "account")
+
+COLUMNS: Final = {
+    "topic": "topic",
+    "pending": "pend",
+    "processing": "proc",
+    "delayed": "delay",
+    "dead": "dead",
+    "quarantined": "quar",
+    "done": "done",
+    "per second": "/s",
+}
+"""Title of a column -> what it is called where there is little room."""
+ROOMY: Final = 76
+"""Columns of a terminal from which on the whole titles fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One topic."""
+
+    stats: Stats
+    done: int
+    rate: float
+
+    def numbers(self) -> tuple[int, ...]:
+        """Return what stands behind the topic's name."""
+        one = self.stats
+        states = (one.pending, one.processing, one.delayed, one.dead, one.quarantined)
+        return (*states, self.done, round(self.rate))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How it looks at one moment."""
+
+    seconds: float
+    rows: Sequence[Row]
+    workers: Sequence[str]
+
+    def sums(self) -> list[int]:
+        """Return the numbers of all topics together."""
+        return [sum(column) for column in zip(*(row.numbers() for row in self.rows), strict=True)]
+
+
+class Screen(Protocol):
+    """Where the story is told."""
+
+    def begin(self, number: int, text: str) -> None:
+        """A phase begins."""
+
+    def progress(self, text: str) -> None:
+        """So far the phase has come."""
+
+    def conclude(self, text: str) -> None:
+        """This came of the phase."""
+
+    def show(self, view: View) -> None:
+        """This is how it looks now."""
+
+    def end(self, lines: Sequence[str]) -> None:
+        """The last words."""
+
+
+@contextmanager
+def screen() -> Iterator[Screen]:
+    """Give the screen that fits to what stdout is."""
+    terminal = Console(highlight=False, markup=False, emoji=False)
+    if sys.stdout.isatty() and not terminal.is_dumb_terminal:
+        with Live(console=terminal, auto_refresh=False, vertical_overflow="crop") as live:
+            yield Terminal(live)
+    else:
+        yield Pipe()
+
+
+class Terminal:
+    """A live table. Its height is always the same, so that nothing jumps."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._phases = list(PHASES)
+        self._phase = 0
+        self._view: View | None = None
+        unicode = live.console.encoding.startswith("utf")
+        self._over, self._now, self._none = "✓▸·" if unicode else "+>."
+        self._overflow: Literal["ellipsis", "crop"] = "ellipsis" if unicode else "crop"
+        self._refresh()
+
+    def begin(self, number: int, text: str) -> None:
+        self._phase = number
+        self.progress(text)
+
+    def progress(self, text: str) -> None:
+        self._phases[self._phase - 1] = text
+        self._refresh()
+
+    def conclude(self, text: str) -> None:
+        self.progress(text)
+
+    def show(self, view: View) -> None:
+        self._view = view
+        self._refresh()
+
+    def end(self, lines: Sequence[str]) -> None:
+        if self._phase == len(PHASES):
+            self._phase += 1
+            self._refresh()
+        self._live.stop()
+        for line in ("", *lines):
+            self._live.console.print(line, soft_wrap=True)  # the terminal folds: it can be copied
+
+    def _refresh(self) -> None:
+        seconds = f"  {self._view.seconds:4.1f} s" if self._view else "  starting"
+        title = Text.assemble((TITLE, "bold"), (seconds, "dim"))
+        parts = [title, Text(), *map(self._told, range(1, len(PHASES) + 1)), Text()]
+        below: list[Text] = []
+        if self._view is not None:
+            workers = self._view.workers
+            below = [Text(), *(Text(line, "dim" if "killed" in line else "") for line in workers)]
+        for part in (*parts, *below):
+            part.no_wrap, part.overflow = True, self._overflow
+        table = [] if self._view is None else [self._table(self._view)]
+        self._live.update(Group(*parts, *table, *below), refresh=True)
+
+    def _told(self, number: int) -> Text:
+        text = f"{number} {self._phases[number - 1]}"
+        if number < self._phase:
+            return Text(f"{self._over} {text}", style="green")
+        if number == self._phase:
+            return Text(f"{self._now} {text}", style="bold yellow")
+        return Text(f"  {text}", style="dim")
+
+    def _table(self, view: View) -> Table:
+        roomy = self._live.console.width >= ROOMY
+        gap = (0, 2 if roomy else 1, 0, 0)
+        table = Table(box=None, pad_edge=False, header_style="dim", padding=gap)
+        for number, (title, short) in enumerate(COLUMNS.items()):
+            table.add_column(
+                title if roomy else short,
+                justify="right" if number else "left",
+                min_width=5 if number else 9,
+                no_wrap=True,
+                overflow=self._overflow,
+            )
+        for row in view.rows:
+            table.add_row(row.stats.topic, *map(self._cell, row.numbers()))
+        table.add_row("all", *map(self._cell, view.sums()), style="bold")
+        return table
+
+    def _cell(self, number: int) -> Text:
+        return Text(f"{number:,}") if number else Text(self._none, style="dim")
+
+
+class Pipe:
+    """Plain lines: one for each phase, and one a second."""
+
+    def __init__(self) -> None:
+        self._console = Console(
+            force_terminal=False,
+            color_system=None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=True,
+        )
+        self._next = 0.0
+        self._console.print(TITLE)
+
+    def begin(self, number: int, text: str) -> None:
+        self._console.print(f"{number} {text}")
+
+    def progress(self, text: str) -> None:
+        pass  # the lines that come every second tell enough
+
+    def conclude(self, text: str) -> None:
+        self._console.print(f"  {text}")
+
+    def show(self, view: View) -> None:
+        if view.seconds < self._next:
+            return
+        self._next = view.seconds + 1
+        numbers = zip(list(COLUMNS)[1:], view.sums(), strict=True)
+        told = "  ".join(f"{name} {number}" for name, number in numbers)
+        self._console.print(f"  {view.seconds:4.1f} s  {told}")
+
+    def end(self, lines: Sequence[str]) -> None:
+        for line in ("", *lines):
+            self._console.print(line)

@@ -1,0 +1,105 @@
+"""A small shop: the example behind `mx-rmq demo`. Read it, copy it, change it.
+
+It works by itself, too: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq.demo.shop` in
+another, and then `mx-rmq produce orders …`. Where a real shop would do something, it sleeps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mx_rmq import Delivery, MessageQueue, Middleware, Reject, Retry
+
+if TYPE_CHECKING:
+    from mx_rmq.core.middleware import Handle
+
+journal = logging.getLogger(__name__)
+
+
+class Journal(Middleware):
+    """Writes down what each handler really did, outside of the queue. The demo trusts only this."""
+
+    async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        """Stands around every handler."""
+        journal.info("begun %s %s", delivery.topic, delivery.id)
+        try:
+            result = await call_next(delivery)
+        except BaseException:
+            journal.info("failed %s %s", delivery.topic, delivery.id)
+            raise
+        journal.info("done %s %s", delivery.topic, delivery.id)
+        return result
+
+
+mq = MessageQueue(
+    os.environ.get("MX_RMQ_URL", "embedded://./mx-rmq-data"),
+    lease=3,  # seconds of silence until a worker's messages go to another; 30 unless you say so
+    middleware=[Journal()],
+)
+
+
+# What the messages carry. A payload that does not fit is set aside, before any handler sees it.
+
+
+@dataclass
+class Order:
+    number: int
+    item: str
+    to: str = "somebody@example.org"
+
+
+@dataclass
+class Mail:
+    to: str
+    text: str
+
+
+@dataclass
+class Payment:
+    order: int
+    card: str
+
+
+@dataclass
+class Reminder:
+    order: int
+
+
+# What is done with them.
+
+
+@mq.handler("orders", timeout=10)
+async def pack(order: Order) -> None:
+    """Pack an order and let a mail go out. Its id makes it one mail, even if this runs twice."""
+    await asyncio.sleep(0.4)
+    mail = Mail(order.to, f"Your {order.item} is on its way.")
+    await mq.produce("mails", mail, id=f"mail-{order.number}", priority="low")
+
+
+@mq.handler("mails")
+def send(mail: Mail) -> None:
+    """Send a mail. A plain function may block: it runs in a thread."""
+    time.sleep(0.2)
+
+
+@mq.handler("payments", max_attempts=3, retry=[0.5, 1])
+async def charge(payment: Payment, delivery: Delivery) -> None:
+    """Charge a card. What is raised says what becomes of the message."""
+    await asyncio.sleep(0.2)
+    if payment.card == "stolen":
+        raise Reject("the card is stolen")  # dead at once
+    if payment.card == "busy" and delivery.attempt == 1:
+        raise Retry(delay=1, reason="the bank is busy")  # once more, in a second
+    if payment.card == "void":
+        raise ConnectionError("the bank does not answer")  # by the policy: three times, then dead
+
+
+@mq.handler("reminders")
+async def remind(reminder: Reminder) -> None:
+    """Remind a customer, some seconds after the order: its message was produced with a delay."""
+    await asyncio.sleep(0.1)

@@ -1,0 +1,233 @@
+"""The demo, run as a user runs it: what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq.demo.account import Account
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+
+class Demo:
+    """A running demo, whose temporary directory is ours to look into."""
+
+    def __init__(self, directory: Path, **environment: str) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [MX_RMQ, "demo"],
+            cwd=directory,
+            env={**os.environ, "TMPDIR": str(directory), **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, words: str) -> None:
+        """Read on until it says something."""
+        assert self.process.stdout is not None
+        assert any(words in line for line in self.process.stdout), words
+
+    def end(self) -> tuple[int, str, str]:
+        """Wait for its end; return the exit code, and what it wrote."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+    def processes(self) -> dict[int, str]:
+        """Return what it has started and what still lives: process id -> command line."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (path / "environ").read_bytes()
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue  # gone meanwhile
+            mine = f"TMPDIR={self.directory}\0".encode() in environment
+            if mine and command and path.name != str(self.process.pid):
+                found[int(path.name)] = command
+        return found
+
+
+@contextmanager
+def running(directory: Path, **environment: str) -> Iterator[Demo]:
+    demo = Demo(directory, **environment)
+    try:
+        yield demo
+    finally:
+        demo.process.kill()
+        demo.process.communicate()
+
+
+def until(fact: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_demo_kills_a_worker_loses_nothing_and_leaves_nothing(short_path: Path) -> None:
+    (short_path / "mx-rmq.toml").write_text('prefix = "other"\nmax_pending = 1\n')
+    with running(short_path, FORCE_COLOR="1", MX_RMQ_LEASE="nonsense") as demo:
+        started = time.monotonic()
+        code, out, err = demo.end()
+        assert (code, err) == (0, "")
+        assert time.monotonic() - started < 60
+        held = re.search(r"^2 kill -9 worker-1 \(pid \d+\) with (\d+) messages", out, re.MULTILINE)
+        assert held is not None
+        assert int(held[1]) > 0
+        assert f"worker-2 has taken over {held[1]} of {held[1]}, " in out
+        numbers = re.search(
+            r"^(\d+) produced = (\d+) completed \+ 2 dead \+ 1 q", out, re.MULTILINE
+        )
+        assert numbers is not None
+        assert int(numbers[1]) == int(numbers[2]) + 3
+        assert "payment-void: exhausted: failed 3 times\n" in out
+        assert "payment-stolen: rejected: the card is stolen\n" in out
+        assert "order-broken: payload does not fit" in out
+        assert "Nothing was lost" in out
+        assert all(line.isprintable() for line in out.split("\n"))
+        assert demo.processes() == {}
+        assert [path.name for path in short_path.iterdir()] == ["mx-rmq.toml"]
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("mx-rmq:", signal.SIGINT),
+        ("1 two workers", signal.SIGINT),
+        ("1 two workers", signal.SIGTERM),
+        ("1 two workers", signal.SIGHUP),
+        ("2 kill -9", signal.SIGINT),
+    ],
+)
+def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
+    short_path: Path, moment: str, number: signal.Signals
+) -> None:
+    with running(short_path) as demo:
+        demo.until(moment)
+        told_at = time.monotonic()
+        demo.process.send_signal(number)
+        demo.process.send_signal(number)
+        code, out, err = demo.end()
+        assert (code, err) == (130, "")
+        assert out.endswith("\nstopped; nothing is left behind\n")
+        assert time.monotonic() - told_at < 10
+        assert demo.processes() == {}
+        assert list(short_path.iterdir()) == []
+
+
+def test_no_process_outlives_a_demo_that_was_killed(short_path: Path) -> None:
+    with running(short_path) as demo:
+        demo.until("1 two workers")
+        assert sum("mx_rmq.demo.crew" in command for command in demo.processes().values()) == 2
+        demo.process.kill()
+        until(lambda: demo.processes() == {})
+
+
+def test_a_worker_that_ends_against_the_plan_is_reported(short_path: Path) -> None:
+    with running(short_path) as demo:
+        demo.until("1 two workers")
+        (pid,) = [pid for pid, command in demo.processes().items() if command.endswith("worker-2")]
+        os.kill(pid, signal.SIGKILL)
+        code, _, err = demo.end()
+        assert code == 1
+        assert err.startswith("Error: worker-2 ended with exit code -9: ")
+        assert err.count("\n") == 1
+        assert demo.processes() == {}
+        assert list(short_path.iterdir()) == []
+
+
+def test_without_a_server_to_embed_it_says_so_in_one_line(short_path: Path) -> None:
+    with running(short_path, MX_RMQ_SERVER_BINARY="/no/such/server") as demo:
+        code, _, err = demo.end()
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("Error: the server binary /no/such/server is not an executable file")
+    assert list(short_path.iterdir()) == []
+
+
+def test_the_three_commands_that_it_names_work(short_path: Path) -> None:
+    with running(short_path) as demo:
+        _, out, _ = demo.end()
+    server, worker, produce = [line for line in out.splitlines() if line.startswith(f"  {MX_RMQ} ")]
+    log = short_path / "log"
+
+    def said(words: str) -> bool:
+        return words in log.read_text()
+
+    with log.open("w") as output:
+        background = []
+        try:
+            for command, sign in ((server, "Ctrl-C stops it"), (worker, " serves orders")):
+                background.append(
+                    subprocess.Popen(
+                        shlex.split(command), cwd=short_path, stdout=output, stderr=output
+                    )
+                )
+                until(partial(said, sign))
+            subprocess.run(shlex.split(produce), cwd=short_path, check=True, timeout=30)
+            until(partial(said, "done mails mail-1\n"))
+        finally:
+            for process in reversed(background):
+                process.send_signal(signal.SIGINT)
+                assert process.wait(30) == 0
+
+
+def account(**changes: Any) -> Account:
+    usual: dict[str, Any] = {
+        "produced": frozenset(("good", "bad", "broken")),
+        "doomed": frozenset(("bad", "broken")),
+        "done": {"good": 1},
+        "dead": {"bad": "why"},
+        "quarantined": {"broken": "why"},
+    }
+    return Account(**(usual | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"done": {"good": 2}}, []),
+        ({"done": {}}, ["1 lost: good"]),
+        ({"dead": {}}, ["1 lost: bad"]),
+        ({"unsettled": 2}, ["2 are not settled"]),
+        ({"violations": ("it is bad",)}, ["the audit says: it is bad"]),
+        ({"done": {"good": 1, "odd": 1}}, ["1 never produced, but there: odd"]),
+        (
+            {"done": {"good": 1, "bad": 1}},
+            [
+                "1 in two final states at once: bad",
+                "1 carried through against all expectation: bad",
+            ],
+        ),
+        (
+            {"done": {}, "dead": {"good": "why", "bad": "why"}},
+            ["1 given up against all expectation: good"],
+        ),
+        (
+            {"produced": frozenset("abcd"), "done": {}, "dead": {}, "quarantined": {}},
+            ["4 lost: a, b, c ..."],
+        ),
+    ],
+)
+def test_the_account_goes_by_ids_and_not_by_numbers(
+    changes: dict[str, Any], said: list[str]
+) -> None:
+    assert account(**changes).problems() == said
+    assert ("Nothing was lost" in account(**changes).lines()[-1]) == (not said)
