@@ -84,6 +84,7 @@ class Cast:
             self._threads,
             clock,
             worker=name,
+            lease=lease,
             middleware=middleware,
             settle=self._lifecycle.settle,
         )

@@ -56,6 +56,7 @@ class Consumer:
         clock: ServerClock,
         *,
         worker: str,
+        lease: float,
         middleware: Sequence[Middleware],
         settle: Callable[[Held, Outcome | None], None],
     ) -> None:
@@ -63,6 +64,7 @@ class Consumer:
         self._threads = threads
         self._clock = clock
         self._worker = worker
+        self._lease = lease
         self._settle = settle
         self._timeouts = Timeouts()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,6 +136,8 @@ class Consumer:
     async def _handle(self, held: Held, task: asyncio.Task[None]) -> Outcome | None:
         """Return what became of a message; None: it is no longer this worker's."""
         held.started_at = time.monotonic()
+        if held.started_at - held.extended_at >= self._lease:
+            return Release()  # we stood still, or were cut off: it may be somebody else's by now
         topic, handler = held.topic.topic, held.topic.handler
         try:
             message = held.message = codec.decode_as(held.record, topic, held.claim.id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Backoff, Complaints
@@ -102,6 +103,7 @@ class Dispatcher:
 
     async def _take(self, topic: TopicSlots, count: int) -> None:
         messages: list[Leased] = []
+        began = time.monotonic()
         try:
             taken = await self._store.dispatch_message(
                 topic.topic, self._worker, count=count, lease=self._lease
@@ -114,7 +116,7 @@ class Dispatcher:
             return
         finally:
             self._calls[topic.topic] -= 1
-            self._slots.answered(topic, count, messages)
+            self._slots.answered(topic, count, messages, began)
         self._backoff.reset()
         self._clock.heard(taken.now)
         if messages:

@@ -153,14 +153,15 @@ class Slots:
         topic.held += count
         self._held += count
 
-    def answered(self, topic: TopicSlots, count: int, messages: Sequence[Leased]) -> None:
-        """Take in what came of `count` messages asked for, and wake who can run it."""
+    def answered(
+        self, topic: TopicSlots, count: int, messages: Sequence[Leased], at: float
+    ) -> None:
+        """Take in what came of `count` messages asked for at a time; wake who can run it."""
         topic.held += len(messages) - count
         self._held += len(messages) - count
-        now = time.monotonic()
         empty = not topic.waiting
         for leased in messages:
-            held = Held(topic, leased, now)
+            held = Held(topic, leased, at)
             self.held[held.key] = held
             topic.waiting.append(held)
         if empty and topic.waiting:
