@@ -69,7 +69,6 @@ class MessageQueue:
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
         )
-        self.middleware = tuple(middleware)
         self.events = Events()
         """Whoever wants to know what happens subscribes here."""
         self.handlers: dict[str, Handler] = {}
@@ -77,7 +76,7 @@ class MessageQueue:
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
-        self._produce = around_produce(self.middleware, self._send)
+        self.middleware = tuple(middleware)
         self.events.subscribe(log, *LOGGED)
 
     # declaring
@@ -163,8 +162,18 @@ class MessageQueue:
         other = copy(self)
         other.__dict__.pop("sync", None)
         other._store = other._loop = other._producer = None
-        other._produce = around_produce(other.middleware, other._send)
+        other.middleware = self.middleware
         return other
+
+    @property
+    def middleware(self) -> tuple[Middleware, ...]:
+        """What stands around produce and handling, the outermost first."""
+        return self._middleware
+
+    @middleware.setter
+    def middleware(self, middleware: Sequence[Middleware]) -> None:
+        self._middleware = tuple(middleware)
+        self._produce = around_produce(self._middleware, self._send)
 
     # opening and closing
 

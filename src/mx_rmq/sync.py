@@ -58,6 +58,7 @@ class SyncQueue:
 
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
+        atexit.unregister(self.close)
         with self._lock:
             loop, thread, mq = self._loop, self._thread, self._mq
             self._loop = self._thread = self._mq = None

@@ -192,7 +192,8 @@ class Cast:
         """Wait until nothing is left to do in any topic."""
         while True:
             self._settled.clear()
-            if not self._slots.held and not await self._left(delayed=delayed):
+            left = bool(self._slots.held) or await self._left(delayed=delayed)
+            if not (left or self._slots.held or self._settled.is_set()):  # nothing moved meanwhile
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -200,10 +201,11 @@ class Cast:
 
     async def _left(self, *, delayed: bool) -> bool:
         for topic in self._slots.topics:
+            due = await self._store.get_next_delay_task(topic) == 0  # first: it may become pending
             counts = await self._store.views.counts(topic)
-            if counts.processing or (counts.pending and not counts.paused):
+            if due or counts.processing or (counts.pending and not counts.paused):
                 return True
-            if counts.delayed and (delayed or await self._store.get_next_delay_task(topic) == 0):
+            if counts.delayed and delayed:
                 return True
         return False
 
