@@ -1,0 +1,178 @@
+"""`mx-rmq produce`: messages from the command line or from a pipe."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.output import as_json, count, cut, print_json
+from mx_rmq.core.errors import InvalidInput, MxRmqError, PartlyProduced, ProduceUnknown
+from mx_rmq.core.message import Priority
+from mx_rmq.queue import MessageQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+CHUNK: Final = 1000
+"""Lines that --many reads before it produces them."""
+
+HINT: Final = """a text is written '"text"'"""
+
+
+@click.command(short_help="Produce messages.")
+@click.argument("topic")
+@click.argument("payload", required=False)
+@click.option("--url", help="The server; else MX_RMQ_URL, else mx-rmq.toml.")
+@click.option("--prefix", help="What all keys begin with.  [default: mx-rmq]")
+@click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]")
+@click.option("--id", help="An id of your own: a second message of that id is not made.")
+@click.option("--delay", type=float, help="Seconds until it is due.")
+@click.option("--at", help="When it is due: 2030-01-31T12:00:00+01:00.")
+@click.option(
+    "--priority", type=click.Choice([one.value for one in Priority]), default=Priority.NORMAL.value
+)
+@click.option("--ttl", type=float, help="Seconds after which nobody needs it any more.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--many", is_flag=True, help="One payload a line, from standard input.")
+@as_json
+def produce(
+    topic: str,
+    payload: str | None,
+    url: str | None,
+    prefix: str | None,
+    patience: float | None,
+    id: str | None,
+    at: str | None,
+    headers: tuple[str, ...],
+    many: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Produce PAYLOAD, which is JSON, to TOPIC, and print the message's id.
+
+    Without PAYLOAD, or with -, standard input is read. Exit code 2: it could not be done.
+    """
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what the server lacks, the doctor tells
+    told = _ids_as_json if as_json else _ids_as_lines
+    try:
+        options |= {"at": _instant(at), "headers": _headers(headers)}
+        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        if many:
+            if id is not None or payload not in (None, "-"):
+                raise InvalidInput("--many reads the payloads from standard input, and makes ids")
+            _refuse_terminal()
+            with told() as tell:
+                _produce_many(mq, topic, options, tell)
+        else:
+            value = _parsed(_text(payload), "the payload")
+            produced = asyncio.run(_produce(mq, topic, value, id=id, **options))
+            with told() as tell:
+                tell([produced])
+    except ProduceUnknown as error:
+        again = f"; to try again without a second copy: --id {error.ids[0]}" if not many else ""
+        raise CannotDo(f"{error}{again}") from error
+    except MxRmqError as error:
+        raise CannotDo(str(error)) from error
+
+
+async def _produce(mq: MessageQueue, topic: str, payload: Any, **options: Any) -> str:
+    async with mq:
+        return await mq.produce(topic, payload, **options)
+
+
+def _produce_many(
+    mq: MessageQueue, topic: str, options: dict[str, Any], tell: Callable[[list[str]], None]
+) -> None:
+    """Produce the lines of standard input, chunk by chunk; the lines are read in no event loop."""
+    produced = 0
+    with asyncio.Runner() as runner:
+        runner.run(mq.open())
+        try:
+            for payloads in _chunks():
+                ids = runner.run(mq.produce_many(topic, payloads, **options))
+                produced += len(ids)
+                tell(ids)
+        except PartlyProduced as error:
+            produced += len(error.ids)
+            tell(list(error.ids))
+            raise
+        finally:
+            runner.run(mq.close())
+            click.echo(f"{count(produced, 'message')} produced", err=True)
+
+
+def _chunks() -> Iterator[list[Any]]:
+    """Read payloads from standard input."""
+    numbered = enumerate(sys.stdin.buffer, 1)
+    while chunk := list(islice(numbered, CHUNK)):
+        yield [_parsed(line, f"line {number:,}") for number, line in chunk if line.strip()]
+
+
+def _text(payload: str | None) -> str | bytes:
+    if payload is not None and payload != "-":
+        return payload
+    if payload is None:
+        _refuse_terminal()
+    return sys.stdin.buffer.read()
+
+
+def _refuse_terminal() -> None:
+    if sys.stdin.isatty():
+        raise InvalidInput(f"no payload: give one as JSON ({HINT}), or pipe it in")
+
+
+def _parsed(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+        raise InvalidInput(f"{what} is not JSON: {cut(shown)} ({error}); {HINT}") from None
+
+
+def _instant(at: str | None) -> datetime | None:
+    if at is None:
+        return None
+    try:
+        return datetime.fromisoformat(at)
+    except ValueError:
+        raise InvalidInput(f"--at {at!r} is not a time like 2030-01-31T12:00:00+01:00") from None
+
+
+def _headers(given: tuple[str, ...]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise InvalidInput(f"--header {one!r} is not of the form name=value")
+        if name in headers:
+            raise InvalidInput(f"--header {name!r} is given twice")
+        headers[name] = value
+    return headers
+
+
+@contextmanager
+def _ids_as_lines() -> Iterator[Callable[[list[str]], None]]:
+    def tell(ids: list[str]) -> None:
+        for id in ids:
+            click.echo(id)
+
+    yield tell
+
+
+@contextmanager
+def _ids_as_json() -> Iterator[Callable[[list[str]], None]]:
+    """Print one document at the end, also if that comes early."""
+    every: list[str] = []
+    try:
+        yield every.extend
+    finally:
+        print_json({"ids": every})

@@ -1,0 +1,251 @@
+"""`mx-rmq worker`: run the handlers of a queue, in this process or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.loading import load, parse
+from mx_rmq.cli.output import lines, printable, say
+from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
+from mx_rmq.core.config import WorkerSettings
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.events import WorkerStarted, WorkerStopped
+from mx_rmq.worker import SIGNALS, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from mx_rmq.queue import MessageQueue
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+LEAVE_WITHIN: Final = 5.0
+"""Seconds that foreign threads may keep the process when its worker has stopped."""
+
+
+@click.command("worker", short_help="Run the handlers of a queue.")
+@click.argument("target", metavar="MODULE[:ATTRIBUTE]")
+@click.option("--topics", multiple=True, help="Only these; separated by commas, or repeated.")
+@click.option("--concurrency", type=int, help="Messages handled at the same time.")
+@click.option("--grace", type=float, help="Seconds that handlers have to finish when it stops.")
+@click.option("--processes", type=click.IntRange(1, 1000), help="Processes, under a supervisor.")
+@click.option("--reload", "reloads", is_flag=True, help="Begin anew when the code changes.")
+@click.option("--drain", is_flag=True, help="Stop when nothing is left to do.")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="info",
+    envvar="MX_RMQ_LOG_LEVEL",
+    show_default=True,
+    show_envvar=True,
+)
+@click.option("--lifeline", type=int, hidden=True)
+def worker(
+    target: str,
+    topics: tuple[str, ...],
+    concurrency: int | None,
+    grace: float | None,
+    processes: int | None,
+    reloads: bool,
+    drain: bool,
+    log_level: str,
+    lifeline: int | None,
+) -> None:
+    """Run the handlers of the MessageQueue that ATTRIBUTE of MODULE is; of `mq`, if none is named.
+
+    The first SIGTERM or Ctrl-C lets handlers finish within the grace, a second one cancels them.
+    Exit code 0: everything is settled or handed back. 1: something is left to the leases. 2: it
+    could not begin.
+    """
+    asked = Asked(
+        target=target,
+        topics=_split(topics) if topics else None,
+        concurrency=concurrency,
+        grace=grace,
+        drain=drain,
+        log_level=log_level.lower(),
+    )
+    try:
+        settings = asked.settings()
+        if reloads:
+            if drain or processes not in (None, 1):
+                raise InvalidInput("--reload is for one process that does not end by itself")
+            code = _supervise(reload(asked.command(), parse(target)[0]), asked)
+        elif processes is not None:
+            parse(target)
+            code = _supervise(
+                supervise(asked.command(), processes, name=settings.name, drain=drain), asked
+            )
+        else:
+            code = _work(asked, settings.grace, None if lifeline is None else Lifeline(lifeline))
+    except KeyboardInterrupt:  # before anything had begun
+        code = 0
+    except MxRmqError as error:
+        raise CannotDo(str(error)) from error
+    sys.exit(code)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the command line asks for. None: not said."""
+
+    target: str
+    topics: tuple[str, ...] | None
+    concurrency: int | None
+    grace: float | None
+    drain: bool
+    log_level: str
+
+    def settings(self) -> WorkerSettings:
+        """Return what a worker would go by, or refuse it."""
+        return WorkerSettings.load(
+            topics=self.topics, concurrency=self.concurrency, grace=self.grace
+        )
+
+    def worker(self, mq: MessageQueue) -> Worker:
+        """Return a worker that goes by it."""
+        return Worker(mq, topics=self.topics, concurrency=self.concurrency, grace=self.grace)
+
+    def command(self) -> list[str]:
+        """Return the command that asks for the same in one process."""
+        words = ["worker", self.target, "--log-level", self.log_level]
+        if self.topics is not None:
+            words += ["--topics", ",".join(self.topics)]
+        if self.concurrency is not None:
+            words += ["--concurrency", str(self.concurrency)]
+        if self.grace is not None:
+            words += ["--grace", str(self.grace)]
+        if self.drain:
+            words.append("--drain")
+        return python(*words)
+
+
+def _split(topics: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(topic.strip() for one in topics for topic in one.split(",") if topic.strip())
+
+
+def _supervise(duty: Coroutine[Any, Any, int], asked: Asked) -> int:
+    configure_logging(asked.log_level)
+    return asyncio.run(duty)
+
+
+def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
+    """Work in this process; return the exit code."""
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+    if lifeline is not None:
+        lifeline.watch(grace)
+    mq = load(asked.target)
+    configure_logging(asked.log_level)
+    started, unclean = threading.Event(), threading.Event()
+
+    def on_started(_: WorkerStarted) -> None:
+        started.set()
+        if lifeline is not None:
+            lifeline.works()
+
+    def on_stopped(event: WorkerStopped) -> None:
+        if not event.clean:
+            unclean.set()
+
+    mq.events.subscribe(on_started, WorkerStarted)
+    mq.events.subscribe(on_stopped, WorkerStopped)
+    one = asked.worker(mq)
+
+    async def until_stopped() -> int:
+        try:
+            await (_drain(one) if asked.drain else one.run())
+        except MxRmqError as error:
+            if not started.is_set():
+                raise
+            click.echo(printable(f"Error: {error}"), err=True)
+            unclean.set()
+        code = LEFT if unclean.is_set() else 0
+        _leave_soon(code)
+        return code
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(until_stopped())
+
+
+async def _drain(one: Worker) -> None:
+    """Drain the queue; the first signal ends that in good order, a second one cancels handlers."""
+    loop = asyncio.get_running_loop()
+    draining = asyncio.create_task(one.drain(), name="mx-rmq drain")
+
+    def on_signal() -> None:
+        if draining.cancelling():
+            one.cancel()
+        else:
+            draining.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await asyncio.wait([draining])
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    if not draining.cancelled():
+        done = draining.result()
+        say(
+            f"{done.completed:,} completed, {done.retried:,} retried, {done.dead:,} dead, "
+            f"{done.quarantined:,} quarantined"
+        )
+
+
+def _leave_soon(code: int) -> None:
+    """The worker has stopped: whatever else would keep the process, do not wait for it long.
+
+    A thread in which a handler sits cannot be ended otherwise, and its message is handed back.
+    """
+
+    def leave(*_: object) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    for number in SIGNALS:
+        signal.signal(number, leave)
+    timer = threading.Timer(LEAVE_WITHIN, leave)
+    timer.daemon = True
+    timer.start()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes event loops: uvloop, if it is installed."""
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
+            "uvloop"
+        ).new_event_loop
+    except ImportError:
+        return None
+    return factory
+
+
+class _Formatter(logging.Formatter):
+    """Log lines of which foreign text can do the terminal no harm."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n".join(lines(super().format(record)))
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr from this level on, unless the application has seen to its logs itself."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        _Formatter("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("mx_rmq").setLevel(level.upper())

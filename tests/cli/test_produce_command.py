@@ -1,0 +1,236 @@
+"""`mx-rmq produce`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import MessageQueue
+from mx_rmq.core.message import State
+from tests.conftest import assert_clean
+from tests.lab.servers import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from redis.asyncio import Redis
+
+    from mx_rmq.admin import MessageView
+    from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+
+@pytest.fixture
+async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
+    """A queue on an empty server; afterwards the audit must be clean."""
+    async with MessageQueue(server.url) as mq:
+        yield mq
+        await assert_clean(mq.store, raw)
+
+
+class Shell:
+    """Runs the command in a directory, with the server in the environment."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url = url
+        self._directory = directory
+
+    def produce(
+        self, *words: str, piped: str | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [MX_RMQ, "produce", *words],
+            cwd=self._directory,
+            env={**os.environ, "MX_RMQ_URL": self._url, **environment},
+            input="" if piped is None else piped,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def refused(self, *words: str, piped: str | None = None, **environment: str) -> str:
+        """Run it in vain; return the one line that says why."""
+        done = self.produce(*words, piped=piped, **environment)
+        assert (done.returncode, done.stdout) == (2, ""), done
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+
+@pytest.fixture
+def shell(mq: MessageQueue, server: Server, tmp_path: Path) -> Shell:
+    return Shell(server.url, tmp_path)
+
+
+async def only(mq: MessageQueue, topic: str, state: State) -> MessageView:
+    page = await mq.admin.list(topic, state)
+    (message,) = page.messages
+    return message
+
+
+@pytest.mark.parametrize(
+    ("text", "payload"),
+    [('{"a": [1, "ü"]}', {"a": [1, "ü"]}), ('"text"', "text"), ("null", None), ("1.5", 1.5)],
+)
+async def test_the_payload_is_json_and_the_id_is_printed(
+    shell: Shell, mq: MessageQueue, text: str, payload: object
+) -> None:
+    done = shell.produce("orders", text)
+    assert (done.returncode, done.stderr) == (0, "")
+    message = await only(mq, "orders", State.PENDING)
+    assert (done.stdout, message.payload) == (f"{message.id}\n", payload)
+
+
+@pytest.mark.parametrize("words", [[], ["-"]])
+async def test_the_payload_may_come_from_a_pipe(
+    shell: Shell, mq: MessageQueue, words: list[str]
+) -> None:
+    done = shell.produce("orders", *words, piped='{"a":\n 1}\n')
+    assert done.returncode == 0, done.stderr
+    assert (await only(mq, "orders", State.PENDING)).payload == {"a": 1}
+
+
+async def test_every_option_reaches_the_message(shell: Shell, mq: MessageQueue) -> None:
+    words = ["--id", "own-1", "--priority", "high", "--ttl", "60", "--header", "a=1"]
+    done = shell.produce("orders", "1", *words, "--header", "b=x=y", "--json")
+    assert json.loads(done.stdout) == {"ids": ["own-1"]}
+    message = await only(mq, "orders", State.PENDING)
+    assert (message.id, message.priority, message.headers) == (
+        "own-1",
+        "high",
+        {"a": "1", "b": "x=y"},
+    )
+    assert message.expires_at is not None
+
+
+@pytest.mark.parametrize("words", [["--delay", "3600"], ["--at", "2100-01-31T12:00:00+01:00"]])
+async def test_a_delayed_message_is_delayed(
+    shell: Shell, mq: MessageQueue, words: list[str]
+) -> None:
+    assert shell.produce("orders", "1", *words).returncode == 0
+    message = await only(mq, "orders", State.DELAYED)
+    assert message.due is not None
+    if "--at" in words:
+        assert message.due == datetime(2100, 1, 31, 11, tzinfo=UTC).timestamp()
+    else:
+        assert 3500 < message.due - time.time() < 3700
+
+
+async def test_an_id_that_is_taken_makes_no_second_message(shell: Shell, mq: MessageQueue) -> None:
+    for _ in range(2):
+        assert shell.produce("orders", "1", "--id", "once").stdout == "once\n"
+    assert (await mq.admin.stats("orders")).pending == 1
+
+
+async def test_the_prefix_may_come_from_the_settings_file(
+    shell: Shell, server: Server, tmp_path: Path, raw: Redis
+) -> None:
+    (tmp_path / "mx-rmq.toml").write_text('prefix = "shop"\n')
+    assert shell.produce("orders", "1").returncode == 0
+    async with MessageQueue(server.url, prefix="shop") as other:
+        assert (await other.admin.stats("orders")).pending == 1
+    await raw.flushall()  # keys of another prefix are none that the audit knows
+
+
+# many
+
+
+async def test_many_lines_are_many_messages_in_order(shell: Shell, mq: MessageQueue) -> None:
+    lines = "".join(f"{number}\n\n" for number in range(2500))
+    done = shell.produce("orders", "--many", piped=lines)
+    assert (done.returncode, done.stderr) == (0, "2,500 messages produced\n")
+    ids = done.stdout.splitlines()
+    assert len(set(ids)) == 2500 == (await mq.admin.stats("orders")).pending
+    for number in (0, 999, 1000, 2499):
+        message = await mq.admin.get("orders", ids[number])
+        assert message is not None
+        assert message.payload == number
+
+
+async def test_many_as_one_json_document(shell: Shell, mq: MessageQueue) -> None:
+    done = shell.produce("orders", "-", "--many", "--json", piped='1\n"two"')
+    assert (done.returncode, done.stderr) == (0, "2 messages produced\n")
+    assert len(json.loads(done.stdout)["ids"]) == 2
+
+
+async def test_nothing_in_the_pipe_produces_nothing(shell: Shell) -> None:
+    done = shell.produce("orders", "--many")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "0 messages produced\n")
+
+
+async def test_a_wrong_line_says_its_number_and_what_was_produced(
+    shell: Shell, mq: MessageQueue
+) -> None:
+    lines = "".join(f"{number}\n" for number in range(1200)) + "two words\n"
+    done = shell.produce("orders", "--many", piped=lines)
+    assert done.returncode == 2
+    counted, error = done.stderr.splitlines()
+    assert counted == "1,000 messages produced"
+    assert error.startswith("Error: line 1,201 is not JSON: two words")
+    assert len(done.stdout.splitlines()) == 1000 == (await mq.admin.stats("orders")).pending
+
+
+async def test_a_full_topic_stops_many_and_the_ids_so_far_are_printed(
+    shell: Shell, mq: MessageQueue
+) -> None:
+    lines = "".join(f"{number}\n" for number in range(1500))
+    done = shell.produce("orders", "--many", "--json", piped=lines, MX_RMQ_MAX_PENDING="1200")
+    assert done.returncode == 2
+    assert "topic 'orders' may have 1,200 messages waiting" in done.stderr
+    assert len(json.loads(done.stdout)["ids"]) == 1000 == (await mq.admin.stats("orders")).pending
+
+
+# wrong input
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            ["t", "text"],
+            "the payload is not JSON: text (Expecting value: line 1 column 1 (char 0))",
+        ),
+        (["t", ""], "the payload is not JSON: "),
+        (["t"], "the payload is not JSON: "),
+        (["t", "NaN"], "a payload of type float is not JSON: nan has no JSON form"),
+        (["t", "[" * 100_000], "the payload is not JSON: "),
+        (["t", "1\x1b[31m"], "the payload is not JSON: 1\\x1b[31m"),
+        (["bad topic", "1"], "topic 'bad topic' does not match"),
+        (["t", "1", "--at", "tomorrow"], "--at 'tomorrow' is not a time like 2030-"),
+        (["t", "1", "--at", "2100-01-31T12:00:00"], "at=datetime.datetime(2100, 1, 31, 12, 0) has"),
+        (["t", "1", "--delay", "-1"], "delay=-1.0 is not a number of seconds from 0"),
+        (["t", "1", "--header", "a"], "--header 'a' is not of the form name=value"),
+        (["t", "1", "--header", "a=1", "--header", "a=2"], "--header 'a' is given twice"),
+        (["t", "1", "--id", "a b"], "message id 'a b' does not match"),
+        (["t", "1", "--many"], "--many reads the payloads from standard input"),
+        (["t", "--many", "--id", "a"], "--many reads the payloads from standard input"),
+        (["t", "1", "--prefix", "{"], "prefix="),
+        (["t", "1", "--patience", "-1"], "patience=-1.0 is not between 0 and 300"),
+        (["t", "1", "--url", "http://x"], "URL 'http://x' does not begin with one of redis://"),
+        (
+            ["t", "1", "--url", "redis://user:secret@127.0.0.1:1", "--patience", "0.1"],
+            "cannot use redis://user:***@127.0.0.1:1: ",
+        ),
+    ],
+)
+async def test_wrong_input_gets_one_line(shell: Shell, words: list[str], line: str) -> None:
+    assert shell.refused(*words).startswith(f"Error: {line}")
+
+
+async def test_what_is_not_json_gets_a_hint(shell: Shell) -> None:
+    assert shell.refused("orders", "text").endswith("""; a text is written '"text"'\n""")
+
+
+async def test_no_url_gets_one_line(shell: Shell) -> None:
+    assert shell.refused("orders", "1", MX_RMQ_URL="").startswith("Error: no URL: pass one")

@@ -1,0 +1,313 @@
+"""`mx-rmq worker`, run as a user runs it: a process, signals, an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import MessageQueue
+from mx_rmq.core.message import State
+from tests.conftest import assert_clean
+from tests.lab.servers import Kind, Server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from redis.asyncio import Redis
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+CODE = """
+import asyncio, atexit, os, time
+from pathlib import Path
+from mx_rmq import MessageQueue
+
+def note(name, text):
+    with Path(name).open("a") as file:
+        file.write(f"{text}\\n")
+
+note("started", os.getpid())
+atexit.register(note, "ended", os.getpid())
+mq = MessageQueue()
+empty = MessageQueue()
+
+def make():
+    return mq
+
+@mq.handler("orders")
+async def orders(payload):
+    note("begun", payload)
+    while payload == "wait" and not Path("go").exists():
+        await asyncio.sleep(0.01)
+    if payload == "forever":
+        await asyncio.Event().wait()
+    note("done", payload)
+
+@mq.handler("plain")
+def plain(payload):
+    note("begun", payload)
+    time.sleep(3600)
+
+@mq.handler("other")
+async def other(payload):
+    note("done", f"other {payload}")
+"""
+
+
+def until(fact: Callable[[], object], seconds: float = 30) -> None:
+    """Wait for a fact."""
+    deadline = time.monotonic() + seconds
+    while not fact():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+class App:
+    """An application in a directory of its own, and the commands that run it."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.directory = directory
+        self.url = url
+        self.killed = 0
+        self._started: list[subprocess.Popen[bytes]] = []
+        self.write(CODE)
+
+    def write(self, code: str) -> None:
+        (self.directory / "app.py").write_text(code)
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start `mx-rmq worker` with these words."""
+        with (self.directory / "said").open("ab") as said:
+            process = subprocess.Popen(
+                [MX_RMQ, "worker", *words],
+                cwd=self.directory,
+                env={**os.environ, "MX_RMQ_URL": self.url, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        self._started.append(process)
+        return process
+
+    def working(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Start it and wait until it works."""
+        process = self.start(*words, **environment)
+        until(lambda: "serves" in self.said or process.poll() is not None)
+        assert process.poll() is None, self.said
+        return process
+
+    def refused(self, *words: str, **environment: str) -> str:
+        """Run it in vain; return the one line that says why."""
+        process = self.start(*words, **environment)
+        assert process.wait(30) == 2, self.said
+        assert self.said.count("\n") == 1, self.said
+        assert "Traceback" not in self.said
+        return self.said
+
+    @property
+    def said(self) -> str:
+        return (self.directory / "said").read_text()
+
+    def noted(self, name: str) -> list[str]:
+        path = self.directory / name
+        return path.read_text().splitlines() if path.exists() else []
+
+    def kill(self, pid: int) -> None:
+        """Kill a process that one of those started here has started."""
+        os.kill(pid, signal.SIGKILL)
+        self.killed += 1
+
+    def stop(self) -> None:
+        """End what is left of what was started; their own processes end with them."""
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait(30)
+
+
+@pytest.fixture
+async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
+    """A queue on an empty server; afterwards the audit must be clean."""
+    async with MessageQueue(server.url) as mq:
+        yield mq
+        await assert_clean(mq.store, raw)
+
+
+@pytest.fixture
+def app(mq: MessageQueue, server: Server, tmp_path: Path) -> Iterator[App]:
+    app = App(tmp_path, server.url)
+    yield app
+    app.stop()
+
+
+# working
+
+
+async def test_messages_are_handled_until_a_signal_comes(app: App, mq: MessageQueue) -> None:
+    await mq.produce_many("orders", [1, 2, 3])
+    worker = app.working("app:mq")
+    until(lambda: sorted(app.noted("done")) == ["1", "2", "3"])
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert "everything is settled or handed back" in app.said
+    assert (await mq.admin.stats("orders")).total == 0
+
+
+async def test_a_module_alone_means_its_mq_and_topics_choose(app: App, mq: MessageQueue) -> None:
+    await mq.produce("orders", "left")
+    await mq.produce("other", "taken")
+    worker = app.start("app", "--topics", "other", "--drain")
+    assert worker.wait(30) == 0
+    assert app.noted("done") == ["other taken"]
+    assert "1 completed, 0 retried, 0 dead, 0 quarantined\n" in app.said
+
+
+async def test_topics_may_be_repeated_or_separated_by_commas(app: App, mq: MessageQueue) -> None:
+    app.working("app", "--topics", "other, orders", "--topics", "plain", "--concurrency", "7")
+    assert "serves other, orders, plain, 7 at a time" in app.said
+
+
+async def test_settings_come_from_the_environment_too(app: App) -> None:
+    app.working("app", MX_RMQ_CONCURRENCY="3", MX_RMQ_TOPICS="other")
+    assert "serves other, 3 at a time" in app.said
+
+
+async def test_the_log_level_may_come_from_the_environment(app: App, mq: MessageQueue) -> None:
+    worker = app.start("app", "--drain", MX_RMQ_LOG_LEVEL="error")
+    assert worker.wait(30) == 0
+    assert app.said == "0 completed, 0 retried, 0 dead, 0 quarantined\n"
+
+
+# stopping
+
+
+async def test_a_running_handler_finishes_after_sigterm(app: App, mq: MessageQueue) -> None:
+    await mq.produce("orders", "wait")
+    worker = app.working("app")
+    until(lambda: app.noted("begun"))
+    worker.terminate()
+    until(lambda: "1 running" in app.said)
+    assert worker.poll() is None
+    (app.directory / "go").touch()
+    assert worker.wait(30) == 0
+    assert app.noted("done") == ["wait"]
+    assert (await mq.admin.stats("orders")).total == 0
+
+
+@pytest.mark.parametrize("words", [[], ["--drain"]])
+async def test_a_second_sigint_cancels_and_hands_back(
+    app: App, mq: MessageQueue, words: list[str]
+) -> None:
+    id = await mq.produce("orders", "forever")
+    worker = app.working("app", *words)
+    until(lambda: app.noted("begun"))
+    worker.send_signal(signal.SIGINT)
+    until(lambda: "1 running" in app.said)
+    worker.send_signal(signal.SIGINT)
+    assert worker.wait(30) == 0
+    message = await mq.admin.get("orders", id)
+    assert message is not None
+    assert (message.state, message.attempts, app.noted("done")) == (State.PENDING, 0, [])
+
+
+async def test_the_grace_ends(app: App, mq: MessageQueue) -> None:
+    await mq.produce("orders", "forever")
+    worker = app.working("app", "--grace", "0.1")
+    until(lambda: app.noted("begun"))
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert (await mq.admin.stats("orders")).pending == 1
+
+
+async def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(
+    app: App, mq: MessageQueue
+) -> None:
+    await mq.produce("plain", 1)
+    worker = app.working("app", "--grace", "0")
+    until(lambda: app.noted("begun"))
+    worker.terminate()
+    until(lambda: "has stopped" in app.said)
+    assert worker.wait(30) == 0
+    assert (await mq.admin.stats("plain")).pending == 1
+
+
+async def test_what_cannot_be_handed_back_is_exit_code_1(
+    app: App, kind: Kind, short_path: Path
+) -> None:
+    with Server(kind, short_path) as mortal:
+        async with MessageQueue(mortal.url) as mq:
+            await mq.produce("orders", "forever")
+        worker = app.working("app", "--grace", "0", MX_RMQ_URL=mortal.url, MX_RMQ_PATIENCE="0.5")
+        until(lambda: app.noted("begun"))
+    worker.terminate()
+    assert worker.wait(60) == 1
+    assert "leases will bring back what is left" in app.said
+
+
+# wrong input
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["nowhere:mq"], "there is no module 'nowhere', neither in"),
+        (["app.deeper:mq"], "there is no module 'app.deeper', neither in"),
+        (["app:nothing"], "module app has no 'nothing'; its queues are app:mq, app:empty"),
+        (["app:make"], "app:make is not a MessageQueue but of type function; its queues are"),
+        (["app:empty"], "app:empty has no handlers: declare one with @empty.handler(topic)"),
+        (["app.py"], "'app.py' is a file; name its module: app:mq"),
+        (["app:"], "'app:' is not of the form module:attribute"),
+        (["app", "--topics", "orderz"], "no handler for 'orderz'; there are some for orders, "),
+        (["app", "--topics", ","], "topics=() names no topic"),
+        (["app", "--concurrency", "0"], "concurrency=0 is not between 1 and 10,000"),
+        (["app", "--grace", "-1"], "grace=-1.0 is not between"),
+        (["app", "--reload", "--processes", "2"], "--reload is for one process"),
+        (["app", "--reload", "--drain"], "--reload is for one process"),
+        (["app", "--processes", "2", "--topics", "orderz"], "no handler for 'orderz'"),
+        (["nowhere", "--processes", "2"], "there is no module 'nowhere', neither in"),
+    ],
+)
+async def test_wrong_input_gets_one_line(app: App, words: list[str], line: str) -> None:
+    assert app.refused(*words).startswith(f"Error: {line}")
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("x = 1\n\nimport nowhere\n", "app.py:3: ModuleNotFoundError: No module named 'nowhere'"),
+        ("x = (\n", "app.py:1: SyntaxError: '(' was never closed"),
+        ("import json\njson.loads('{')\n", "app.py:2: JSONDecodeError: Expecting property name"),
+        ("raise SystemExit(3)\n", "app.py:1: SystemExit: 3"),
+        ("raise ValueError('a\\nb\\x1b[31m')\n", "app.py:1: ValueError: a\\nb\\x1b[31m"),
+        (
+            CODE + "\n@mq.handler('a b')\ndef wrong(payload): ...\n",
+            f"app.py:{CODE.count(chr(10)) + 2}: InvalidInput: topic 'a b' does not match",
+        ),
+    ],
+)
+async def test_an_error_in_the_module_is_told_with_its_place(
+    app: App, code: str, line: str
+) -> None:
+    app.write(code)
+    assert app.refused("app").startswith(f"Error: cannot import app: {line}")
+
+
+@pytest.mark.parametrize("words", [[], ["--drain"], ["--processes", "3"]])
+async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[str]) -> None:
+    url = "redis://user:secret@127.0.0.1:1"
+    line = app.refused("app", *words, MX_RMQ_URL=url, MX_RMQ_PATIENCE="0.1")
+    assert line.startswith("Error: cannot use redis://user:***@127.0.0.1:1: ")
+
+
+async def test_a_wrong_url_gets_one_line(app: App) -> None:
+    line = app.refused("app", MX_RMQ_URL="http://localhost")
+    assert "does not begin with one of redis://" in line
