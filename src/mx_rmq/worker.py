@@ -87,13 +87,28 @@ class Worker:
                 loop.add_signal_handler(number, on_signal)
                 installed.append(number)
         try:
-            await self.start()
-            await stop.wait()
+            if await self._started_before(stop):
+                await stop.wait()
             return await self.stop()
         finally:
             await self.stop()
             for number in installed:
                 loop.remove_signal_handler(number)
+
+    async def _started_before(self, stop: asyncio.Event) -> bool:
+        """Start; say whether that was done before the signal came."""
+        starting = asyncio.create_task(self.start(), name="mx-rmq start")
+        stopping = asyncio.create_task(stop.wait(), name="mx-rmq signal")
+        try:
+            await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                await starting
+                return True
+            return False
+        finally:
+            for task in (starting, stopping):
+                task.cancel()
+            await asyncio.wait([starting, stopping])
 
     async def drain(self, *, delayed: bool = False) -> Drained:
         """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
@@ -122,20 +137,19 @@ class Worker:
             await self._mq.open()
             self._opened = True
         mq = self._mq
-        cast = Cast(
-            mq.store,
-            mq.events,
-            handlers,
-            crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
-            middleware=mq.middleware,
-            settings=self.settings,
-            lease=mq.settings.lease,
-            name=self.name,
-        )
         try:
+            cast = Cast(
+                mq.store,
+                mq.events,
+                handlers,
+                crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
+                middleware=mq.middleware,
+                settings=self.settings,
+                lease=mq.settings.lease,
+                name=self.name,
+            )
             await cast.start()
         except BaseException:
-            await cast.stop(grace=0)
             await self._close()
             raise
         self._cast = cast

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.cron import Cron
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.middleware import Middleware
+    from mx_rmq.core.outcome import Outcome
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.slots import Held
     from mx_rmq.store import Store
@@ -86,7 +87,7 @@ class Cast:
             worker=name,
             lease=lease,
             middleware=middleware,
-            settle=self._lifecycle.settle,
+            settle=self._settle,
         )
         self._dispatcher = Dispatcher(
             store,
@@ -131,7 +132,7 @@ class Cast:
         self._settled = asyncio.Event()
 
     async def start(self) -> None:
-        """Start everybody. Nothing is taken before everything is there."""
+        """Start everybody. Only the first line can fail: then nobody has started."""
         await self.beat()
         self._keeper.start()
         self._lookout.looking.start()
@@ -149,7 +150,7 @@ class Cast:
         self._bus.emit(events.WorkerStopping(self._name, self._slots.running, grace))
         await self._crons.loop.stop()
         await self._lookout.stop()
-        await self._dispatcher.stop()
+        await self._dispatcher.stop(CANCEL_WITHIN)
         for held in self._slots.take_back():
             self._lifecycle.settle(held, Release())
         await self._finish(grace)
@@ -163,9 +164,10 @@ class Cast:
         await self._keeper.stop()
         await self._consumer.close()
         self._threads.close()
-        with suppress(MxRmqError):
-            await self._lookout.hand_back_rings()
-            await self._store.forget_worker(self._name)
+        with suppress(MxRmqError, TimeoutError):
+            async with asyncio.timeout(CANCEL_WITHIN):
+                await self._lookout.hand_back_rings()
+                await self._store.forget_worker(self._name)
         clean = not self._slots.held and not self._lifecycle.abandoned
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
@@ -235,6 +237,10 @@ class Cast:
         await self._until_settled(time.monotonic() + CANCEL_WITHIN)
         for held in self._consumer.running():  # it ignores us; somebody else shall have it
             self._lifecycle.settle(held, Release())
+
+    def _settle(self, held: Held, outcome: Outcome | None) -> None:
+        self._lifecycle.settle(held, outcome)
+        self._settled.set()
 
     def _on_taken(self) -> None:
         self._consumer.start_enough()

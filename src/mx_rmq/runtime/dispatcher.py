@@ -79,13 +79,15 @@ class Dispatcher:
         await asyncio.wait([self._begin(topic, room)])
         return True
 
-    async def stop(self) -> None:
-        """Ask no more; wait for the answers that are still to come."""
+    async def stop(self, seconds: float) -> None:
+        """Ask no more; wait so long for the answers that are still to come."""
         self._stopped = True
         if self._pausing is not None:
             self._pausing.cancel()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:  # what they would have brought, its lease brings back
+                task.cancel()
 
     def _worth(self, topic: TopicSlots) -> bool:
         """Say whether a call would bring enough: few large ones cost less than many small ones."""
