@@ -1,0 +1,31 @@
+"""The testing kit: run your own queue on a real server in your tests. See docs/testing.md.
+
+It is a pytest plugin for those who name it: `pytest_plugins = ["mx_rmq.testing"]`.
+PYTEST_DONT_REWRITE: it asserts nothing, and a conftest.py may import it before pytest does.
+"""
+
+from mx_rmq.testing.compare import ANY, Containing
+from mx_rmq.testing.fixtures import (
+    mx_rmq_queue,
+    mx_rmq_server,
+    mx_rmq_url,
+    mx_rmq_use,
+    pytest_addoption,
+)
+from mx_rmq.testing.record import assert_not_produced, assert_produced, produced
+from mx_rmq.testing.use import drain, use
+
+__all__ = [
+    "ANY",
+    "Containing",
+    "assert_not_produced",
+    "assert_produced",
+    "drain",
+    "mx_rmq_queue",
+    "mx_rmq_server",
+    "mx_rmq_url",
+    "mx_rmq_use",
+    "produced",
+    "pytest_addoption",
+    "use",
+]

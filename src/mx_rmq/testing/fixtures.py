@@ -1,0 +1,67 @@
+"""The pytest plugin: a server a session, and queues in test use."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq.core.config import QueueSettings
+from mx_rmq.queue import MessageQueue
+from mx_rmq.testing.use import clean, run, server, use
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the setting that names the queue."""
+    parser.addini("mx_rmq_queue", "the queue of the fixture mx_rmq_queue, as module:attribute")
+
+
+@pytest.fixture(scope="session")
+def mx_rmq_server() -> Iterator[str]:
+    """The URL of a server of this test session, or of this process of it under xdist."""
+    with server() as url:
+        yield url
+
+
+@pytest.fixture
+def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
+    """The URL of a server without messages, for what makes its queue by itself, prefix mx-rmq."""
+    yield mx_rmq_server
+    if wrongs := run(clean(QueueSettings(url=mx_rmq_server))):
+        raise AssertionError("\n".join(wrongs))
+
+
+@pytest.fixture
+def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
+    """A function that puts a queue into test use until the test ends; options as of `use`."""
+    with ExitStack() as stack:
+
+        def use_until_the_end(mq: MessageQueue, **options: Any) -> MessageQueue:
+            return stack.enter_context(use(mq, mx_rmq_server, **options))
+
+        yield use_until_the_end
+
+
+@pytest.fixture
+def mx_rmq_queue(
+    pytestconfig: pytest.Config, mx_rmq_use: Callable[..., MessageQueue]
+) -> MessageQueue:
+    """The queue that the setting `mx_rmq_queue` names, in test use."""
+    return mx_rmq_use(named(pytestconfig.getini("mx_rmq_queue")))
+
+
+def named(name: str) -> MessageQueue:
+    """Return the queue that a setting names, or fail the test that wants it."""
+    found = resolve_name(name) if name else None
+    if not isinstance(found, MessageQueue):
+        pytest.fail(
+            f"mx_rmq_queue = {name!r} names no MessageQueue: write module:attribute, such as"
+            ' "shop:mq", into the configuration of pytest, or use the fixture mx_rmq_use',
+            pytrace=False,
+        )
+    return found
