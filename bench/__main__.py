@@ -30,9 +30,7 @@ def main() -> None:
             print(f"\n== {kind}")
             asyncio.run(measure_in_flight(server.url, rounds=chosen.rounds))
             asyncio.run(measure_memory(server.url, messages=chosen.messages))
-            asyncio.run(
-                measure_worker(server.url, messages=chosen.messages, idle=chosen.idle)
-            )
+            asyncio.run(measure_worker(server.url, messages=chosen.messages, idle=chosen.idle))
 
 
 if __name__ == "__main__":

@@ -6,33 +6,55 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from tests.tour.pages import PAGES, ROOT
+from tests.tour.walk import Block, blocks_of, fits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WALKED = ("tutorial.md",)
+"""Pages whose examples build on each other: test_tutorial.py does them in order."""
+
+NOTHING = Block("", "", 0)
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    found = []
-    for page in PAGES:
-        texts = [text for name, text in BLOCK.findall(page.read_text()) if name == language]
-        found += [(f"{page.name}-{number}", text) for number, text in enumerate(texts, 1)]
-    return found
+def examples() -> list[object]:
+    """Return each python block, and the text block right after it, if there is one."""
+    return [
+        pytest.param(
+            one.text, after.text if after.language == "text" else None, id=f"{page.name}-{one.line}"
+        )
+        for page in PAGES
+        if page.name not in WALKED
+        for one, after in pairwise([*blocks_of(page), NOTHING])
+        if one.language == "python"
+    ]
 
 
-@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, code in blocks("python")])
-def test_an_example_runs_as_printed(code: str, short_path: Path) -> None:
-    environment = {**os.environ, "PYTHONWARNINGS": "error"}
-    subprocess.run(
-        [sys.executable, "-c", code], cwd=short_path, env=environment, check=True, timeout=60
+@pytest.mark.parametrize(("code", "text"), examples())
+def test_an_example_runs_as_printed(code: str, text: str | None, short_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=short_path,
+        env={**os.environ, "PYTHONWARNINGS": "error"},
+        check=False,
+        timeout=60,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
+    assert ended.returncode == 0, ended.stdout
+    if text is not None:
+        assert fits(ended.stdout, text), ended.stdout
 
 
 def test_the_readme_has_exactly_two_commands() -> None:
-    shell = [text for name, text in blocks("sh") if name.startswith("README")]
+    shell = [block.text for block in blocks_of(ROOT / "README.md") if block.language == "sh"]
     commands = [line.split("#")[0].strip() for text in shell for line in text.splitlines()]
     assert commands == ["make demo", "make test"]
 
