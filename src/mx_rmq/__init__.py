@@ -1,5 +1,6 @@
 """mx-rmq: a message queue for Python on Redis and Valkey."""
 
+from mx_rmq.core import events
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import (
     DecodeError,
@@ -19,6 +20,7 @@ from mx_rmq.core.errors import (
     UnsafeServer,
     WrongType,
 )
+from mx_rmq.core.message import Priority, State
 from mx_rmq.core.middleware import Middleware, Outgoing
 from mx_rmq.core.outcome import HandlerTimeout, Reject, Retry
 from mx_rmq.core.retry import ByError, Delays, Exponential
@@ -44,6 +46,7 @@ __all__ = [
     "Outgoing",
     "PartlyProduced",
     "PayloadTooLarge",
+    "Priority",
     "ProduceUnknown",
     "QueueFull",
     "Reject",
@@ -51,7 +54,9 @@ __all__ = [
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
+    "State",
     "UnsafeServer",
     "Worker",
     "WrongType",
+    "events",
 ]

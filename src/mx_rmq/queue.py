@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from copy import copy
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from math import isfinite
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.config import QueueSettings
@@ -18,11 +19,13 @@ from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
+from mx_rmq.core.names import check_topic
 from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.producer import Producer, chunks
 from mx_rmq.runtime.report import LOGGED, log
 from mx_rmq.store import Store
+from mx_rmq.store.connect import check_url
 from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Middleware
 
 F = TypeVar("F", bound="Callable[..., Any]")
+
+MOST_SECONDS: Final = 1e12
+"""Some thirty thousand years; beyond it numbers lose their milliseconds."""
 
 
 class MessageQueue:
@@ -69,6 +75,7 @@ class MessageQueue:
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
         )
+        check_url(self.settings.url)
         self.events = Events()
         """Whoever wants to know what happens subscribes here."""
         self.handlers: dict[str, Handler] = {}
@@ -92,6 +99,9 @@ class MessageQueue:
         retry: Any = None,
     ) -> Callable[[F], F]:
         """Declare the function below as the handler of a topic."""
+        if callable(topic):
+            raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
+        check_topic(topic)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
@@ -125,6 +135,9 @@ class MessageQueue:
         retry: Any = None,
     ) -> Callable[[F], F]:
         """Declare the function below to run at every tick, once over all workers."""
+        if callable(expression):
+            raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
+        Cron.of(topic or "cron", expression, tz, missed)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
@@ -157,6 +170,15 @@ class MessageQueue:
             )
         self.handlers[handler.topic] = handler
 
+    def move(self, *, url: str | None = None, prefix: str | None = None) -> None:
+        """Use another server or prefix than was set, from the next `open` on."""
+        if self._store is not None:
+            raise InvalidInput("the queue is open; it can be moved only while it is closed")
+        settings = self.settings
+        moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
+        check_url(moved.url)
+        self.settings = moved
+
     def another(self) -> MessageQueue:
         """Return a queue with the same settings and middleware, not open, for another loop."""
         other = copy(self)
@@ -180,7 +202,7 @@ class MessageQueue:
     async def open(self) -> None:
         """Connect; `close` undoes it."""
         if self._store is not None:
-            raise NotOpen("the queue is open already; close it before it is opened again")
+            raise InvalidInput("the queue is open already; close it before it is opened again")
         settings = self.settings
         store = await Store.open(
             settings.url,
@@ -294,6 +316,10 @@ class MessageQueue:
         They go out in calls of up to 1,000. Everything is checked before the first call; if a
         later one fails, `PartlyProduced` says which are stored.
         """
+        if isinstance(payloads, str | bytes | bytearray | Mapping):
+            raise InvalidInput(
+                f"produce_many takes a list of payloads, not one {type(payloads).__name__}"
+            )
         payloads = list(payloads)
         if ids is not None and len(ids) != len(payloads):
             raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
@@ -339,6 +365,10 @@ class MessageQueue:
         return ids
 
     def _draft(self, store: Store, message: Outgoing) -> Draft:
+        if message.delay is not None and message.at is not None:
+            raise InvalidInput(
+                f"delay={message.delay!r} and at={message.at!r} are both given; one decides"
+            )
         retry = None if message.retry is None else as_dict(policy_of(message.retry))
         return store.draft(
             message.payload,
@@ -346,7 +376,7 @@ class MessageQueue:
             priority=message.priority,
             delay=_ms("delay", message.delay) or 0,
             at=_ms("at", message.at),
-            ttl=_ms("ttl", message.ttl),
+            ttl=_ms("ttl", message.ttl, least=0.001),
             max_attempts=message.max_attempts,
             retry=retry,
             headers=message.headers,
@@ -372,10 +402,12 @@ def _timestamp(at: datetime | float | None) -> float | None:
     return at
 
 
-def _ms(name: str, seconds: Any) -> int | None:
+def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
     if seconds is None:
         return None
     wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
-    if wrong or not isfinite(seconds) or seconds < 0:
-        raise InvalidInput(f"{name}={seconds!r} is not a number of seconds from 0")
+    if wrong or not least <= seconds <= MOST_SECONDS:
+        raise InvalidInput(
+            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}"
+        )
     return round(float(seconds) * 1000)

@@ -57,7 +57,7 @@ class Worker:
     ) -> None:
         self.settings = WorkerSettings.load(
             concurrency=concurrency,
-            topics=None if topics is None else tuple(topics),
+            topics=topics,
             grace=grace,
             prefetch=prefetch,
             name=name,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mx_rmq.cli.connection import CannotDo
 from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.embedded import EmbeddedServer
 
@@ -35,7 +36,7 @@ def server(directory: Path, port: int | None) -> None:
     except KeyboardInterrupt:
         click.echo("stopped")
     except EmbeddedServerError as error:
-        raise click.ClickException(str(error)) from error
+        raise CannotDo(str(error)) from error
 
 
 def _introduce(running: EmbeddedServer) -> None:

@@ -36,6 +36,8 @@ LEAVE_WITHIN: Final = 5.0
 
 @click.command("worker", short_help="Run the handlers of a queue.")
 @click.argument("target", metavar="MODULE[:ATTRIBUTE]")
+@click.option("--url", help="Another server than the queue's own.")
+@click.option("--prefix", help="Another prefix than the queue's own.")
 @click.option("--topics", multiple=True, help="Only these; separated by commas, or repeated.")
 @click.option("--concurrency", type=int, help="Messages handled at the same time.")
 @click.option("--grace", type=float, help="Seconds that handlers have to finish when it stops.")
@@ -53,6 +55,8 @@ LEAVE_WITHIN: Final = 5.0
 @click.option("--lifeline", type=int, hidden=True)
 def worker(
     target: str,
+    url: str | None,
+    prefix: str | None,
     topics: tuple[str, ...],
     concurrency: int | None,
     grace: float | None,
@@ -70,6 +74,8 @@ def worker(
     """
     asked = Asked(
         target=target,
+        url=url,
+        prefix=prefix,
         topics=_split(topics) if topics else None,
         concurrency=concurrency,
         grace=grace,
@@ -101,6 +107,8 @@ class Asked:
     """What the command line asks for. None: not said."""
 
     target: str
+    url: str | None
+    prefix: str | None
     topics: tuple[str, ...] | None
     concurrency: int | None
     grace: float | None
@@ -120,6 +128,10 @@ class Asked:
     def command(self) -> list[str]:
         """Return the command that asks for the same in one process."""
         words = ["worker", self.target, "--log-level", self.log_level]
+        if self.url is not None:
+            words += ["--url", self.url]
+        if self.prefix is not None:
+            words += ["--prefix", self.prefix]
         if self.topics is not None:
             words += ["--topics", ",".join(self.topics)]
         if self.concurrency is not None:
@@ -147,6 +159,7 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
     if lifeline is not None:
         lifeline.watch(grace)
     mq = load(asked.target)
+    mq.move(url=asked.url, prefix=asked.prefix)
     configure_logging(asked.log_level)
     started, unclean = threading.Event(), threading.Event()
 

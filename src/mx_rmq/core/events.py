@@ -58,7 +58,8 @@ class Retried:
 class Died:
     topic: str
     id: str
-    attempt: int
+    attempts: int
+    """How many there were."""
     reason: str
     traceback: str = ""
     """The end of that of the last attempt."""

@@ -7,7 +7,8 @@ when it stores a new message, so that every time in the system comes from one cl
 from __future__ import annotations
 
 from enum import StrEnum
-from traceback import format_tb
+from pathlib import Path
+from traceback import FrameSummary, extract_tb, format_list
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +21,10 @@ VERSION: Final = 1
 
 MAX_ERRORS: Final = 10
 """How many of its latest failures a message carries."""
+
+
+_MACHINERY: Final = tuple(str(Path(__file__).parents[1] / name) for name in ("runtime", "core"))
+"""Where the frames of our own begin."""
 
 
 class State(StrEnum):
@@ -63,7 +68,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             text=text_of(error),
             at=at,
             worker=worker,
-            traceback=end_of("".join(format_tb(error.__traceback__))),
+            traceback=end_of("".join(format_list(_frames(error)))),
         )
 
 
@@ -171,6 +176,13 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
         """
         return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None)
+
+
+def _frames(error: BaseException) -> list[FrameSummary]:
+    """Return where an error passed, without the machinery that called the handler."""
+    frames = list(extract_tb(error.__traceback__))
+    theirs = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
+    return theirs or frames
 
 
 def _check(name: str, value: int, least: int) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message
 from mx_rmq.core.retry import MAX_DELAY, from_dict
-from mx_rmq.core.text import storable
+from mx_rmq.core.text import storable, text_of
 
 if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
@@ -34,7 +34,8 @@ class Retry(Exception):
     """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
-        if delay is not None and not 0 <= delay <= MAX_DELAY:
+        number = isinstance(delay, int | float) and not isinstance(delay, bool)
+        if delay is not None and not (number and 0 <= delay <= MAX_DELAY):
             raise InvalidInput(
                 f"Retry(delay={delay!r}): a delay is a number of seconds from 0 to {MAX_DELAY:g}"
             )
@@ -111,12 +112,13 @@ def after_error(
         return _dead(failed, f"rejected: {error.reason}", error)
     limit = message.max_attempts or handler.max_attempts
     if failed.failures >= limit:
-        return _dead(failed, f"exhausted: failed {_times(failed.failures)}", error)
+        times = _times(failed.failures)
+        return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
     delay = error.delay if isinstance(error, Retry) else None
     if delay is None:
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
-        return _dead(failed, f"not retried: {type(error).__name__}", error)
+        return _dead(failed, f"not retried: {_named(error)}", error)
     return RetryLater(failed, round(delay * 1000), error)
 
 
@@ -165,6 +167,10 @@ def _policy(message: Message, handler: Handler) -> Policy:
 
 def _dead(message: Message, reason: str, error: BaseException) -> DeadLetter:
     return DeadLetter(msgspec.structs.replace(message, reason=storable(reason)), error)
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _times(number: int) -> str:

@@ -183,8 +183,9 @@ class Lifecycle:
             delay = outcome.delay / 1000
             self._bus.emit(events.Retried(topic, id, attempt, delay, error, _traceback(outcome)))
         elif isinstance(outcome, DeadLetter):
-            reason = outcome.message.reason
-            self._bus.emit(events.Died(topic, id, attempt, reason, _traceback(outcome)))
+            last = outcome.message
+            traceback = _traceback(outcome)
+            self._bus.emit(events.Died(topic, id, last.attempts, last.reason, traceback))
         elif isinstance(outcome, Quarantine):
             self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
         else:

@@ -50,9 +50,15 @@ def log(event: Event) -> None:
                 error,
                 _below(traceback),
             )
-        case events.Died(topic, id, attempt, reason, traceback):
+        case events.Died(topic, id, attempts, reason, traceback):
             logger.error(
-                "%s %s: dead after attempt %d: %s%s", topic, id, attempt, reason, _below(traceback)
+                "%s %s: dead after %d attempt%s: %s%s",
+                topic,
+                id,
+                attempts,
+                "" if attempts == 1 else "s",
+                reason,
+                _below(traceback),
             )
         case events.Quarantined(topic, id, error):
             logger.error("%s %s: quarantined: %s", topic, id, error)

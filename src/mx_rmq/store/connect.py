@@ -47,21 +47,33 @@ class Connection:
                 await asyncio.shield(asyncio.to_thread(self.server.stop))
 
 
+def check_url(url: str) -> None:
+    """Refuse what is not the URL of a server. Connects to nothing."""
+    scheme, rest = _parts(url)
+    if scheme != "embedded":
+        _ = _client(f"{scheme}://{rest}")
+
+
 async def connect(url: str) -> Connection:
     """Make a client for a URL. `embedded://DIR` starts its own server, or joins the running one."""
+    scheme, rest = _parts(url)
+    if scheme == "embedded":
+        server = await _start(rest)
+        return Connection(_client(server.url), server)
+    return Connection(_client(f"{scheme}://{rest}"))
+
+
+def _parts(url: str) -> tuple[str, str]:
+    """Split a URL into a scheme that the client knows, or embedded, and the rest."""
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in SCHEMES:
         raise InvalidInput(
             f"URL {without_password(url)!r} does not begin with one of "
             + ", ".join(f"{known}://" for known in SCHEMES)
         )
-    if scheme == "embedded":
-        if not rest:
-            raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
-        server = await _start(rest)
-        return Connection(_client(server.url), server)
-    ours = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    return Connection(_client(f"{ours}://{rest}"))
+    if scheme == "embedded" and not rest:
+        raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
+    return {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme), rest
 
 
 def another(client: RedisClient) -> RedisClient:
