@@ -1,0 +1,639 @@
+"""Handlers, run by a worker: what they get, and what becomes of what they do."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
+from mx_rmq.core import events
+from mx_rmq.core.message import State
+from tests.runtime.stage import Seen, on_servers, queue, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from redis.asyncio import Redis
+
+    from mx_rmq import MessageQueue
+    from tests.lab.servers import Server
+
+pytestmark = on_servers
+
+VARIABLE: ContextVar[str] = ContextVar("variable", default="clean")
+
+
+@dataclass
+class Order:
+    number: int
+    items: list[str]
+
+
+@pytest.fixture
+async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
+    async with queue(server.url) as mq:
+        yield mq
+
+
+# what a handler gets
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_handler_gets_its_payload_in_the_type_that_it_asks_for(
+    mq: MessageQueue, plain: bool
+) -> None:
+    got: list[Order] = []
+
+    async def handle(order: Order) -> None:
+        got.append(order)
+
+    def handle_plain(order: Order) -> None:
+        got.append(order)
+
+    mq.handler("t")(handle_plain if plain else handle)
+    await mq.produce("t", {"number": 7, "items": ["a"]})
+    assert (await Worker(mq).drain()).completed == 1
+    assert got == [Order(7, ["a"])]
+
+
+@pytest.mark.parametrize(
+    "payload", [None, True, 0, -1.5, "", "é\u0000\U0001f600", [], {}, [1, [2, {"a": None}]]]
+)
+async def test_a_payload_of_plain_json_comes_through_unchanged(
+    mq: MessageQueue, payload: Any
+) -> None:
+    got = []
+
+    @mq.handler("t")
+    async def handle(value: Any) -> None:
+        got.append(value)
+
+    await mq.produce("t", payload)
+    await Worker(mq).drain()
+    assert got == [payload]
+    assert type(got[0]) is type(payload)
+
+
+async def test_a_delivery_tells_what_a_handler_may_know(mq: MessageQueue) -> None:
+    seen: list[Delivery] = []
+    running: list[float | None] = []
+
+    @mq.handler("t", timeout=30, retry=0)
+    async def handle(payload: int, delivery: Delivery) -> None:
+        seen.append(delivery)
+        running.append(delivery.deadline)
+        if delivery.attempt == 1:
+            raise ValueError
+
+    before = time.time()
+    id = await mq.produce("t", 5, headers={"trace": "x"})
+    await Worker(mq).drain(delayed=True)
+    first, second = seen
+    assert (first.id, first.topic, first.payload) == (id, "t", 5)
+    assert first.headers == {"trace": "x"}
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert second.fence > first.fence
+    assert before - 1 <= first.created_at <= time.time() + 1
+    assert second.created_at == first.created_at
+    assert running[0] is not None
+    assert before + 29 < running[0] < time.time() + 31
+
+
+async def test_a_handler_without_a_timeout_has_no_deadline_and_may_extend_it_all_the_same(
+    mq: MessageQueue,
+) -> None:
+    deadlines = []
+
+    @mq.handler("t")
+    async def handle(payload: int, delivery: Delivery) -> None:
+        delivery.extend(5)
+        deadlines.append(delivery.deadline)
+
+    await mq.produce("t", 5)
+    assert (await Worker(mq).drain()).completed == 1
+    assert deadlines == [None]
+
+
+async def test_plain_handlers_run_side_by_side_and_do_not_block_the_loop(mq: MessageQueue) -> None:
+    meeting = threading.Barrier(4, timeout=10)
+
+    @mq.handler("t")
+    def handle(payload: int) -> None:
+        meeting.wait()
+
+    await mq.produce_many("t", range(4))
+    assert (await Worker(mq, concurrency=4).drain()).completed == 4
+
+
+async def test_no_more_handlers_run_at_once_than_worker_and_handler_allow(
+    mq: MessageQueue,
+) -> None:
+    running, most = {"a": 0, "b": 0}, {"a": 0, "b": 0}
+    both = []
+
+    async def handle(topic: str) -> None:
+        running[topic] += 1
+        most[topic] = max(most[topic], running[topic])
+        both.append(sum(running.values()))
+        await asyncio.sleep(0.002)
+        running[topic] -= 1
+
+    mq.handler("a", concurrency=2)(handle)
+    mq.handler("b")(handle)
+    await mq.produce_many("a", ["a"] * 40)
+    await mq.produce_many("b", ["b"] * 80)
+    assert (await Worker(mq, concurrency=6).drain()).completed == 120
+    assert most["a"] == 2
+    assert max(both) <= 6
+
+
+# what a handler raises
+
+
+async def test_an_error_is_retried_and_noted(mq: MessageQueue) -> None:
+    attempts = []
+
+    @mq.handler("t", retry=[0, 0, 0])
+    async def handle(payload: int, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if delivery.attempt < 3:
+            raise KeyError("lost")
+
+    seen = Seen(mq.events)
+    await mq.produce("t", 1)
+    drained = await Worker(mq).drain(delayed=True)
+    assert (drained.completed, drained.retried) == (1, 2)
+    assert attempts == [1, 2, 3]
+    assert [event.error for event in seen.of(events.Retried)] == ["KeyError: 'lost'"] * 2
+
+
+async def test_a_message_that_fails_as_often_as_it_may_is_dead_with_its_errors(
+    mq: MessageQueue,
+) -> None:
+    @mq.handler("t", max_attempts=2, retry=0)
+    def handle(payload: int) -> None:
+        raise ValueError(f"no {payload}")
+
+    id = await mq.produce("t", 1)
+    drained = await Worker(mq, name="w1").drain(delayed=True)
+    assert (drained.retried, drained.dead) == (1, 1)
+    letter = await mq.admin.get("t", id)
+    assert letter is not None
+    assert letter.state is State.DEAD
+    assert letter.reason.startswith("exhausted: failed 2 times")
+    assert [(error.type, error.text, error.worker) for error in letter.errors] == [
+        ("ValueError", "no 1", "w1")
+    ] * 2
+    assert "raise ValueError" in letter.errors[0].traceback
+
+
+async def test_reject_and_retry_say_what_shall_become_of_a_message(mq: MessageQueue) -> None:
+    @mq.handler("t")
+    async def handle(payload: str, delivery: Delivery) -> None:
+        if payload == "reject":
+            raise Reject("never")
+        if delivery.attempt == 1:
+            raise Retry(0)
+
+    seen = Seen(mq.events)
+    await mq.produce_many("t", ["reject", "retry"])
+    drained = await Worker(mq).drain(delayed=True)
+    assert (drained.completed, drained.retried, drained.dead) == (1, 1, 1)
+    assert (await seen.one(events.Died)).reason == "rejected: never"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError(), MemoryError()])
+async def test_what_is_no_ordinary_exception_is_a_failure_too(
+    mq: MessageQueue, error: BaseException, plain: bool
+) -> None:
+    async def handle(payload: int) -> None:
+        raise error
+
+    def handle_plain(payload: int) -> None:
+        raise error
+
+    mq.handler("t", max_attempts=1)(handle_plain if plain else handle)
+    id = await mq.produce("t", 1)
+    async with asyncio.timeout(10):
+        assert (await Worker(mq).drain()).dead == 1
+    letter = await mq.admin.get("t", id)
+    assert letter is not None
+    assert letter.errors[0].type == type(error).__name__
+
+
+async def stuck(mq: MessageQueue, seen: Seen) -> str:
+    """Run a worker until the message is archived or 3 seconds are over; say what was seen."""
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: None)
+    async with Worker(mq, concurrency=1, grace=0):
+        try:
+            async with asyncio.timeout(3):
+                await until(lambda: seen.of(events.Died) or seen.of(events.Quarantined))
+        except TimeoutError:
+            return "stuck"
+    return "settled"
+
+
+class Odd(BaseException):
+    """As gevent's Timeout is, and others."""
+
+
+@pytest.mark.xfail(strict=True, reason="its consumer dies, its slot and its lease stay for ever")
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_an_exception_that_is_only_a_base_exception_is_a_failure_too(
+    mq: MessageQueue, plain: bool
+) -> None:
+    async def handle(payload: int) -> None:
+        raise Odd
+
+    def handle_plain(payload: int) -> None:
+        raise Odd
+
+    mq.handler("t", max_attempts=1)(handle_plain if plain else handle)
+    await mq.produce("t", 1)
+    assert await stuck(mq, Seen(mq.events)) == "settled"
+
+
+async def test_a_stop_iteration_in_a_plain_handler_is_a_failure(mq: MessageQueue) -> None:
+    @mq.handler("t", max_attempts=1)
+    def handle(payload: list[int]) -> int:
+        return next(number for number in payload if number > 5)
+
+    await mq.produce("t", [1, 2])
+    assert await stuck(mq, Seen(mq.events)) == "settled"
+
+
+@pytest.mark.xfail(strict=True, reason="its consumer dies, its slot and its lease stay for ever")
+async def test_a_handler_that_cancels_itself_has_failed(mq: MessageQueue) -> None:
+    @mq.handler("t", max_attempts=1)
+    async def handle(payload: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+
+    await mq.produce("t", 1)
+    assert await stuck(mq, Seen(mq.events)) == "settled"
+
+
+async def test_a_handler_that_leaves_a_cancellation_behind_hurts_no_other_message(
+    mq: MessageQueue,
+) -> None:
+    handled = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        await asyncio.sleep(0)
+        handled.append(payload)
+        if payload % 2:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    await mq.produce_many("t", range(20))
+    assert (await Worker(mq, concurrency=3).drain()).completed == 20
+    assert sorted(handled) == list(range(20))
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+async def test_an_error_whose_text_cannot_be_had_frees_its_slot(mq: MessageQueue) -> None:
+    @mq.handler("t", retry=60)
+    async def handle(payload: int) -> None:
+        raise Mute
+
+    await mq.produce_many("t", range(3))
+    async with asyncio.timeout(5):
+        drained = await Worker(mq, grace=0).drain()
+    assert drained.retried == 3
+
+
+class Careless(Reject):
+    def __init__(self) -> None:
+        Exception.__init__(self, "no super().__init__()")
+
+
+async def test_a_reject_that_was_carelessly_subclassed_settles_its_message(
+    mq: MessageQueue,
+) -> None:
+    @mq.handler("t", max_attempts=1)
+    async def handle(payload: int) -> None:
+        raise Careless
+
+    await mq.produce("t", 1)
+    assert await stuck(mq, Seen(mq.events)) == "settled"
+
+
+# timeouts
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_handler_that_takes_too_long_is_stopped_and_retried(
+    mq: MessageQueue, plain: bool
+) -> None:
+    stopped = []
+
+    async def handle(payload: int, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped.append(1)
+
+    def handle_plain(payload: int, delivery: Delivery) -> None:
+        try:
+            while delivery.attempt == 1:
+                time.sleep(0.001)
+        finally:
+            stopped.append(1)
+
+    mq.handler("t", timeout=0.1, retry=0)(handle_plain if plain else handle)
+    seen = Seen(mq.events)
+    await mq.produce("t", 1)
+    drained = await Worker(mq).drain(delayed=True)
+    assert (drained.completed, drained.retried) == (1, 1)
+    assert stopped
+    assert "HandlerTimeout" in seen.of(events.Retried)[0].error
+    assert "took longer than 0.1 s" in seen.of(events.Retried)[0].error
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_handler_that_asks_for_more_time_gets_it(mq: MessageQueue, plain: bool) -> None:
+    async def handle(payload: int, delivery: Delivery) -> None:
+        before = delivery.deadline
+        delivery.extend(30)
+        assert delivery.deadline is not None
+        assert before is not None
+        assert delivery.deadline > before + 20
+        await asyncio.sleep(0.4)
+
+    def handle_plain(payload: int, delivery: Delivery) -> None:
+        delivery.extend(30)
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+    mq.handler("t", timeout=0.15, max_attempts=1)(handle_plain if plain else handle)
+    await mq.produce("t", 1)
+    assert (await Worker(mq).drain()).completed == 1
+
+
+async def test_an_extension_is_a_limit_itself(mq: MessageQueue) -> None:
+    @mq.handler("t", timeout=60, max_attempts=1)
+    async def handle(payload: int, delivery: Delivery) -> None:
+        delivery.extend(0.05)
+        await asyncio.sleep(60)
+
+    await mq.produce("t", 1)
+    assert (await Worker(mq).drain()).dead == 1
+
+
+async def test_a_handler_that_swallows_its_timeout_and_returns_is_done(mq: MessageQueue) -> None:
+    @mq.handler("t", timeout=0.05)
+    async def handle(payload: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return
+
+    await mq.produce("t", 1)
+    assert (await Worker(mq).drain()).completed == 1
+
+
+@pytest.mark.xfail(strict=True, reason="the interrupt is still the one of the thread that has left")
+async def test_a_coroutine_that_a_plain_handler_returns_is_bound_by_the_timeout(
+    mq: MessageQueue,
+) -> None:
+    async def inner(payload: int) -> None:
+        await asyncio.sleep(2)
+
+    mq.handler("t", timeout=0.1, max_attempts=1)(
+        functools.partial(lambda inner, p: inner(p), inner)
+    )
+    await mq.produce("t", 1)
+    drained = await Worker(mq).drain()
+    assert (drained.completed, drained.dead) == (0, 1)
+
+
+@pytest.mark.xfail(strict=True, reason="the interrupt is still the one of the thread that has left")
+async def test_middleware_behind_a_plain_handler_is_bound_by_the_timeout(
+    raw: Redis, server: Server
+) -> None:
+    class Slow(Middleware):
+        async def handle(self, delivery: Delivery, call_next: Callable[..., Awaitable[Any]]) -> Any:
+            await call_next(delivery)
+            await asyncio.sleep(2)
+
+    async with queue(server.url, middleware=[Slow()]) as mq:
+
+        @mq.handler("t", timeout=0.1, max_attempts=1)
+        def handle(payload: int) -> None: ...
+
+        await mq.produce("t", 1)
+        drained = await Worker(mq).drain()
+        assert (drained.completed, drained.dead) == (0, 1)
+
+
+async def test_a_plain_handler_may_return_a_coroutine(mq: MessageQueue) -> None:
+    handled = []
+
+    async def inner(payload: int) -> None:
+        await asyncio.sleep(0)
+        handled.append(payload)
+
+    mq.handler("t")(functools.partial(lambda inner, payload: inner(payload), inner))
+    await mq.produce("t", 1)
+    assert (await Worker(mq).drain()).completed == 1
+    assert handled == [1]
+
+
+# leftovers
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_context_variable_does_not_leak_from_one_message_to_the_next(
+    mq: MessageQueue, plain: bool
+) -> None:
+    found = []
+
+    async def handle(payload: int) -> None:
+        found.append(VARIABLE.get())
+        VARIABLE.set(f"dirty {payload}")
+
+    def handle_plain(payload: int) -> None:
+        found.append(VARIABLE.get())
+        VARIABLE.set(f"dirty {payload}")
+
+    mq.handler("t")(handle_plain if plain else handle)
+    await mq.produce_many("t", range(30))
+    assert (await Worker(mq, concurrency=2).drain()).completed == 30
+    assert found == ["clean"] * 30
+
+
+async def test_a_context_variable_that_was_set_before_the_worker_reaches_the_handlers(
+    mq: MessageQueue,
+) -> None:
+    found = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        found.append(VARIABLE.get())
+
+    VARIABLE.set("from outside")
+    await mq.produce("t", 1)
+    await Worker(mq).drain()
+    assert found == ["from outside"]
+
+
+# middleware
+
+
+class Around(Middleware):
+    def __init__(self, name: str, notes: list[str], error: Exception | None = None) -> None:
+        self.name, self.notes, self.error = name, notes, error
+
+    async def handle(self, delivery: Delivery, call_next: Callable[..., Awaitable[Any]]) -> Any:
+        self.notes.append(f"{self.name} in")
+        if self.error is not None:
+            raise self.error
+        result = await call_next(delivery)
+        self.notes.append(f"{self.name} out {result}")
+        return result
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_the_first_middleware_is_the_outermost(
+    raw: Redis, server: Server, plain: bool
+) -> None:
+    notes: list[str] = []
+    async with queue(server.url, middleware=[Around("a", notes), Around("b", notes)]) as mq:
+
+        async def handle(payload: int) -> str:
+            notes.append("handler")
+            return "result"
+
+        def handle_plain(payload: int) -> str:
+            notes.append("handler")
+            return "result"
+
+        mq.handler("t")(handle_plain if plain else handle)
+        await mq.produce("t", 1)
+        await Worker(mq).drain()
+    assert notes == ["a in", "b in", "handler", "b out result", "a out result"]
+
+
+async def test_what_middleware_raises_decides_about_the_message(raw: Redis, server: Server) -> None:
+    handled = []
+    async with queue(server.url, middleware=[Around("a", [], Reject("not today"))]) as mq:
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            handled.append(payload)
+
+        await mq.produce("t", 1)
+        assert (await Worker(mq).drain()).dead == 1
+    assert handled == []
+
+
+async def test_middleware_that_does_not_call_the_handler_completes_the_message(
+    raw: Redis, server: Server
+) -> None:
+    class Skip(Middleware):
+        async def handle(self, delivery: Delivery, call_next: Callable[..., Awaitable[Any]]) -> Any:
+            return None
+
+    handled = []
+    async with queue(server.url, middleware=[Skip()]) as mq:
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            handled.append(payload)
+
+        await mq.produce("t", 1)
+        assert (await Worker(mq).drain()).completed == 1
+    assert handled == []
+
+
+# what no handler sees
+
+
+async def test_an_expired_message_is_never_handed_to_a_handler(mq: MessageQueue) -> None:
+    handled = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        handled.append(payload)
+
+    old = await mq.produce("t", 1, ttl=0.02)
+    fresh = await mq.produce("t", 2, ttl=60)
+    await asyncio.sleep(0.05)  # it is time itself that is tested here
+    seen = Seen(mq.events)
+    drained = await Worker(mq).drain()
+    assert (drained.completed, drained.dead) == (1, 1)
+    assert handled == [2]
+    assert seen.of(events.Died)[0].id == old
+    assert seen.of(events.Died)[0].reason.startswith("expired: ")
+    assert seen.of(events.Completed)[0].id == fresh
+
+
+async def test_a_payload_of_a_wrong_type_is_quarantined(mq: MessageQueue) -> None:
+    @mq.handler("t")
+    async def handle(order: Order) -> None: ...
+
+    id = await mq.produce("t", {"number": "seven", "items": []})
+    assert (await Worker(mq).drain()).quarantined == 1
+    view = await mq.admin.get("t", id)
+    assert view is not None
+    assert view.state is State.QUARANTINED
+    assert "number" in view.error
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", b'{"v":1}', b"[]", b'{"v":99}'])
+async def test_a_record_that_nobody_can_read_is_quarantined_with_its_exact_bytes(
+    mq: MessageQueue, raw: Redis, data: bytes
+) -> None:
+    handled = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        handled.append(payload)
+
+    id = await mq.produce("t", 1)
+    good = await mq.produce("t", 2)
+    await raw.hset(mq.store.keys.of("t").payload, id, data)
+    drained = await Worker(mq).drain()
+    assert (drained.completed, drained.quarantined) == (1, 1)
+    view = await mq.admin.get("t", id)
+    assert view is not None
+    assert (view.state, view.raw) == (State.QUARANTINED, data)
+    assert handled == [2]
+    assert await mq.admin.get("t", good) is None
+
+
+async def test_consumers_that_a_handler_spoiled_are_replaced_while_others_wait(
+    mq: MessageQueue,
+) -> None:
+    gate, running = asyncio.Event(), []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        VARIABLE.set("dirty")
+        running.append(payload)
+        if payload >= 10:
+            await gate.wait()
+
+    async with Worker(mq, concurrency=4):
+        await mq.produce_many("t", range(10))
+        await mq.produce_many("t", range(10, 14))
+        await until(lambda: len(running) == 14)
+        gate.set()

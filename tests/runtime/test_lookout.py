@@ -1,0 +1,292 @@
+"""The lookout and the dispatcher: from a ring to messages in local slots."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq.core.outcome import Circumstances
+from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.janitor import Janitor
+from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND, Lookout
+from mx_rmq.runtime.monitor import Monitor
+from mx_rmq.runtime.scheduler import STAND_IN, Scheduler
+from mx_rmq.runtime.slots import Slots
+from mx_rmq.store.store import Store
+from tests.lab.messages import TOPIC, dead, delayed, draft, leased, pending
+from tests.lab.proxy import Proxy
+from tests.runtime.stage import handler, on_servers, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+    from tests.lab.clock import Clock
+    from tests.lab.servers import Server
+
+pytestmark = on_servers
+
+
+class Post:
+    """A lookout with those that it wakes, and nobody who runs anything."""
+
+    def __init__(
+        self, store: Store, *topics: str, concurrency: int = 10, lease: float = 30
+    ) -> None:
+        handlers = {topic: handler(topic) for topic in topics or (TOPIC,)}
+        self.store = store
+        self.slots = Slots(handlers.values(), concurrency=concurrency, prefetch=0)
+        self.quiet = 0
+        self.taken = 0
+        clock = ServerClock()
+        self.dispatcher = Dispatcher(
+            store,
+            self.slots,
+            clock,
+            worker="w1",
+            lease=30_000,
+            on_taken=self._on_taken,
+            on_quiet=self._on_quiet,
+        )
+        self.scheduler = Scheduler(store, handlers)
+        self.monitor = Monitor(
+            store,
+            handlers,
+            clock,
+            Events(),
+            worker="w1",
+            lease=lease,
+            circumstances=lambda: Circumstances(now=0, worker="w1", chance=0),
+        )
+        self.lookout = Lookout(
+            store, self.slots, clock, self.dispatcher, self.scheduler, self.monitor, lease=lease
+        )
+
+    def _on_taken(self) -> None:
+        self.taken += 1
+
+    def _on_quiet(self) -> None:
+        self.quiet += 1
+        self.lookout.listen_anew()
+
+    async def close(self) -> None:
+        await self.lookout.stop()
+        await self.dispatcher.stop(5)
+
+
+@pytest.fixture
+async def post(store: Store) -> AsyncIterator[Post]:
+    post = Post(store)
+    yield post
+    await post.close()
+
+
+async def until_blocked(raw: Redis) -> None:
+    async with asyncio.timeout(5):
+        while not (await raw.info("clients"))["blocked_clients"]:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.002)
+
+
+# the dispatcher
+
+
+async def test_a_topic_that_is_ready_is_taken_from_until_there_is_no_room(post: Post) -> None:
+    await pending(post.store, 25)
+    post.dispatcher.ready(TOPIC)
+    await until(lambda: len(post.slots.held) == 10)
+    await asyncio.sleep(0.02)
+    assert len(post.slots.held) == 10
+    assert post.taken >= 1
+    assert post.dispatcher.listens_to() == []
+
+
+async def test_when_room_is_made_more_is_taken(post: Post) -> None:
+    await pending(post.store, 12)
+    post.dispatcher.ready(TOPIC)
+    await until(lambda: len(post.slots.held) == 10)
+    for held in list(post.slots.held.values())[:5]:
+        post.slots.topics[TOPIC].waiting.remove(held)
+        post.slots.gone(held)
+    post.dispatcher.fill()
+    await until(lambda: len(post.slots.held) == 7)
+    await until(lambda: post.quiet)
+    assert post.dispatcher.listens_to() == [TOPIC]
+
+
+async def test_an_answer_that_is_not_full_makes_the_topic_quiet(post: Post) -> None:
+    await pending(post.store, 3)
+    assert await post.dispatcher.take(TOPIC)
+    assert len(post.slots.held) == 3
+    assert post.quiet == 1
+    assert post.slots.ready == {}
+
+
+async def test_without_room_nothing_is_asked_for(store: Store) -> None:
+    post = Post(store, concurrency=1)
+    await pending(store, 2)
+    assert await post.dispatcher.take(TOPIC)
+    assert not await post.dispatcher.take(TOPIC)
+    assert len(post.slots.held) == 1
+    await post.close()
+
+
+async def test_a_dispatch_that_fails_is_made_again_and_reserves_nothing(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    await pending(store, 3)
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        await Store.open(proxy.url, clock=clock, patience=0) as through,
+    ):
+        post = Post(through)
+        proxy.cut_request(2)
+        post.dispatcher.ready(TOPIC)
+        await until(lambda: len(post.slots.held) == 3)
+        assert post.slots.topics[TOPIC].held == 3
+        await post.close()
+
+
+async def test_a_stopped_dispatcher_asks_for_nothing_more_but_keeps_what_still_comes(
+    post: Post,
+) -> None:
+    await pending(post.store, 4)
+    taking = asyncio.create_task(post.dispatcher.take(TOPIC))
+    await asyncio.sleep(0)
+    await post.dispatcher.stop(5)
+    assert await taking
+    assert len(post.slots.held) == 4
+    await pending(post.store, 4)
+    post.dispatcher.ready(TOPIC)
+    assert not await post.dispatcher.take(TOPIC)
+    assert len(post.slots.held) == 4
+
+
+# the lookout
+
+
+async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
+    await pending(post.store, 2)
+    assert await post.lookout.listen() == 0.0
+    assert len(post.slots.held) == 2
+
+
+async def test_a_ring_of_a_due_time_reaches_the_scheduler(post: Post) -> None:
+    assert await post.scheduler.step() is None
+    await delayed(post.store, 7000)
+    await post.lookout.listen()
+    assert await post.scheduler.step() == pytest.approx(7, abs=0.1)
+
+
+async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave_it(
+    store: Store, raw: Redis
+) -> None:
+    post = Post(store, concurrency=1)
+    await pending(store, 3)
+
+    async def fill_up(*_: Any) -> bool:
+        return False
+
+    post.dispatcher.take = fill_up  # type: ignore[assignment,method-assign]
+    post.slots.ask(post.slots.topics[TOPIC], 0)
+    await post.lookout.listen()
+    assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
+    assert post.slots.topics[TOPIC] in post.slots.ready
+    assert TOPIC not in post.dispatcher.listens_to()
+    await post.close()
+
+
+async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redis) -> None:
+    post = Post(store, TOPIC, "other", concurrency=4)
+    post.slots.ready[post.slots.topics[TOPIC]] = None  # something is known to wait
+    listening = asyncio.create_task(post.lookout.listen())
+    await until_blocked(raw)
+    post.slots.ready.clear()
+    post.lookout.listen_anew()
+    begun = time.monotonic()
+    await asyncio.wait_for(listening, 2)
+    assert time.monotonic() - begun < LISTEN / 2
+    listening = asyncio.create_task(post.lookout.listen())
+    await until_blocked(raw)
+    await pending(store)
+    await asyncio.wait_for(listening, 2)
+    assert len(post.slots.held) == 1
+    await post.close()
+
+
+async def test_a_wait_that_hears_everything_already_is_left_alone(post: Post, raw: Redis) -> None:
+    listening = asyncio.create_task(post.lookout.listen())
+    await until_blocked(raw)
+    for _ in range(10):
+        post.lookout.listen_anew()
+    await asyncio.sleep(0.05)
+    assert not listening.done()
+    listening.cancel()
+    await asyncio.wait([listening])
+
+
+async def test_looking_around_finds_what_no_ring_told(post: Post, raw: Redis) -> None:
+    await pending(post.store, 2)
+    await raw.delete(post.store.keys.of(TOPIC).doorbell)
+    assert await post.lookout.look_around() == LOOK_AROUND
+    await until(lambda: len(post.slots.held) == 2)
+
+
+async def test_looking_around_tells_due_times_and_deadlines(store: Store) -> None:
+    post = Post(store)
+    assert await post.scheduler.step() is None
+    await leased(store, lease=8000)
+    await delayed(store, 5000)
+    await post.lookout.look_around()
+    assert await post.scheduler.step() == pytest.approx(5 + STAND_IN, abs=0.1)
+    assert await post.monitor.step() == pytest.approx(8, abs=0.1)
+    await post.close()
+
+
+async def test_a_short_lease_is_looked_after_more_often(store: Store) -> None:
+    post = Post(store, lease=0.7)
+    assert await post.lookout.look_around() == 0.7
+    await post.close()
+
+
+async def test_rings_are_handed_back_where_something_is_pending(store: Store, raw: Redis) -> None:
+    post = Post(store, TOPIC, "other")
+    await pending(store)
+    await raw.delete(store.keys.of(TOPIC).doorbell)
+    await post.lookout.hand_back_rings()
+    assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
+    assert await raw.llen(store.keys.of("other").doorbell) == 0
+    await post.close()
+
+
+async def test_many_topics_are_heard_and_seen_together(store: Store) -> None:
+    topics = [f"t{number}" for number in range(300)]
+    post = Post(store, *topics)
+    await store.produce_normal_message("t299", [draft(1)])
+    await post.lookout.listen()
+    assert len(post.slots.held) == 1
+    await store.produce_normal_message("t7", [draft(1)])
+    await post.lookout.look_around()
+    await until(lambda: len(post.slots.held) == 2)
+    await post.close()
+
+
+# the janitor
+
+
+async def test_the_janitor_drops_what_is_over_its_age(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    await dead(store, 3)
+    janitor = Janitor(store, [TOPIC, "other"])
+    assert 1800 <= await janitor.step() <= 3600
+    assert (await store.views.counts(TOPIC)).dead == 3
+    clock.advance(91 * 86_400_000)
+    await janitor.step()
+    assert (await store.views.counts(TOPIC)).dead == 0

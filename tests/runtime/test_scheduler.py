@@ -1,0 +1,199 @@
+"""The scheduler: what is due becomes pending at its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.runtime.scheduler import BATCH, STAND_IN, Scheduler
+from mx_rmq.store.store import Store
+from tests.lab.messages import TOPIC, delayed, draft
+from tests.lab.proxy import Proxy
+from tests.runtime.stage import on_servers, queue, until_so
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+    from tests.lab.clock import Clock
+    from tests.lab.servers import Server
+
+pytestmark = on_servers
+
+
+async def pending(store: Store, topic: str = TOPIC) -> int:
+    return (await store.views.counts(topic)).pending
+
+
+async def test_with_nothing_delayed_it_sleeps_until_it_is_woken(store: Store) -> None:
+    assert await Scheduler(store, [TOPIC, "other"]).step() is None
+
+
+async def test_it_sleeps_exactly_until_the_next_due_time(store: Store) -> None:
+    await delayed(store, 5000)
+    pause = await Scheduler(store, [TOPIC]).step()
+    assert pause == pytest.approx(5.0, abs=0.05)
+
+
+async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: Clock) -> None:
+    await delayed(store, 1000)
+    await delayed(store, 3000)
+    clock.advance(1000)
+    pause = await Scheduler(store, [TOPIC]).step()
+    assert await pending(store) == 1
+    assert pause == pytest.approx(2.0, abs=0.05)
+
+
+async def test_nothing_is_moved_a_millisecond_early(store: Store, clock: Clock) -> None:
+    await delayed(store, 1000)
+    clock.advance(999)
+    pause = await Scheduler(store, [TOPIC]).step()
+    assert await pending(store) == 0
+    assert pause == pytest.approx(0.001, abs=0.01)
+
+
+async def test_more_than_one_batch_is_moved_in_one_step(store: Store, clock: Clock) -> None:
+    for _ in range(3):
+        await delayed(store, 10, BATCH)
+    clock.advance(10)
+    assert await Scheduler(store, [TOPIC]).step() is None
+    assert await pending(store) == 3 * BATCH
+
+
+async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
+    await delayed(store, 60_000)
+    scheduler = Scheduler(store, [TOPIC])
+    assert await scheduler.step() == pytest.approx(60, abs=0.1)
+    await delayed(store, 2000)
+    scheduler.rung(TOPIC)
+    assert await scheduler.step() == pytest.approx(2, abs=0.05)
+
+
+async def test_a_step_that_comes_early_asks_nothing_of_the_server(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    await delayed(store, 60_000)
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        await Store.open(proxy.url, clock=clock) as through,
+    ):
+        scheduler = Scheduler(through, [TOPIC, "other"])
+        await scheduler.step()
+        before = len(proxy.requests)
+        assert await scheduler.step() == pytest.approx(60, abs=0.1)
+        assert len(proxy.requests) == before
+
+
+async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) -> None:
+    scheduler = Scheduler(store, [TOPIC])
+    assert await scheduler.step() is None
+    await delayed(store, 3000)
+    scheduler.saw(TOPIC, 3000)
+    assert await scheduler.step() == pytest.approx(3 + STAND_IN, abs=0.05)
+
+
+async def test_who_knows_a_due_time_exactly_does_not_put_it_off_when_it_is_seen(
+    store: Store,
+) -> None:
+    await delayed(store, 3000)
+    scheduler = Scheduler(store, [TOPIC])
+    await scheduler.step()
+    scheduler.saw(TOPIC, 2990)
+    scheduler.saw(TOPIC, None)
+    assert await scheduler.step() == pytest.approx(3, abs=0.05)
+
+
+async def test_what_was_due_before_the_worker_came_is_moved_at_once(
+    store: Store, clock: Clock
+) -> None:
+    await delayed(store, 10)
+    clock.advance(100_000)
+    await Scheduler(store, [TOPIC]).step()
+    assert await pending(store) == 1
+
+
+async def test_a_ring_during_a_move_is_not_lost(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    await delayed(store, 60_000)
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        await Store.open(proxy.url, clock=clock) as through,
+    ):
+        scheduler = Scheduler(through, [TOPIC])
+        await through.get_next_delay_task(TOPIC)
+        await through.process_delay_message(TOPIC, count=1)
+
+        async def meanwhile() -> None:
+            """After the look at the next due time, before its answer arrives."""
+            await delayed(store, 1000)
+            scheduler.rung(TOPIC)
+
+        proxy._orders.clear()
+        proxy.delay_reply(1)  # process_delay_message
+        proxy.delay_reply(1, then=meanwhile)  # get_next_delay_task
+        assert await scheduler.step() == 0.0
+        assert await scheduler.step() == pytest.approx(1, abs=0.1)
+
+
+async def test_a_move_that_fails_is_done_again(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    await delayed(store, 10)
+    clock.advance(10)
+    proxy = Proxy(server.socket, tmp_path / "p.sock")
+    async with proxy, await Store.open(proxy.url, clock=clock, patience=0) as through:
+        scheduler = Scheduler(through, [TOPIC])
+        proxy.cut_request(1)
+        with pytest.raises(Exception, match="process_delay_message"):
+            await scheduler.step()
+        assert await scheduler.step() is None
+        assert await pending(store) == 1
+
+
+@pytest.mark.corrupts
+@pytest.mark.xfail(strict=True, reason="the first topic's error ends the step, every time")
+async def test_a_broken_topic_does_not_keep_the_others_from_their_due_times(
+    store: Store, clock: Clock, raw: Redis
+) -> None:
+    for topic in ("broken", TOPIC):
+        await store.produce_delay_message(topic, [draft(1, delay=10)])
+    clock.advance(10)
+    await raw.delete(store.keys.of("broken").payload)
+    await raw.set(store.keys.of("broken").payload, "no hash")
+    scheduler = Scheduler(store, ["broken", TOPIC])
+    for _ in range(3):
+        with suppress(ScriptFailed):  # the loop goes on, too
+            await scheduler.step()
+    assert await pending(store) == 1
+
+
+async def test_a_worker_moves_a_delayed_message_at_its_time(raw: Redis, server: Server) -> None:
+    from mx_rmq import Worker
+
+    handled: list[float] = []
+    async with queue(server.url) as mq:
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            handled.append(time.monotonic())
+
+        async with Worker(mq):
+            await asyncio.sleep(0.1)
+            begun = time.monotonic()
+            await mq.produce("t", 1, delay=3)
+            await mq.produce("t", 2, delay=0.4)
+
+            async def done() -> bool:
+                return len(handled) == 1
+
+            await until_so(done)
+            assert 0.39 < handled[0] - begun < 0.7
+            await raw.delete("unused")
+        await mq.admin.cancel("t", (await mq.admin.list("t", "delayed")).messages[0].id)
