@@ -94,7 +94,6 @@ def test_the_first_calls_from_many_threads_at_once_open_it_once(mq: MessageQueue
     assert threads() == ["mx-rmq-sync"]
 
 
-@pytest.mark.xfail(strict=True, reason="_pid begins as 0: two first calls may both begin anew")
 def test_two_first_calls_open_it_once_whenever_they_look_at_the_process(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,7 +166,6 @@ def test_closing_finishes_what_is_being_produced(mq: MessageQueue) -> None:
     assert pending(mq) == 100
 
 
-@pytest.mark.xfail(strict=True, reason="the loop is stopped under a call, which waits for ever")
 def test_a_call_that_is_under_way_when_it_is_closed_ends(mq: MessageQueue, server: Server) -> None:
     script = f"""
         import asyncio, os, threading
@@ -249,7 +247,6 @@ def test_a_child_that_only_closes_leaves_the_parents_connection_alone(mq: Messag
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@pytest.mark.xfail(strict=True, reason="close takes the lock, which a thread of the parent held")
 def test_a_child_that_was_forked_while_it_was_being_opened_can_close_and_exit(
     mq: MessageQueue, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavaila
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, commands, on_servers, queue, until, until_so
+from tests.runtime.stage import Seen, commands, on_servers, queue, slots_of, until, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -219,7 +219,6 @@ async def test_a_worker_runs_once_at_a_time_and_again_after_it_was_stopped(
 
 
 @on_servers
-@pytest.mark.xfail(strict=True, reason="_cast is set only when it has started: two casts run")
 async def test_of_two_starts_at_once_one_is_refused(mq: MessageQueue) -> None:
     sleeper(mq)
     worker, seen = Worker(mq), Seen(mq.events)
@@ -234,7 +233,6 @@ async def test_of_two_starts_at_once_one_is_refused(mq: MessageQueue) -> None:
 
 
 @on_servers
-@pytest.mark.xfail(strict=True, reason="drain's finally stops what another call has started")
 async def test_a_drain_of_a_running_worker_does_not_stop_it(mq: MessageQueue) -> None:
     @mq.handler("t")
     async def handle(payload: int) -> None: ...
@@ -449,9 +447,6 @@ async def test_a_worker_in_a_with_statement_installs_no_signal_handler(mq: Messa
         signal.SIGTERM,
         pytest.param(
             signal.SIGINT,
-            marks=pytest.mark.xfail(
-                strict=True, reason="asyncio.run's own handler of SIGINT is not put back"
-            ),
         ),
     ],
 )
@@ -599,7 +594,6 @@ async def test_a_slow_topic_does_not_hold_up_the_others(mq: MessageQueue) -> Non
 
 
 @on_servers
-@pytest.mark.xfail(strict=True, reason="one end makes room for two to start, and wakes one")
 async def test_a_topic_of_which_nothing_runs_gets_its_slot_beside_busy_ones(
     mq: MessageQueue,
 ) -> None:
@@ -616,7 +610,7 @@ async def test_a_topic_of_which_nothing_runs_gets_its_slot_beside_busy_ones(
     mq.handler("a")(handle)
     mq.handler("b")(handle)
     async with Worker(mq, concurrency=6, grace=0) as worker:
-        slots = worker._cast_now()._slots
+        slots = slots_of(worker)
         for number, payload in enumerate(("a0", "b0", "b1"), 1):
             await mq.produce(payload[0], payload)
             await until(lambda number=number: len(running) == number)  # type: ignore[misc]

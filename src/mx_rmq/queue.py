@@ -19,7 +19,7 @@ from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
-from mx_rmq.core.names import check_topic
+from mx_rmq.core.names import check_id, check_topic
 from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.producer import Producer, chunks
@@ -369,6 +369,8 @@ class MessageQueue:
             raise InvalidInput(
                 f"delay={message.delay!r} and at={message.at!r} are both given; one decides"
             )
+        if message.id is not None:
+            check_id(message.id)
         retry = None if message.retry is None else as_dict(policy_of(message.retry))
         return store.draft(
             message.payload,

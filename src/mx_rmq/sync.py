@@ -10,7 +10,8 @@ import asyncio
 import atexit
 import os
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mx_rmq.core.errors import NotOpen
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FINISH_WITHIN: Final = 1.0
+"""Seconds that calls have to end when the queue is closed under them."""
+
 
 class SyncQueue:
     """Calls a MessageQueue from plain code. Opens by itself at the first call."""
@@ -28,7 +32,7 @@ class SyncQueue:
     def __init__(self, mq: MessageQueue) -> None:
         self._original = mq
         self._lock = threading.Lock()
-        self._pid = 0
+        self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._mq: MessageQueue | None = None
@@ -59,14 +63,18 @@ class SyncQueue:
     def close(self) -> None:
         """Disconnect and end the thread. The next call opens again."""
         atexit.unregister(self.close)
+        if self._pid != os.getpid():
+            self._after_fork()
         with self._lock:
             loop, thread, mq = self._loop, self._thread, self._mq
             self._loop = self._thread = self._mq = None
-            if loop is None or thread is None or mq is None or self._pid != os.getpid():
+            if loop is None or thread is None or mq is None:
                 return
-            _wait(mq.close(), loop)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+            try:
+                _wait(_close(mq), loop)
+            finally:
+                loop.call_soon_threadsafe(loop.stop)
+                thread.join()
 
     def _opened(self) -> tuple[asyncio.AbstractEventLoop, MessageQueue]:
         if self._pid != os.getpid():
@@ -103,10 +111,23 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
+async def _close(mq: MessageQueue) -> None:
+    """Finish what is being produced; end whatever else is under way."""
+    await mq.close()
+    if others := asyncio.all_tasks() - {asyncio.current_task()}:
+        _, late = await asyncio.wait(others, timeout=FINISH_WITHIN)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
 def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     future = asyncio.run_coroutine_threadsafe(work, loop)
     try:
         return future.result()
+    except CancelledError:
+        raise NotOpen("mq.sync was closed while this call was under way") from None
     except BaseException:
         future.cancel()
         raise

@@ -13,7 +13,7 @@ import re
 import secrets
 import signal
 import socket
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -24,7 +24,7 @@ from mx_rmq.core.names import check_worker
 from mx_rmq.runtime.cast import Cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.queue import MessageQueue
@@ -65,6 +65,7 @@ class Worker:
         self.name = check_worker(self.settings.name) if self.settings.name else _name()
         self._mq = mq
         self._cast: Cast | None = None
+        self._runs = False
         self._opened = False
         self._stopping: asyncio.Task[bool] | None = None
 
@@ -74,41 +75,35 @@ class Worker:
         The first signal lets handlers finish within the grace; a second one cancels them.
         """
         stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
 
         def on_signal() -> None:
             if stop.is_set():
                 self.cancel()
             stop.set()
 
-        installed = []
-        with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-            for number in SIGNALS:
-                loop.add_signal_handler(number, on_signal)
-                installed.append(number)
-        try:
-            if await self._started_before(stop):
+        with _signals(on_signal):
+            if not await self._started_before(stop):
+                return True
+            try:
                 await stop.wait()
-            return await self.stop()
-        finally:
-            await self.stop()
-            for number in installed:
-                loop.remove_signal_handler(number)
+            finally:
+                clean = await self.stop()
+            return clean
 
     async def _started_before(self, stop: asyncio.Event) -> bool:
-        """Start; say whether that was done before the signal came."""
+        """Start, unless the signal to stop comes first; say whether it has."""
         starting = asyncio.create_task(self.start(), name="mx-rmq start")
         stopping = asyncio.create_task(stop.wait(), name="mx-rmq signal")
         try:
             await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                await starting
-                return True
-            return False
         finally:
             for task in (starting, stopping):
                 task.cancel()
             await asyncio.wait([starting, stopping])
+        if starting.cancelled():
+            return False
+        await starting
+        return True
 
     async def drain(self, *, delayed: bool = False) -> Drained:
         """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
@@ -121,23 +116,26 @@ class Worker:
 
         unsubscribe = self._mq.events.subscribe(count, *counts)
         try:
-            await self.start()
-            await self._cast_now().until_empty(delayed=delayed)
+            cast = await self.start()
+            try:
+                await cast.until_empty(delayed=delayed)
+            finally:
+                await self.stop()
         finally:
-            await self.stop()
             unsubscribe()
         return Drained(*counts.values())
 
-    async def start(self) -> None:
+    async def start(self) -> Cast:
         """Begin to work. Installs no signal handlers."""
-        if self._cast is not None:
+        if self._runs:
             raise InvalidInput(f"worker {self.name} runs already")
         handlers = self._handlers()
-        if not self._mq.is_open:
-            await self._mq.open()
-            self._opened = True
+        self._runs = True
         mq = self._mq
         try:
+            if not mq.is_open:
+                await mq.open()
+                self._opened = True
             cast = Cast(
                 mq.store,
                 mq.events,
@@ -153,6 +151,7 @@ class Worker:
             await self._close()
             raise
         self._cast = cast
+        return cast
 
     async def stop(self) -> bool:
         """Stop in good order; say whether everything was settled or handed back.
@@ -191,14 +190,12 @@ class Worker:
             await self._close()
 
     async def _close(self) -> None:
-        if self._opened:
-            self._opened = False
-            await self._mq.close()
-
-    def _cast_now(self) -> Cast:
-        if self._cast is None:
-            raise InvalidInput(f"worker {self.name} does not run")
-        return self._cast
+        try:
+            if self._opened:
+                self._opened = False
+                await self._mq.close()
+        finally:
+            self._runs = False
 
     def _handlers(self) -> dict[str, Handler]:
         known = self._mq.handlers
@@ -213,6 +210,23 @@ class Worker:
                 + ", ".join(known)
             )
         return {topic: known[topic] for topic in wanted}
+
+
+@contextmanager
+def _signals(on_signal: Callable[[], None]) -> Iterator[None]:
+    """Call back at SIGTERM and SIGINT; afterwards everything is as it was."""
+    loop = asyncio.get_running_loop()
+    before = {}
+    with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+        for number in SIGNALS:
+            before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if loop.remove_signal_handler(number) and handler is not None:
+                signal.signal(number, handler)
 
 
 def _name() -> str:

@@ -228,9 +228,6 @@ def test_from_the_second_crash_on_they_come_back_spread_out(crashes: int) -> Non
         1000,
         pytest.param(
             2000,
-            marks=pytest.mark.xfail(
-                strict=True, raises=OverflowError, reason="2.0 ** 1024 is no float"
-            ),
         ),
     ],
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.worker import Worker
 
 T = TypeVar("T")
 
@@ -28,6 +29,12 @@ WITHIN = 15.0
 """Seconds after which a fact that has not come is a fault."""
 
 on_servers = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
+
+
+def slots_of(worker: Worker) -> Slots:
+    """Return the local slots of a running worker."""
+    assert worker._cast is not None
+    return worker._cast._slots
 
 
 class Seen:

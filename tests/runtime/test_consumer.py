@@ -245,7 +245,6 @@ class Odd(BaseException):
     """As gevent's Timeout is, and others."""
 
 
-@pytest.mark.xfail(strict=True, reason="its consumer dies, its slot and its lease stay for ever")
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 async def test_an_exception_that_is_only_a_base_exception_is_a_failure_too(
     mq: MessageQueue, plain: bool
@@ -270,7 +269,6 @@ async def test_a_stop_iteration_in_a_plain_handler_is_a_failure(mq: MessageQueue
     assert await stuck(mq, Seen(mq.events)) == "settled"
 
 
-@pytest.mark.xfail(strict=True, reason="its consumer dies, its slot and its lease stay for ever")
 async def test_a_handler_that_cancels_itself_has_failed(mq: MessageQueue) -> None:
     @mq.handler("t", max_attempts=1)
     async def handle(payload: int) -> None:
@@ -410,7 +408,6 @@ async def test_a_handler_that_swallows_its_timeout_and_returns_is_done(mq: Messa
     assert (await Worker(mq).drain()).completed == 1
 
 
-@pytest.mark.xfail(strict=True, reason="the interrupt is still the one of the thread that has left")
 async def test_a_coroutine_that_a_plain_handler_returns_is_bound_by_the_timeout(
     mq: MessageQueue,
 ) -> None:
@@ -425,7 +422,6 @@ async def test_a_coroutine_that_a_plain_handler_returns_is_bound_by_the_timeout(
     assert (drained.completed, drained.dead) == (0, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="the interrupt is still the one of the thread that has left")
 async def test_middleware_behind_a_plain_handler_is_bound_by_the_timeout(
     raw: Redis, server: Server
 ) -> None:

@@ -186,9 +186,6 @@ async def test_a_server_that_is_away_at_the_tick_gets_it_when_it_is_back(
         assert await pending(store) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the time is read twice: a tick in between is waited for no more"
-)
 async def test_a_tick_that_comes_while_it_looks_is_not_passed_over(
     store: Store, clock: Clock
 ) -> None:
@@ -213,7 +210,6 @@ async def test_a_tick_that_comes_while_it_looks_is_not_passed_over(
 
 
 @pytest.mark.corrupts
-@pytest.mark.xfail(strict=True, reason="the first schedule's error ends the step, every time")
 async def test_a_broken_topic_does_not_keep_the_other_schedules_from_firing(
     store: Store, clock: Clock, raw: Redis
 ) -> None:

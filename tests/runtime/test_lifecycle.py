@@ -202,9 +202,6 @@ async def test_large_records_are_retried_in_several_calls(store: Store) -> None:
     assert await work.counts() == (0, 12, 0, 0, 0)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_flush empties one kind before it looks at the next: completions starve it"
-)
 async def test_a_failure_is_settled_soon_although_completions_never_end(store: Store) -> None:
     work = Work(store)
     (failed, *done) = await work.held(900)
@@ -343,7 +340,6 @@ async def test_what_the_server_refuses_for_good_is_left_to_the_lease(
 
 
 @pytest.mark.corrupts
-@pytest.mark.xfail(strict=True, reason="_give_up tells nobody: stop waits for its whole grace")
 async def test_who_waits_for_the_end_of_handlers_hears_of_what_was_given_up(
     store: Store, raw: Redis
 ) -> None:

@@ -205,7 +205,6 @@ async def test_it_does_not_hold_back_longer_than_ten_seconds(store: Store) -> No
 
 
 @pytest.mark.corrupts
-@pytest.mark.xfail(strict=True, reason="the first topic's error ends the step, every time")
 async def test_a_broken_topic_does_not_keep_the_others_from_being_taken_over(
     store: Store, clock: Clock, raw: Redis
 ) -> None:

@@ -111,9 +111,6 @@ async def test_one_bad_message_does_not_hurt_the_others(
 
 
 @on_servers
-@pytest.mark.xfail(
-    strict=True, reason="ids and the size of headers are checked in the shared call, so all fail"
-)
 @pytest.mark.parametrize("bad", [{"id": "not an id"}, {"headers": {"h": "x" * 70_000}}])
 async def test_one_bad_id_or_header_does_not_hurt_the_others(
     mq: MessageQueue, bad: dict[str, Any]

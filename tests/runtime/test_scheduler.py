@@ -158,7 +158,6 @@ async def test_a_move_that_fails_is_done_again(
 
 
 @pytest.mark.corrupts
-@pytest.mark.xfail(strict=True, reason="the first topic's error ends the step, every time")
 async def test_a_broken_topic_does_not_keep_the_others_from_their_due_times(
     store: Store, clock: Clock, raw: Redis
 ) -> None:

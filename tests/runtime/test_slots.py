@@ -248,10 +248,6 @@ def test_a_lone_slot_is_anybodys() -> None:
     assert run_all(slots) == [other]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a finish may let two start, where a third of the topics rest; only one is woken",
-)
 async def test_whatever_may_start_is_started_also_when_one_end_makes_room_for_two() -> None:
     slots = make(*"abcde", concurrency=4)
     a, b = slots.topics["a"], slots.topics["b"]

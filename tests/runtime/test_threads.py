@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import threading
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -165,14 +164,6 @@ async def test_a_call_that_slept_in_c_is_interrupted_when_it_wakes(threads: Thre
     assert not task.done()
     with pytest.raises(Interrupted):
         await asyncio.wait_for(task, 5)
-
-
-async def test_a_plain_function_that_returns_a_coroutine_has_it_awaited(threads: Threads) -> None:
-    async def later(value: Any) -> tuple[Any, bool]:
-        await asyncio.sleep(0)
-        return value, threading.current_thread() is threading.main_thread()
-
-    assert await threads.run(functools.partial(later), (7,), Started()) == (7, True)
 
 
 async def test_a_call_that_has_left_its_thread_interrupts_nobody() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -68,6 +69,10 @@ async def ready(start: Any, **options: Any) -> Member:
     return member
 
 
+def more(history: History, count: int) -> bool:
+    return len(history.ids("end")) > count
+
+
 async def handled(mq: MessageQueue, history: History, member: Member) -> None:
     """A message that is produced now is handled within the time that we promise."""
     id = await mq.produce(TOPIC, {})
@@ -93,7 +98,7 @@ async def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(
         load = Load(mq)
         for _ in range(3):
             seen = len(history.ids("end"))
-            await until(lambda seen=seen: len(history.ids("end")) > seen + 50)
+            await until(partial(more, history, seen + 50))
             own.kill()
             own.start()
         await handled(mq, history, member)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -56,6 +57,10 @@ class Team:
 def team(server: Server, tmp_path: Path) -> Iterator[Team]:
     with crew(server.url, tmp_path) as (start, history):
         yield Team(start, history)
+
+
+def gone(member: Member) -> bool:
+    return not member.is_alive()
 
 
 async def died(mq: MessageQueue) -> bool:
@@ -159,7 +164,7 @@ async def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(
     poison = await mq.produce(TOPIC, {"kill": True})
     for _ in range(3):
         member = await team.ready(concurrency=1)
-        await until(lambda member=member: not member.is_alive())
+        await until(partial(gone, member))
     await team.ready(concurrency=1)
     await until(lambda: died(mq))
     dead = await mq.admin.get(TOPIC, poison)

@@ -106,9 +106,6 @@ async def test_unblocking_ends_a_wait_that_has_not_reached_the_server_yet(
         assert await asyncio.wait_for(waiting, 2) is None
 
 
-@pytest.mark.xfail(
-    strict=True, reason="unblock looks at _waiting, which is not set before it is connected"
-)
 async def test_unblocking_ends_a_wait_that_is_still_connecting(
     store: Store, server: Server, tmp_path: Path
 ) -> None:
@@ -206,7 +203,6 @@ async def test_a_ring_that_a_broken_connection_took_is_only_a_ring(
 
 
 @pytest.mark.corrupts
-@pytest.mark.xfail(strict=True, reason="BLPOP on all doorbells fails for one of a wrong type")
 async def test_a_broken_doorbell_does_not_deafen_the_others(
     store: Store, bell: Doorbell, raw: Redis
 ) -> None:

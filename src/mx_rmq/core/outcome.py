@@ -138,7 +138,7 @@ def after_crash(
         return _dead(crashed, f"crashed: its worker was lost {_times(crashed.crashes)}", error)
     spread = 0.0
     if crashed.crashes > 1:
-        spread = min(LONGEST_SPREAD, CRASH_SPREAD * 2.0**crashed.crashes) * at.chance
+        spread = min(LONGEST_SPREAD, CRASH_SPREAD * 2.0 ** min(crashed.crashes, 10)) * at.chance
     return RetryLater(crashed, round(spread * 1000), error)
 
 

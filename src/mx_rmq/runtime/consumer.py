@@ -154,13 +154,9 @@ class Consumer:
         error: BaseException | None = None
         try:
             await self._call[topic](delivery)
-        except asyncio.CancelledError as cancelled:
-            if held.stopped is None and task.cancelling():
-                raise  # the loop itself is ending
-            error = cancelled
-        except Interrupted as interrupted:
-            error = interrupted
-        except (Exception, SystemExit) as raised:  # noqa: BLE001 - the policy decides about it
+        except GeneratorExit:
+            raise  # the loop is gone
+        except BaseException as raised:  # noqa: BLE001 - the policy decides about it
             error = raised
         finally:
             held.interrupt = None
@@ -223,7 +219,10 @@ class Consumer:
             def on_start(interrupt: Callable[[], None]) -> None:
                 held.interrupt = interrupt
 
+            cancel = held.interrupt
             given = arguments(delivery.payload, delivery)
-            return await self._threads.run(function, given, on_start)
+            result = await self._threads.run(function, given, on_start)
+            held.interrupt = cancel  # the thread has left; what follows is in the loop
+            return await result if asyncio.iscoroutine(result) else result
 
         return call_in_thread

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.events import CronFired
-from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,20 +38,30 @@ class Crons:
         self._clock = clock
         self._bus = bus
         self._last: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+        self._complaints = Complaints("crons")
         self.loop = Loop("crons", self.step)
 
     async def step(self) -> float | None:
         """Fire what is due; return the seconds until the next tick."""
-        waits = [await self._fire(cron) for cron in self._crons]
-        return min([*waits, LONGEST_SLEEP]) if waits else None
+        if not self._crons:
+            return None
+        failed = await each(self._crons, self._fire, self._complaints)
+        now = self._clock.now()
+        waits = [TRY_AGAIN if failed else LONGEST_SLEEP]
+        waits += [(tick - now) / 1000 for tick in self._next.values()]
+        return max(0.0, min(waits))
 
-    async def _fire(self, cron: Cron) -> float:
+    async def _fire(self, cron: Cron) -> None:
+        """Fire a tick that is due, and know the next one."""
+        self._next.pop(cron.topic, None)
         last = self._last.get(cron.topic)
         if last is None:
             looked = await self._store.produce_cron_message(cron.topic, 0)
             self._clock.heard(looked.now)
             last = looked.last if looked.last is not None else looked.now
-        tick = cron.due(self._clock.now(), last)
+        now = self._clock.now()
+        tick = cron.due(now, last)
         if tick is not None:
             at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
             draft = self._store.draft(None, headers={TICK: at})
@@ -61,5 +71,4 @@ class Crons:
             if fired.id is not None:
                 self._bus.emit(CronFired(cron.topic, fired.id, tick / 1000))
         self._last[cron.topic] = last
-        now = self._clock.now()
-        return max(0.0, (cron.next_after(max(now, last)) - now) / 1000)
+        self._next[cron.topic] = cron.next_after(max(now, last))

@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.message import State
-from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.loop import Complaints, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,12 +26,15 @@ class Janitor:
     def __init__(self, store: Store, topics: Iterable[str]) -> None:
         self._store = store
         self._topics = tuple(topics)
+        self._complaints = Complaints("janitor")
         self.loop = Loop("janitor", self.step)
 
     async def step(self) -> float:
         """Trim every archive; return the seconds until the next round."""
-        for topic in self._topics:
-            for state in (State.DEAD, State.QUARANTINED):
-                while await self._store.trim_archive(topic, state):
-                    pass
+        await each(self._topics, self._trim, self._complaints)
         return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - so that workers do not meet
+
+    async def _trim(self, topic: str) -> None:
+        for state in (State.DEAD, State.QUARANTINED):
+            while await self._store.trim_archive(topic, state):
+                pass

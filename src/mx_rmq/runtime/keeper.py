@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.events import LoopBlocked
 from mx_rmq.core.text import end_of
-from mx_rmq.runtime.loop import Complaints
+from mx_rmq.runtime.loop import Complaints, each
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Keeper:
         self._ended = False
         self._heard_at = 0.0
         self._reported = False
+        self._complaints = Complaints("keeper of the leases")
 
     def start(self) -> None:
         """Start the thread. Call it in the event loop whose leases it keeps."""
@@ -95,7 +96,6 @@ class Keeper:
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        complaints = Complaints("keeper of the leases")
         async with self._store.twin(patience=1.0) as store:
             while not self._ended:
                 self._wake.clear()
@@ -107,7 +107,7 @@ class Keeper:
                         self._watch()
                         await self.extend(store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
-                        complaints.failed(error)
+                        self._complaints.failed(error)
                 try:
                     async with asyncio.timeout(None if idle else min(self._every / 2, 0.25)):
                         await self._wake.wait()
@@ -121,22 +121,22 @@ class Keeper:
         now = time.monotonic()
         due: dict[TopicSlots, list[Held]] = defaultdict(list)
         for held in self._slots.held.copy().values():
-            if now - held.extended_at >= self._every:
+            if held.stopped is None and now - held.extended_at >= self._every:
                 due[held.topic].append(held)
-        for topic, all_held in due.items():
-            for start in range(0, len(all_held), MAX_BATCH):
-                batch = all_held[start : start + MAX_BATCH]
-                lost = await store.extend_lease(
-                    topic.topic,
-                    self._worker,
-                    [held.claim for held in batch],
-                    lease=round(self._lease * 1000),
-                )
-                gone = set(lost)
+
+        async def extend(topic: TopicSlots) -> None:
+            for start in range(0, len(due[topic]), MAX_BATCH):
+                batch = due[topic][start : start + MAX_BATCH]
+                claims = [held.claim for held in batch]
+                lease = round(self._lease * 1000)
+                lost = set(await store.extend_lease(topic.topic, self._worker, claims, lease=lease))
                 for held in batch:
-                    held.extended_at = now
-                    if held.claim in gone and self._main_loop is not None:
+                    if held.claim not in lost:
+                        held.extended_at = now
+                    elif self._main_loop is not None:
                         self._main_loop.call_soon_threadsafe(self._on_lost, held)
+
+        await each(due, extend, self._complaints)
 
     def _watch(self) -> None:
         """See whether the event loop still runs."""

@@ -101,7 +101,7 @@ class Lifecycle:
         try:
             while any(kinds.values()):
                 for kind, waiting in kinds.items():
-                    while waiting:
+                    if waiting:
                         await self._insist(topic, kind, _batch(kind, waiting))
         finally:
             del self._flushing[topic]
@@ -208,6 +208,7 @@ class Lifecycle:
         self.abandoned += len(batch)
         for held, _ in batch:
             self._slots.gone(held)
+        self._on_settled()
 
 
 _EVENTS: Final[dict[type, type]] = {

@@ -11,18 +11,23 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 COMPLAIN_EVERY: Final = 60.0
+
+TRY_AGAIN: Final = 2.0
+"""Seconds after which a topic that failed gets its next turn."""
 
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 """The server is not there. The link says so, once; nobody else has to."""
@@ -56,6 +61,25 @@ class Complaints:
         if not isinstance(error, AWAY) and time.monotonic() >= self._next:
             self._next = time.monotonic() + COMPLAIN_EVERY
             logger.error("the %s failed and goes on", self._name, exc_info=error)
+
+
+async def each(
+    topics: Iterable[T], duty: Callable[[T], Awaitable[object]], complaints: Complaints
+) -> list[T]:
+    """Do a duty for every topic; return those for which it failed.
+
+    One broken topic must not stop the others. A server that is away stops all of them.
+    """
+    failed = []
+    for topic in topics:
+        try:
+            await duty(topic)
+        except AWAY:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            complaints.failed(error)
+            failed.append(topic)
+    return failed
 
 
 class Loop:

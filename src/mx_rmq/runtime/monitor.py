@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash
-from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import Quarantined
 
@@ -58,6 +58,7 @@ class Monitor:
         """When to look, on the monotonic clock; None: nothing is in processing."""
         self._expected_at = float("inf")
         self._stood_still_at = float("-inf")
+        self._complaints = Complaints("monitor")
         self.loop = Loop("monitor", self.step)
 
     def saw(self, topic: str, wait: int | None) -> None:
@@ -76,9 +77,9 @@ class Monitor:
         troubled = max(self._store.link.back_at, self._clock.jumped_at, self._stood_still_at)
         pause = troubled + self._hold_back - now
         if pause <= 0:
-            for topic, deadline in self._deadlines.items():
-                if deadline is not None and deadline <= now:
-                    await self._take_over(topic)
+            topics = [one for one, at in self._deadlines.items() if at is not None and at <= now]
+            for failed in await each(topics, self._take_over, self._complaints):
+                self._deadlines[failed] = time.monotonic() + TRY_AGAIN
             waits = [at - time.monotonic() for at in self._deadlines.values() if at is not None]
             pause = max(0.0, min(waits)) if waits else float("inf")
         self._expected_at = time.monotonic() + pause

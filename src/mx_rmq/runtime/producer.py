@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mx_rmq.core.errors import ProduceUnknown, QueueFull
+from mx_rmq.core.errors import InvalidInput, ProduceUnknown, QueueFull
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -87,11 +87,11 @@ class Producer:
     async def _send_batch(self, topic: str, batch: list[_Waiting]) -> None:
         try:
             produced = await self.send(topic, [one.draft for one in batch])
-        except QueueFull as error:
+        except (QueueFull, InvalidInput) as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
-            for one in batch:  # there may be room for some: each caller gets his own answer
+            for one in batch:  # it need not be true of all: each caller gets his own answer
                 await self._send_batch(topic, [one])
         except ProduceUnknown as error:
             for one, id in zip(batch, error.ids, strict=True):

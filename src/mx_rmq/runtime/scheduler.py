@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,6 +31,7 @@ class Scheduler:
         self._store = store
         self._due: dict[str, float | None] = dict.fromkeys(topics, 0.0)
         """When to act, on the monotonic clock; None: nothing is delayed."""
+        self._complaints = Complaints("scheduler")
         self.loop = Loop("scheduler", self.step)
 
     def rung(self, topic: str) -> None:
@@ -46,9 +47,10 @@ class Scheduler:
 
     async def step(self) -> float | None:
         """Move what is due in every topic; return the seconds until the next due time."""
-        for topic, due in self._due.items():
-            if due is not None and due <= time.monotonic():
-                await self._move(topic)
+        now = time.monotonic()
+        topics = [topic for topic, due in self._due.items() if due is not None and due <= now]
+        for failed in await each(topics, self._move, self._complaints):
+            self._due[failed] = time.monotonic() + TRY_AGAIN
         waits = [due - time.monotonic() for due in self._due.values() if due is not None]
         return max(0.0, min(waits)) if waits else None
 

@@ -191,6 +191,8 @@ class Slots:
         held.topic.running -= 1
         self._resting += held.topic.running == 0
         held.topic.finished()
+        if held.topic.running == 0 and held.topic.waiting:
+            self.wake(1)  # it may start now, whatever is left to others
         self.running -= 1
         held.settling = True
 

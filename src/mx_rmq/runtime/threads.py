@@ -111,12 +111,9 @@ class Threads:
             ).start()
         self._calls.put(call)
         try:
-            result = await call.done
+            return await call.done
         finally:
             self._busy -= 1
-        if asyncio.iscoroutine(result):  # a plain wrapper around an async function
-            return await result
-        return result
 
     def close(self) -> None:
         """Let the threads end; nobody waits for those that still run."""

@@ -7,11 +7,17 @@ and a ring costs time, not a message.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis import exceptions as redis_errors
 
-from mx_rmq.core.errors import MxRmqError, OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import (
+    MxRmqError,
+    OutcomeUnknown,
+    ScriptFailed,
+    ServerUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -22,8 +28,14 @@ if TYPE_CHECKING:
     from mx_rmq.store.keys import Keys
     from mx_rmq.store.link import Link
 
+logger = logging.getLogger(__name__)
+
 OVERDUE: Final = 2.0
 """Seconds after the agreed wait at which a silent connection counts as dead."""
+
+
+NAMELESS: Final = -1
+"""Instead of a connection's number, if the user may not ask for it."""
 
 
 class Ring(NamedTuple):
@@ -44,22 +56,27 @@ class Doorbell:
         self._keys = keys
         self._link = link
         self._connection: AbstractConnection | None = None
-        self._number = 0
+        self._number: int | None = None
+        """The server's number of this connection; None: not known yet."""
         self._waiting = False
+        self._broken: set[str] = set()
 
     async def wait(
         self, topics: Collection[str], delays: Collection[str], seconds: float
     ) -> Ring | None:
         """Wait for a ring of any of these; None: none came, or `unblock` was called."""
-        rings = {self._keys.of(topic).doorbell.encode(): Ring(topic, False) for topic in topics}
-        rings |= {
-            self._keys.of(topic).doorbell_delay.encode(): Ring(topic, True) for topic in delays
-        }
+        of = self._keys.of
+        rings = {of(topic).doorbell: Ring(topic, delay=False) for topic in topics}
+        rings |= {of(topic).doorbell_delay: Ring(topic, delay=True) for topic in delays}
+        heard = [key for key in rings if key not in self._broken]
+        self._waiting = True
         try:
             async with asyncio.timeout(OVERDUE + seconds):
                 connection = await self._connected()
-                self._waiting = True
-                reply = await self._ask(connection, "BLPOP", *rings, f"{seconds:.3f}")
+                reply = await self._ask(connection, "BLPOP", *heard, f"{seconds:.3f}")
+        except redis_errors.ResponseError as error:
+            await self._find_broken(heard, error)
+            return await self.wait(topics, delays, seconds)
         except (redis_errors.RedisError, OSError, TimeoutError) as error:
             await self.close()
             self._link.failed(error)
@@ -70,21 +87,41 @@ class Doorbell:
         finally:
             self._waiting = False
         self._link.answered()
-        return rings.get(reply[0]) if reply else None
+        return rings.get(reply[0].decode()) if reply else None
 
     async def unblock(self) -> None:
         """End a wait that is under way, so that the next one can listen to other doorbells."""
-        waiting_on = self._connection
-        while self._waiting and self._connection is waiting_on:
+        before = self._connection
+        while self._waiting and (before is None or self._connection is before):
+            before = self._connection
             try:
-                if await self._caller.command("CLIENT UNBLOCK", self._number):
+                if self._number == NAMELESS:
+                    await self.close()
+                    return
+                if self._number is not None and await self._caller.command(
+                    "CLIENT UNBLOCK", self._number
+                ):
                     return
             except (ServerUnavailable, OutcomeUnknown):
                 return  # then the wait has ended, too
             except MxRmqError:  # the user may not: then the connection is given up
                 await self.close()
                 return
-            await asyncio.sleep(0.001)  # the wait had not reached the server yet
+            await asyncio.sleep(0.001)  # the wait has not reached the server yet
+
+    async def _find_broken(self, keys: list[str], error: Exception) -> None:
+        """Leave out keys of a wrong type from now on: one of them would deafen us for all."""
+        broken = [
+            key for key in keys if await self._caller.command("TYPE", key) not in (b"none", b"list")
+        ]
+        if not broken:
+            raise ScriptFailed(f"the doorbells cannot be heard: {error}") from error
+        self._broken.update(broken)
+        logger.error(
+            "no ring can be heard from %s, for what is there is not a list; its messages are "
+            "found by looking around, every ten seconds",
+            ", ".join(broken),
+        )
 
     async def close(self) -> None:
         """Close the connection; the next wait opens another."""
@@ -94,13 +131,13 @@ class Doorbell:
 
     async def _connected(self) -> AbstractConnection:
         if self._connection is None:
-            connection = self._connect()
+            connection = self._connection = self._connect()
+            self._number = None
             await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
-            self._connection = connection
             try:
                 self._number = await self._ask(connection, "CLIENT", "ID")
-            except redis_errors.ResponseError:
-                self._number = 0
+            except redis_errors.ResponseError:  # the user may not
+                self._number = NAMELESS
         return self._connection
 
     async def _ask(self, connection: AbstractConnection, *words: bytes | str) -> Any:
