@@ -29,7 +29,7 @@ from mx_rmq.store.connect import check_url
 from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import tzinfo
 
     from mx_rmq.core.message import Draft
@@ -80,6 +80,8 @@ class MessageQueue:
         """Whoever wants to know what happens subscribes here."""
         self.handlers: dict[str, Handler] = {}
         self.crons: dict[str, Cron] = {}
+        self.on_close: list[Callable[[], Awaitable[object]]] = []
+        """What must be done before the connection goes: running workers stop."""
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
@@ -183,6 +185,7 @@ class MessageQueue:
         """Return a queue with the same settings and middleware, not open, for another loop."""
         other = copy(self)
         other.__dict__.pop("sync", None)
+        other.on_close = []
         other._store = other._loop = other._producer = None
         other.middleware = self.middleware
         return other
@@ -216,7 +219,9 @@ class MessageQueue:
         self._producer = Producer(store)
 
     async def close(self) -> None:
-        """Finish what is being produced, and disconnect."""
+        """Stop the workers that run on it, finish what is being produced, and disconnect."""
+        for stop in list(self.on_close):
+            await stop()
         store, producer = self._store, self._producer
         self._store = self._producer = self._loop = None
         try:

@@ -119,7 +119,7 @@ async def _close(mq: MessageQueue) -> None:
         for task in late:
             task.cancel()
         if late:
-            await asyncio.wait(late)
+            await asyncio.wait(late, timeout=FINISH_WITHIN)
 
 
 def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:

@@ -116,7 +116,7 @@ class Worker:
 
         unsubscribe = self._mq.events.subscribe(count, *counts)
         try:
-            cast = await self.start()
+            cast = await self._start()
             try:
                 await cast.until_empty(delayed=delayed)
             finally:
@@ -125,8 +125,11 @@ class Worker:
             unsubscribe()
         return Drained(*counts.values())
 
-    async def start(self) -> Cast:
+    async def start(self) -> None:
         """Begin to work. Installs no signal handlers."""
+        await self._start()
+
+    async def _start(self) -> Cast:
         if self._runs:
             raise InvalidInput(f"worker {self.name} runs already")
         handlers = self._handlers()
@@ -151,6 +154,7 @@ class Worker:
             await self._close()
             raise
         self._cast = cast
+        mq.on_close.append(self.stop)
         return cast
 
     async def stop(self) -> bool:
@@ -162,6 +166,8 @@ class Worker:
         if self._stopping is None:
             if self._cast is None:
                 return True
+            if self._cast.runs_in(asyncio.current_task()):
+                raise InvalidInput("a handler cannot wait for its own worker to stop")
             self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
         try:
             return await asyncio.shield(self._stopping)
@@ -186,6 +192,7 @@ class Worker:
         try:
             return await cast.stop(grace=self.settings.grace)
         finally:
+            self._mq.on_close.remove(self.stop)
             self._cast = self._stopping = None
             await self._close()
 

@@ -334,7 +334,7 @@ async def test_what_the_server_refuses_for_good_is_left_to_the_lease(
     await work.apply(held, Complete())
     assert work.lifecycle.abandoned == 2
     assert work.slots.held == {}
-    assert "their leases will run out" in caplog.text
+    assert "its lease will run out" in caplog.text
     await raw.rename("aside", store.keys.of(TOPIC).payload)
     assert (await store.views.counts(TOPIC)).processing == 2
 

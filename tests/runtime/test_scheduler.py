@@ -58,11 +58,14 @@ async def test_nothing_is_moved_a_millisecond_early(store: Store, clock: Clock) 
     assert pause == pytest.approx(0.001, abs=0.01)
 
 
-async def test_more_than_one_batch_is_moved_in_one_step(store: Store, clock: Clock) -> None:
+async def test_a_long_queue_is_moved_batch_by_batch_so_others_get_their_turn(
+    store: Store, clock: Clock
+) -> None:
     for _ in range(3):
         await delayed(store, 10, BATCH)
     clock.advance(10)
-    assert await Scheduler(store, [TOPIC]).step() is None
+    scheduler = Scheduler(store, [TOPIC])
+    assert [await scheduler.step() for _ in range(3)] == [0.0, 0.0, None]
     assert await pending(store) == 3 * BATCH
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,7 @@ def test_a_topics_own_limit_bounds_what_is_taken_of_it() -> None:
     slots = make("a", "b", concurrency=10, a=2)
     a, b = slots.topics.values()
     assert slots.room(a) == 2
-    assert slots.room(b) == 10
+    assert slots.room(b) == 9  # and one stays free for the other
     take_in(slots, a, 2)
     assert slots.room(a) == 0
 
@@ -167,7 +166,7 @@ def test_nothing_is_taken_ahead_before_anything_has_finished(time: Time) -> None
     assert slots.room(slots.topics["a"]) == 2
 
 
-def test_as_much_is_taken_ahead_as_finishes_in_50_ms(time: Time) -> None:
+def test_as_much_is_taken_ahead_as_finishes_in_20_ms(time: Time) -> None:
     slots = make("a", concurrency=2, prefetch=1000)
     (a,) = slots.topics.values()
     for _ in range(20):
@@ -175,7 +174,7 @@ def test_as_much_is_taken_ahead_as_finishes_in_50_ms(time: Time) -> None:
             a.finished()
         time.now += 0.1  # so 1,000 a second
         ahead = a.ahead(1000)
-    assert 45 <= ahead <= 50
+    assert 17 <= ahead <= 20
     assert slots.room(a) == 2 + ahead
 
 
@@ -198,7 +197,7 @@ def test_a_topic_that_has_become_slow_takes_less_ahead(time: Time) -> None:
     for _ in range(20):
         time.now += 1
         slow = a.ahead(1000)
-    assert fast > 400
+    assert fast > 150
     assert slow == 0
 
 
@@ -233,10 +232,10 @@ def test_a_busy_topic_leaves_a_slot_to_each_other_one() -> None:
         assert run_all(slots) == [held]
 
 
-def test_a_busy_topic_leaves_half_of_the_slots_at_the_most() -> None:
-    slots = make(*"abcdefghijkl", concurrency=6)
-    take_in(slots, slots.topics["a"], 6)
-    assert len(run_all(slots)) == 3
+def test_a_busy_topic_leaves_a_quarter_of_the_slots_at_the_most() -> None:
+    slots = make(*"abcdefghijkl", concurrency=8)
+    take_in(slots, slots.topics["a"], 8)
+    assert len(run_all(slots)) == 6
 
 
 def test_a_lone_slot_is_anybodys() -> None:
@@ -246,21 +245,6 @@ def test_a_lone_slot_is_anybodys() -> None:
     assert run_all(slots) == [first]
     finish(slots, first)
     assert run_all(slots) == [other]
-
-
-async def test_whatever_may_start_is_started_also_when_one_end_makes_room_for_two() -> None:
-    slots = make(*"abcde", concurrency=4)
-    a, b = slots.topics["a"], slots.topics["b"]
-    take_in(slots, b, 2)
-    take_in(slots, a, 2)
-    started = run_all(slots)  # one of each: of three resting topics two keep their slots
-    assert sorted(held.topic.topic for held in started) == ["a", "b"]
-    idle = asyncio.get_running_loop().create_future()
-    slots.idle(idle)
-    finish(slots, next(held for held in started if held.topic is a))
-    assert slots.next() is not None  # what the consumer does that has just finished
-    may_start = slots._may_start(a) or slots._may_start(b)
-    assert idle.done() or not may_start or not slots.waiting
 
 
 # going
@@ -324,16 +308,6 @@ def test_a_topic_whose_line_was_emptied_gets_one_turn_when_it_fills_again() -> N
 
 
 # waking and stopping
-
-
-async def test_as_many_idle_consumers_are_woken_as_messages_came() -> None:
-    slots = make("a", concurrency=4)
-    waiters = [asyncio.get_running_loop().create_future() for _ in range(3)]
-    waiters[0].cancel()
-    for waiter in waiters:
-        slots.idle(waiter)
-    take_in(slots, slots.topics["a"], 1)
-    assert [waiter.done() for waiter in waiters] == [True, True, False]
 
 
 def test_a_handler_is_stopped_once_and_only_while_it_runs() -> None:

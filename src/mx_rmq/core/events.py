@@ -4,7 +4,7 @@ worker    WorkerStarted, WorkerStopping, WorkerStopped
 message   Completed, Retried, Died, Quarantined, Released
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack
-cron      CronFired
+cron      CronFired, CronMissed
 """
 
 from __future__ import annotations
@@ -124,6 +124,14 @@ class CronFired:
     tick: float
 
 
+@dataclass(frozen=True, slots=True)
+class CronMissed:
+    """A tick could not be fired in time and, as `missed="skip"` wants it, never will be."""
+
+    topic: str
+    tick: float
+
+
 Event = (
     WorkerStarted
     | WorkerStopping
@@ -139,4 +147,5 @@ Event = (
     | ServerLost
     | ServerBack
     | CronFired
+    | CronMissed
 )

@@ -10,7 +10,7 @@ Release       -> release_message       it was not finished and goes back, uncoun
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import msgspec
 
@@ -34,8 +34,7 @@ class Retry(Exception):
     """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
-        number = isinstance(delay, int | float) and not isinstance(delay, bool)
-        if delay is not None and not (number and 0 <= delay <= MAX_DELAY):
+        if delay is not None and not _is_delay(delay):
             raise InvalidInput(
                 f"Retry(delay={delay!r}): a delay is a number of seconds from 0 to {MAX_DELAY:g}"
             )
@@ -109,12 +108,12 @@ def after_error(
     """Decide about a message whose handler raised."""
     failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
     if isinstance(error, Reject):
-        return _dead(failed, f"rejected: {error.reason}", error)
+        return _dead(failed, f"rejected: {getattr(error, 'reason', '')}", error)
     limit = message.max_attempts or handler.max_attempts
     if failed.failures >= limit:
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
-    delay = error.delay if isinstance(error, Retry) else None
+    delay = _asked(error) if isinstance(error, Retry) else None
     if delay is None:
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
@@ -154,6 +153,18 @@ def expired(message: Message, now: int) -> DeadLetter | None:
     return DeadLetter(
         msgspec.structs.replace(message, reason=f"expired: {late:.3f} s after its time to live")
     )
+
+
+def _asked(error: Retry) -> float | None:
+    """Return the delay that a handler asked for; None: none, or what a subclass made of it."""
+    delay = getattr(error, "delay", None)
+    return delay if _is_delay(delay) else None
+
+
+def _is_delay(delay: object) -> TypeGuard[float]:
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        return False
+    return 0 <= delay <= MAX_DELAY
 
 
 def _policy(message: Message, handler: Handler) -> Policy:

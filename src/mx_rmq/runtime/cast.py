@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -45,6 +45,9 @@ BEAT: Final = 15.0
 
 FORGET: Final = 3_600_000
 """Milliseconds after which the registry forgets a silent worker."""
+
+HOARD: Final = 1.0
+"""Seconds that a message may wait here for a slot."""
 
 CANCEL_WITHIN: Final = 5.0
 """Seconds that a cancelled handler has to end."""
@@ -125,11 +128,13 @@ class Cast:
             worker=name,
             lease=lease,
             on_lost=self._on_lost,
+            on_handed_back=self._on_handed_back,
         )
         self._crons = Crons(store, crons, clock, bus)
         self._janitor = Janitor(store, handlers)
         self._beating = Loop("beat", self.beat)
         self._settled = asyncio.Event()
+        self._hoarding: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Start everybody. Only the first line can fail: then nobody has started."""
@@ -151,6 +156,8 @@ class Cast:
         await self._crons.loop.stop()
         await self._lookout.stop()
         await self._dispatcher.stop(CANCEL_WITHIN)
+        if self._hoarding is not None:
+            self._hoarding.cancel()
         for held in self._slots.take_back():
             self._lifecycle.settle(held, Release())
         await self._finish(grace)
@@ -171,6 +178,10 @@ class Cast:
         clean = not self._slots.held and not self._lifecycle.abandoned
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
+
+    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
+        """Say whether a task runs one of this worker's handlers."""
+        return self._consumer.runs_in(task) is not None
 
     async def beat(self) -> float:
         """Tell the registry of workers that this one lives."""
@@ -231,11 +242,13 @@ class Cast:
 
     async def _cancel(self) -> None:
         """Cancel what still runs, and hand back what does not end."""
-        running = self._consumer.running()
-        for held in running:
-            held.stop(Stopped.SHUTDOWN)
-        await self._until_settled(time.monotonic() + CANCEL_WITHIN)
+        deadline = time.monotonic() + CANCEL_WITHIN
+        while self._slots.running and time.monotonic() < deadline:
+            for held in self._consumer.running():
+                held.stop(Stopped.SHUTDOWN, again=True)
+            await self._until_settled(min(deadline, time.monotonic() + 1.0))
         for held in self._consumer.running():  # it ignores us; somebody else shall have it
+            held.settling = True
             self._lifecycle.settle(held, Release())
 
     def _settle(self, held: Held, outcome: Outcome | None) -> None:
@@ -243,8 +256,20 @@ class Cast:
         self._settled.set()
 
     def _on_taken(self) -> None:
-        self._consumer.start_enough()
+        self._consumer.start_ready()
         self._keeper.wake()
+        if self._hoarding is None and self._slots.waiting:
+            loop = asyncio.get_running_loop()
+            self._hoarding = loop.call_later(HOARD, self._hand_back_late)
+
+    def _hand_back_late(self) -> None:
+        """Hand back what waits for a slot for too long: another worker may have one."""
+        self._hoarding = None
+        for held in self._slots.take_back(time.monotonic() - HOARD):
+            self._lifecycle.settle(held, Release())
+        if self._slots.waiting:
+            loop = asyncio.get_running_loop()
+            self._hoarding = loop.call_later(HOARD, self._hand_back_late)
 
     def _on_settled(self) -> None:
         self._settled.set()
@@ -259,6 +284,10 @@ class Cast:
             return  # settled meanwhile, or about to be: that answer tells
         if held.interrupt is not None:
             held.stop(Stopped.LEASE_LOST)
-        elif held in held.topic.waiting:
+        else:
             self._slots.forget_waiting(held)
             self._lifecycle.report_lost(held)
+
+    def _on_handed_back(self, held: Held) -> None:
+        self._slots.forget_waiting(held)
+        self._on_settled()

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.delivery import Delivery
@@ -21,6 +24,7 @@ from mx_rmq.core.middleware import around_handle
 from mx_rmq.core.outcome import (
     Circumstances,
     Complete,
+    DeadLetter,
     HandlerTimeout,
     Outcome,
     Quarantine,
@@ -28,6 +32,7 @@ from mx_rmq.core.outcome import (
     after_error,
     expired,
 )
+from mx_rmq.core.text import text_of
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.runtime.threads import Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
@@ -73,13 +78,21 @@ class Consumer:
             topic.topic: around_handle(middleware, self._innermost(topic.handler))
             for topic in slots.topics.values()
         }
+        self._idle: list[asyncio.Future[Held]] = []
         self._clean = copy_context()
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
 
-    def start_enough(self) -> None:
-        """Have as many consumers as could run at once now."""
-        wanted = min(self._slots.concurrency, self._slots.running + self._slots.waiting)
-        while len(self._tasks) < wanted:
-            self._start()
+    def start_ready(self) -> None:
+        """Run everything that may start now."""
+        while (held := self._slots.next()) is not None:
+            while self._idle:
+                waiter = self._idle.pop()
+                if not waiter.done():
+                    waiter.set_result(held)
+                    break
+            else:
+                self._start(held)
 
     def running(self) -> list[Held]:
         """Return what runs now."""
@@ -99,44 +112,48 @@ class Consumer:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _start(self) -> None:
+    def _start(self, held: Held) -> None:
         task = self._clean.copy().run(
-            lambda: asyncio.create_task(self._consume(), name="mx-rmq consumer")
+            lambda: asyncio.create_task(self._consume(held), name="mx-rmq consumer")
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _consume(self) -> None:
+    async def _consume(self, held: Held) -> None:
+        """Run one message after the other."""
         task = asyncio.current_task()
         if task is None:
             return
         before = copy_context()
         while True:
-            held = self._slots.next()
-            if held is None:
-                waiter = asyncio.get_running_loop().create_future()
-                self._slots.idle(waiter)
-                await waiter
-                continue
             self._running[task] = held
+            outcome: Outcome | None = Release()
             try:
                 outcome = await self._handle(held, task)
-            except Exception as error:  # a fault of ours; the message must not hang in its slot
+            except Exception as error:
                 logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.topic)
-                outcome = Quarantine(error)
+                outcome = _set_aside(held, error)
             finally:
                 del self._running[task]
-            self._slots.finished(held)
-            self._settle(held, outcome)
-            if task.cancelling() or copy_context() != before:
-                self._tasks.discard(task)
-                self.start_enough()
+                self._slots.finished(held)
+                if not self._loop.is_closed():
+                    self._settle(held, outcome)
+            if os.getpid() != self._pid:
+                os._exit(0)  # a handler has forked: the child must not go on as a second worker
+            more = None if _is_dirty(task, before) else self._slots.next()
+            self.start_ready()
+            if _is_dirty(task, before):
                 return
+            if more is None:
+                waiter: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+                self._idle.append(waiter)
+                more = await waiter
+            held = more
 
     async def _handle(self, held: Held, task: asyncio.Task[None]) -> Outcome | None:
         """Return what became of a message; None: it is no longer this worker's."""
         held.started_at = time.monotonic()
-        if held.started_at - held.extended_at >= self._lease:
+        if held.settling or held.started_at - held.extended_at >= self._lease:
             return Release()  # we stood still, or were cut off: it may be somebody else's by now
         topic, handler = held.topic.topic, held.topic.handler
         try:
@@ -154,10 +171,12 @@ class Consumer:
         error: BaseException | None = None
         try:
             await self._call[topic](delivery)
-        except GeneratorExit:
-            raise  # the loop is gone
-        except BaseException as raised:  # noqa: BLE001 - the policy decides about it
-            error = raised
+        except KeyboardInterrupt:
+            raise  # it is meant for the whole process
+        except BaseException as raised:
+            if isinstance(raised, GeneratorExit) and self._loop.is_closed():
+                raise
+            error = raised  # the policy decides about it
         finally:
             held.interrupt = None
             self._timeouts.clear(held)
@@ -184,12 +203,11 @@ class Consumer:
 
     def _delivery(self, held: Held, message: Message, payload: Any) -> Delivery:
         timeout = held.topic.handler.timeout
-        loop = asyncio.get_running_loop()
 
         def extend(seconds: float) -> float | None:
             if timeout is None:
                 return None
-            loop.call_soon_threadsafe(self._timeouts.set, held, seconds)
+            self._loop.call_soon_threadsafe(self._extend, held, seconds)
             return self._clock.now() / 1000 + seconds
 
         return Delivery(
@@ -203,6 +221,10 @@ class Consumer:
             deadline=None if timeout is None else self._clock.now() / 1000 + timeout,
             extend=extend,
         )
+
+    def _extend(self, held: Held, seconds: float) -> None:
+        if held.interrupt is not None:  # else it has ended meanwhile
+            self._timeouts.set(held, seconds)
 
     def _innermost(self, handler: Handler) -> Handle:
         function, arguments = handler.function, handler.arguments
@@ -226,3 +248,19 @@ class Consumer:
             return await result if asyncio.iscoroutine(result) else result
 
         return call_in_thread
+
+
+def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
+    """Say whether a handler has left something behind in its task."""
+    try:
+        return bool(task.cancelling()) or copy_context() != before
+    except Exception:  # noqa: BLE001 - the values of context variables are anybody's
+        return True
+
+
+def _set_aside(held: Held, error: Exception) -> Outcome:
+    """Return what becomes of a message about which nothing could be decided."""
+    if held.message is None:
+        return Quarantine(error)
+    reason = f"undecided: {type(error).__name__}: {text_of(error)}"
+    return DeadLetter(msgspec.structs.replace(held.message, reason=reason))

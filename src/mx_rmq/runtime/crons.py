@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.events import CronFired
+from mx_rmq.core.events import CronFired, CronMissed
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Crons:
         """Fire a tick that is due, and know the next one."""
         self._next.pop(cron.topic, None)
         last = self._last.get(cron.topic)
-        if last is None:
+        if last is None or cron.latest(self._clock.now(), last) is not None:
             looked = await self._store.produce_cron_message(cron.topic, 0)
             self._clock.heard(looked.now)
             last = looked.last if looked.last is not None else looked.now
@@ -66,9 +66,12 @@ class Crons:
             at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
             draft = self._store.draft(None, headers={TICK: at})
             fired = await self._store.produce_cron_message(cron.topic, tick, draft)
-            self._clock.heard(fired.now)
+            now = min(now, fired.now)  # it may have been too early, by the server's clock
             last = last if fired.last is None else fired.last
             if fired.id is not None:
                 self._bus.emit(CronFired(cron.topic, fired.id, tick / 1000))
+        elif (missed := cron.latest(now, last)) is not None:
+            self._bus.emit(CronMissed(cron.topic, missed / 1000))
+            last = missed
         self._last[cron.topic] = last
         self._next[cron.topic] = cron.next_after(max(now, last))

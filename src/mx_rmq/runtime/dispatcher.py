@@ -44,9 +44,9 @@ class Dispatcher:
         self._on_quiet = on_quiet
         self._calls: dict[str, int] = dict.fromkeys(slots.topics, 0)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._backoff = Backoff()
+        self._backoffs = {topic: Backoff() for topic in slots.topics.values()}
         self._complaints = Complaints("dispatcher")
-        self._pausing: asyncio.TimerHandle | None = None
+        self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
 
     def listens_to(self) -> list[str]:
@@ -54,21 +54,23 @@ class Dispatcher:
         return [
             name
             for name, topic in self._slots.topics.items()
-            if topic not in self._slots.ready and self._slots.room(topic) > 0
+            if topic not in self._slots.ready
+            and topic not in self._pausing
+            and self._slots.room(topic) > 0
         ]
 
     def ready(self, name: str) -> None:
         """Something may be pending in a topic."""
-        self._slots.ready[self._slots.topics[name]] = None
-        self.fill()
+        topic = self._slots.topics[name]
+        if topic not in self._pausing:
+            self._slots.ready[topic] = None
+            self.fill()
 
     def fill(self) -> None:
         """Ask for more wherever there is room. Called whenever there may be some."""
-        if self._stopped or self._pausing is not None:
-            return
-        for topic in list(self._slots.ready):
+        for topic in [] if self._stopped else list(self._slots.ready):
             while self._calls[topic.topic] < OUTSTANDING and self._worth(topic):
-                self._tasks.add(self._begin(topic, self._slots.room(topic)))
+                _ = self._begin(topic, self._slots.room(topic))
 
     async def take(self, name: str) -> bool:
         """Ask for messages of a topic and wait for the answer; False: there is no room."""
@@ -82,8 +84,8 @@ class Dispatcher:
     async def stop(self, seconds: float) -> None:
         """Ask no more; wait so long for the answers that are still to come."""
         self._stopped = True
-        if self._pausing is not None:
-            self._pausing.cancel()
+        for pause in self._pausing.values():
+            pause.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
             for task in late:  # what they would have brought, its lease brings back
@@ -112,14 +114,13 @@ class Dispatcher:
             )
             messages = taken.messages
         except Exception as error:  # noqa: BLE001 - whatever it is, the dispatcher goes on
-            self._slots.ready[topic] = None
             self._complaints.failed(error)
-            self._pause()
+            self._pause(topic)
             return
         finally:
             self._calls[topic.topic] -= 1
             self._slots.answered(topic, count, messages, began)
-        self._backoff.reset()
+        self._backoffs[topic].reset()
         self._clock.heard(taken.now)
         if messages:
             self._on_taken()
@@ -130,11 +131,14 @@ class Dispatcher:
             self._slots.ready.pop(topic, None)
             self._on_quiet()
 
-    def _pause(self) -> None:
-        if self._pausing is None and not self._stopped:
+    def _pause(self, topic: TopicSlots) -> None:
+        """Leave a topic alone for a moment."""
+        self._slots.ready.pop(topic, None)
+        if topic not in self._pausing and not self._stopped:
+            pause = self._backoffs[topic].next()
             loop = asyncio.get_running_loop()
-            self._pausing = loop.call_later(self._backoff.next(), self._resume)
+            self._pausing[topic] = loop.call_later(pause, self._resume, topic)
 
-    def _resume(self) -> None:
-        self._pausing = None
-        self.fill()
+    def _resume(self, topic: TopicSlots) -> None:
+        del self._pausing[topic]
+        self.ready(topic.topic)

@@ -1,8 +1,9 @@
 """The keeper: keeps the leases of a worker alive, from a thread with a loop of its own.
 
 So a handler that blocks the event loop does not lose its message: the lease is extended while
-the loop stands still, and the block is reported with the handler's name and stack. (Code that
-holds Python's global lock for longer than the lease stops this thread, too.)
+the loop stands still, and the block is reported with the handler's name and stack. What waits
+behind it is handed back after a lease, so that another worker can run it. (Code that holds Python's
+global lock for longer than the lease stops this thread, too.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.events import LoopBlocked
 from mx_rmq.core.text import end_of
+from mx_rmq.runtime.lifecycle import priority_of
 from mx_rmq.runtime.loop import Complaints, each
+from mx_rmq.runtime.slots import Stopped
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
+
+PAST_TIMEOUT: Final = 5.0
+"""Seconds past its timeout for which a handler that blocks the loop keeps its lease."""
 
 BLOCKED_AFTER: Final = 1.0
 """Seconds of standstill after which the event loop counts as blocked."""
@@ -45,6 +51,7 @@ class Keeper:
         worker: str,
         lease: float,
         on_lost: Callable[[Held], None],
+        on_handed_back: Callable[[Held], None],
     ) -> None:
         self._store = store
         self._slots = slots
@@ -54,6 +61,7 @@ class Keeper:
         self._lease = lease
         self._every = min(lease / 3, 10.0)
         self._on_lost = on_lost
+        self._on_handed_back = on_handed_back
         self._thread: threading.Thread | None = None
         self._main_loop: asyncio.AbstractEventLoop | None = None
         self._main_thread = 0
@@ -106,6 +114,7 @@ class Keeper:
                     try:
                         self._watch()
                         await self.extend(store)
+                        await self.hand_back(store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
                         self._complaints.failed(error)
                 try:
@@ -121,7 +130,7 @@ class Keeper:
         now = time.monotonic()
         due: dict[TopicSlots, list[Held]] = defaultdict(list)
         for held in self._slots.held.copy().values():
-            if held.stopped is None and now - held.extended_at >= self._every:
+            if now - held.extended_at >= self._every and not self._is_given_up(held, now):
                 due[held.topic].append(held)
 
         async def extend(topic: TopicSlots) -> None:
@@ -137,6 +146,41 @@ class Keeper:
                         self._main_loop.call_soon_threadsafe(self._on_lost, held)
 
         await each(due, extend, self._complaints)
+
+    def _is_given_up(self, held: Held, now: float) -> bool:
+        """Say whether a lease shall not be kept any longer.
+
+        Its own timeout cannot stop a handler that blocks the loop; so its lease ends instead.
+        """
+        if held.stopped is Stopped.LEASE_LOST:
+            return True
+        timeout = held.topic.handler.timeout
+        if timeout is None or held.started_at is None or held.settling:
+            return False
+        blocked = now - self._heard_at > BLOCKED_AFTER
+        return blocked and now - held.started_at > timeout + PAST_TIMEOUT
+
+    async def hand_back(self, store: Store) -> None:
+        """Hand back what has not started, if the loop stands still for longer than a lease."""
+        if time.monotonic() - self._heard_at < max(self._lease, BLOCKED_AFTER):
+            return
+        waiting: dict[TopicSlots, list[Held]] = defaultdict(list)
+        for held in self._slots.held.copy().values():
+            if held.started_at is None and not held.settling:
+                held.settling = True
+                if held.started_at is None:  # the loop has not come to it meanwhile
+                    waiting[held.topic].append(held)
+
+        async def release(topic: TopicSlots) -> None:
+            for start in range(0, len(waiting[topic]), MAX_BATCH):
+                batch = waiting[topic][start : start + MAX_BATCH]
+                claims = [(held.claim, priority_of(held)) for held in batch]
+                await store.release_message(topic.topic, self._worker, claims)
+                for held in batch:
+                    if self._main_loop is not None:
+                        self._main_loop.call_soon_threadsafe(self._on_handed_back, held)
+
+        await each(waiting, release, self._complaints)
 
     def _watch(self) -> None:
         """See whether the event loop still runs."""

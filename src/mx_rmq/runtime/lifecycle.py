@@ -27,6 +27,7 @@ from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH: Final = 1000
 BYTES: Final = 4 * 1_048_576
 """Bytes of records in one call, or a single message."""
 
@@ -118,18 +118,22 @@ class Lifecycle:
                     held.unsure = True
             except ServerUnavailable:
                 pass
+            except asyncio.CancelledError:
+                self.abandoned += len(batch)
+                raise
             except Exception:
+                if len(batch) > 1:  # it need not be the fault of all
+                    for one in batch:
+                        await self._insist(topic, kind, [one])
+                    return
                 logger.exception(
-                    "%d messages of topic %s cannot be settled as %s; their leases will run out",
-                    len(batch),
+                    "%s of topic %s cannot be settled as %s; its lease will run out",
+                    batch[0][0].claim.id,
                     topic,
                     kind.__name__,
                 )
                 self._give_up(batch)
                 return
-            except asyncio.CancelledError:
-                self.abandoned += len(batch)
-                raise
             await asyncio.sleep(backoff.next())
         for (held, outcome), answer in zip(batch, answers, strict=True):
             if answer or held.unsure:
@@ -145,7 +149,7 @@ class Lifecycle:
         if kind is Complete:
             return await store.complete_message(topic, worker, [held.claim for held, _ in batch])
         if kind is Release:
-            released = [(held.claim, _priority(held)) for held, _ in batch]
+            released = [(held.claim, priority_of(held)) for held, _ in batch]
             return await store.release_message(topic, worker, released)
         if kind is RetryLater:
             retried = [
@@ -226,7 +230,7 @@ def _traceback(outcome: RetryLater | DeadLetter) -> str:
 
 def _batch(kind: type, waiting: deque[tuple[Held, Outcome]]) -> list[tuple[Held, Outcome]]:
     """Take as many as one call may carry."""
-    most = 1 if kind in (DeadLetter, Quarantine) else BATCH
+    most = 1 if kind in (DeadLetter, Quarantine) else MAX_BATCH
     batch = [waiting.popleft()]
     size = len(batch[0][0].record)
     while waiting and len(batch) < most:
@@ -237,7 +241,8 @@ def _batch(kind: type, waiting: deque[tuple[Held, Outcome]]) -> list[tuple[Held,
     return batch
 
 
-def _priority(held: Held) -> Priority:
+def priority_of(held: Held) -> Priority:
+    """Return the level to which a message goes back."""
     try:
         message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
     except DecodeError:

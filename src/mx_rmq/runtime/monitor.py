@@ -8,6 +8,7 @@ leases ran out that nobody could extend, and their holders get the chance to do 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
@@ -72,8 +73,9 @@ class Monitor:
     async def step(self) -> float | None:
         """Take over what is past its deadline; return the seconds until the next one."""
         now = time.monotonic()
-        if now - self._expected_at > STOOD_STILL:
-            self._stood_still_at = now
+        late = now - self._expected_at
+        if late > STOOD_STILL and now - self._stood_still_at > 4 * self._hold_back:
+            self._stood_still_at = now  # not again and again, or a busy loop would never recover
         troubled = max(self._store.link.back_at, self._clock.jumped_at, self._stood_still_at)
         pause = troubled + self._hold_back - now
         if pause <= 0:
@@ -91,9 +93,7 @@ class Monitor:
                 topic, self._worker, count=BATCH, recovery=round(self._lease * 1000)
             )
             self._clock.heard(taken.now)
-            for one in taken.messages:
-                self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
-                await self._decide(topic, one)
+            await each(taken.messages, partial(self._decide, topic), self._complaints)
             if len(taken.messages) < BATCH:
                 break
         survey = (await self._store.survey_topics([topic])).topics[topic]
@@ -101,6 +101,7 @@ class Monitor:
 
     async def _decide(self, topic: str, one: TakenOver) -> None:
         store, worker = self._store, self._worker
+        self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
         try:
             message = codec.decode_as(one.record, topic, one.id)
         except DecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
@@ -25,6 +26,7 @@ LOGGED: Final = (
     events.ServerLost,
     events.ServerBack,
     events.CronFired,
+    events.CronMissed,
 )
 """What is worth a line. Completed messages are not: there are too many."""
 
@@ -79,6 +81,9 @@ def log(event: Event) -> None:
             logger.warning("the server is back after %.1f s", seconds)
         case events.CronFired(topic, id, _):
             logger.info("%s %s: the cron fired", topic, id)
+        case events.CronMissed(topic, tick):
+            missed = datetime.fromtimestamp(tick, UTC).isoformat()
+            logger.warning("%s: the tick of %s was missed and is skipped", topic, missed)
         case _:
             logger.debug("%s", event)
 

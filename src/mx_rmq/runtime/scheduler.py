@@ -57,10 +57,8 @@ class Scheduler:
     async def _move(self, topic: str) -> None:
         self._due[topic] = None  # so that a ring that comes meanwhile is not overwritten
         try:
-            wait: int | None = 0
-            while wait == 0:
-                await self._store.process_delay_message(topic, count=BATCH)
-                wait = await self._store.get_next_delay_task(topic)
+            await self._store.process_delay_message(topic, count=BATCH)
+            wait = await self._store.get_next_delay_task(topic)
         except BaseException:
             self._due[topic] = 0.0
             raise

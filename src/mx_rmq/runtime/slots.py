@@ -1,12 +1,12 @@
 """The local slots of a worker: what it has taken, what runs, and how much more it may take.
 
-A worker takes no more than it has slots for, and a little ahead: as many as it finishes in 50 ms,
-and never more than `prefetch`. So fast handlers never wait for the server, and slow ones do not
-hoard what another worker could run at once.
+A worker takes no more than it has slots for, and a little ahead: as many as it finishes in 20 ms,
+and never more than `prefetch`. So fast handlers never wait for the server. What has waited here for
+a second is handed back: another worker may run it at once.
 
 Topics share the slots fairly: free slots go round among the topics that have something waiting,
-and a busy topic leaves one slot to each other topic (up to half of all), so that nobody waits for
-the end of its handlers.
+and a busy topic leaves one slot to each topic of which nothing runs (up to a quarter of all), so
+that nobody waits for the end of its handlers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.store.answers import Claim
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterable, Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.store.answers import Leased
 
-AHEAD: Final = 0.05
+AHEAD: Final = 0.02
 """Seconds of work that may be taken ahead of free slots."""
 
 MEASURE: Final = 0.05
@@ -53,6 +52,7 @@ class Held:
         "settling",
         "started_at",
         "stopped",
+        "taken_at",
         "topic",
         "unsure",
     )
@@ -63,6 +63,7 @@ class Held:
         self.record = leased.record
         self.message: Message | None = None
         """None until it is decoded."""
+        self.taken_at = at
         self.extended_at = at
         """When the lease was last known to be whole, on the monotonic clock."""
         self.started_at: float | None = None
@@ -79,10 +80,10 @@ class Held:
         """Return what no two held messages have in common."""
         return (self.topic.topic, self.claim.id, self.claim.token)
 
-    def stop(self, why: Stopped) -> None:
-        """Interrupt the handler, unless it was interrupted before or does not run."""
-        if self.stopped is None and self.interrupt is not None:
-            self.stopped = why
+    def stop(self, why: Stopped, *, again: bool = False) -> None:
+        """Interrupt the handler if it runs: once, for the first reason, or `again`."""
+        if self.interrupt is not None and (again or self.stopped is None):
+            self.stopped = self.stopped or why
             self.interrupt()
 
 
@@ -138,13 +139,12 @@ class Slots:
         """Topics of which nothing runs."""
         self._turns: deque[TopicSlots] = deque()
         """The topics that have something waiting, the next one first."""
-        self._idle: deque[asyncio.Future[None]] = deque()
 
     def room(self, topic: TopicSlots) -> int:
         """Return how many more messages of a topic may be taken now."""
         ahead = topic.ahead(self.prefetch)
-        capacity = self.concurrency + ahead
         others = len(self.ready) - (topic in self.ready)
+        capacity = self.concurrency - self._left_free(topic, but=others) + ahead
         own = min(topic.limit + ahead, capacity // (1 + others)) - topic.held
         return max(min(own, capacity - self._held), 0 if topic.held else 1)
 
@@ -156,7 +156,7 @@ class Slots:
     def answered(
         self, topic: TopicSlots, count: int, messages: Sequence[Leased], at: float
     ) -> None:
-        """Take in what came of `count` messages asked for at a time; wake who can run it."""
+        """Take in what came of `count` messages asked for at a time."""
         topic.held += len(messages) - count
         self._held += len(messages) - count
         empty = not topic.waiting
@@ -166,11 +166,10 @@ class Slots:
             topic.waiting.append(held)
         if empty and topic.waiting:
             self._turns.append(topic)
-        self.wake(len(topic.waiting))
 
     def next(self) -> Held | None:
         """Give the message that shall run next a slot; None: nothing may start now."""
-        for _ in range(len(self._turns)):
+        for _ in range(len(self._turns) if self.running < self.concurrency else 0):
             topic = self._turns.popleft()
             if not topic.waiting:
                 continue
@@ -191,8 +190,6 @@ class Slots:
         held.topic.running -= 1
         self._resting += held.topic.running == 0
         held.topic.finished()
-        if held.topic.running == 0 and held.topic.waiting:
-            self.wake(1)  # it may start now, whatever is left to others
         self.running -= 1
         held.settling = True
 
@@ -202,33 +199,21 @@ class Slots:
             held.topic.held -= 1
             self._held -= 1
 
-    def take_back(self) -> list[Held]:
-        """Empty the waiting lines; what was in them is on its way out."""
+    def take_back(self, taken_before: float = float("inf")) -> list[Held]:
+        """Empty the waiting lines of what was taken before a time; it is on its way out."""
         taken: list[Held] = []
         for topic in self.topics.values():
-            taken += topic.waiting
-            topic.waiting.clear()
-        self._turns.clear()
+            while topic.waiting and topic.waiting[0].taken_at < taken_before:
+                taken.append(topic.waiting.popleft())
         for held in taken:
             held.settling = True
         return taken
 
     def forget_waiting(self, held: Held) -> None:
-        """Drop a waiting message whose lease is lost."""
-        held.topic.waiting.remove(held)
+        """Drop a waiting message that is somebody else's now."""
+        if held in held.topic.waiting:
+            held.topic.waiting.remove(held)
         self.gone(held)
-
-    def idle(self, waiter: asyncio.Future[None]) -> None:
-        """A consumer waits here for something to run."""
-        self._idle.append(waiter)
-
-    def wake(self, count: int) -> None:
-        """Wake up to `count` idle consumers."""
-        while count > 0 and self._idle:
-            waiter = self._idle.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                count -= 1
 
     @property
     def waiting(self) -> int:
@@ -239,6 +224,9 @@ class Slots:
         free = self.concurrency - self.running
         if free <= 0 or topic.running >= topic.limit:
             return False
-        if topic.running == 0:
-            return True
-        return free > min(self._resting, self.concurrency // 2)
+        return topic.running == 0 or free > self._left_free(topic)
+
+    def _left_free(self, topic: TopicSlots, but: int = 0) -> int:
+        """Return how many slots a topic leaves to those of which nothing runs, `but` some."""
+        resting = self._resting - (topic.running == 0) - but
+        return min(max(0, resting), self.concurrency // 4)

@@ -10,7 +10,7 @@ import asyncio
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -96,7 +96,11 @@ async def _start(directory: str) -> EmbeddedServer:
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""
     scheme, separator, rest = url.partition("://")
-    rest = re.sub(r"(?i)(password=)[^&]*", r"\1***", rest if separator else url)
+    rest, question, query = (rest if separator else url).partition("?")
+    rest += question + "&".join(
+        f"{name}=***" if unquote(name).lower() == "password" else name + equals + value
+        for name, equals, value in (one.partition("=") for one in query.split("&"))
+    )
     before, at, host = rest.rpartition("@")
     user, colon, _ = before.partition(":")
     shown = f"{user}:***@{host}" if at and colon else rest

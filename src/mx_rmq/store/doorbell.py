@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from redis import exceptions as redis_errors
@@ -34,6 +35,9 @@ OVERDUE: Final = 2.0
 """Seconds after the agreed wait at which a silent connection counts as dead."""
 
 
+LEAVE_OUT: Final = 60.0
+"""Seconds for which a key of a wrong type is not listened to."""
+
 NAMELESS: Final = -1
 """Instead of a connection's number, if the user may not ask for it."""
 
@@ -59,7 +63,8 @@ class Doorbell:
         self._number: int | None = None
         """The server's number of this connection; None: not known yet."""
         self._waiting = False
-        self._broken: set[str] = set()
+        self._broken: dict[str, float] = {}
+        """Keys of a wrong type, and until when nobody asks for them, on the monotonic clock."""
 
     async def wait(
         self, topics: Collection[str], delays: Collection[str], seconds: float
@@ -68,7 +73,7 @@ class Doorbell:
         of = self._keys.of
         rings = {of(topic).doorbell: Ring(topic, delay=False) for topic in topics}
         rings |= {of(topic).doorbell_delay: Ring(topic, delay=True) for topic in delays}
-        heard = [key for key in rings if key not in self._broken]
+        heard = [key for key in rings if self._broken.get(key, 0) < time.monotonic()]
         self._waiting = True
         try:
             async with asyncio.timeout(OVERDUE + seconds):
@@ -116,7 +121,7 @@ class Doorbell:
         ]
         if not broken:
             raise ScriptFailed(f"the doorbells cannot be heard: {error}") from error
-        self._broken.update(broken)
+        self._broken.update(dict.fromkeys(broken, time.monotonic() + LEAVE_OUT))
         logger.error(
             "no ring can be heard from %s, for what is there is not a list; its messages are "
             "found by looking around, every ten seconds",

@@ -87,16 +87,24 @@ for level, key in ipairs(levels) do
 end
 if #ids == 0 then return reply end
 
-local records = redis.call('HMGET', payload, unpack(ids))
+-- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
+local records, bytes, fit, step = {}, 0, 0, 8
+repeat
+  local first, last = fit + 1, math.min(fit + step, #ids)
+  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, last))) do
+    bytes = bytes + #(record or '')
+    if bytes > 8388608 and fit > 0 then break end
+    fit = first + i - 1
+    records[fit] = record
+  end
+  step = step * 2
+until fit < last or fit == #ids
+-- end
+
 local held = redis.call('HMGET', processing, unpack(ids))
 local rung = redis.call('LLEN', doorbell)
 redis.call('ZCARD', expire_monitor)
 
-local bytes, fit = 0, 0
-for i = 1, #ids do
-  bytes = bytes + #(records[i] or '')
-  if bytes <= 8388608 or i == 1 then fit = i end
-end
 for i = #ids, fit + 1, -1 do
   local level = level_of[i]
   left[level], take[level], ids[i] = left[level] + 1, take[level] - 1, nil

@@ -31,14 +31,26 @@ local reply = {string.format('%.0f', now)}
 local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0, max_count)
 if #ids == 0 then return reply end
 
-local records = redis.call('HMGET', payload, unpack(ids))
+-- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
+local records, bytes, fit, step = {}, 0, 0, 8
+repeat
+  local first, last = fit + 1, math.min(fit + step, #ids)
+  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, last))) do
+    bytes = bytes + #(record or '')
+    if bytes > 8388608 and fit > 0 then break end
+    fit = first + i - 1
+    records[fit] = record
+  end
+  step = step * 2
+until fit < last or fit == #ids
+-- end
+
 local held = redis.call('HMGET', processing, unpack(ids))
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
-local leases, deadlines, leftover, orphans, bytes = {}, {}, {}, {}, 0
-for i, id in ipairs(ids) do
-  bytes = bytes + #(records[i] or '')
-  if bytes > 8388608 and i > 1 then break end
+local leases, deadlines, leftover, orphans = {}, {}, {}, {}
+for i = 1, fit do
+  local id = ids[i]
   if held[i] and records[i] then
     local number = string.format('%.0f', token)
     leases[#leases + 1] = id

@@ -3,8 +3,9 @@
 -- Every worker calls this at each tick of a topic's timetable; the first one makes the message.
 -- The last tick that fired is kept, and only a later one fires, so the call leaves no receipt: sent
 -- again, it finds its tick fired. Without a record it only looks, and the first look ever notes
--- the time, so that a tick which everybody misses later can be noticed. The cap on waiting messages
--- does not count here.
+-- the time, so that a tick which everybody misses later can be noticed. A last tick that lies more
+-- than a minute ahead is of a clock that was set back since, and does not count. The cap on waiting
+-- messages does not count here, either.
 --
 -- Returns  now (ms); the last tick (ms) as it is after this, or ''; 1 if this call made the
 --          message, else 0: the tick is not due yet, or has fired, or its id is taken
@@ -36,6 +37,7 @@ end
 local look = record == ''
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 local last = tonumber(redis.call('HGET', meta, 'tick'))
+if last and last > now + 60000 then last = nil end
 local live = redis.call('HEXISTS', payload, id) == 1
 local dead = redis.call('HEXISTS', dlq_payload, id) == 1
 local quarantined = redis.call('HEXISTS', error_parse_payload, id) == 1
