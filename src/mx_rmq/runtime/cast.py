@@ -242,11 +242,10 @@ class Cast:
 
     async def _cancel(self) -> None:
         """Cancel what still runs, and hand back what does not end."""
-        deadline = time.monotonic() + CANCEL_WITHIN
-        while self._slots.running and time.monotonic() < deadline:
+        for again, seconds in ((False, CANCEL_WITHIN), (True, 1.0)):
             for held in self._consumer.running():
-                held.stop(Stopped.SHUTDOWN, again=True)
-            await self._until_settled(min(deadline, time.monotonic() + 1.0))
+                held.stop(Stopped.SHUTDOWN, again=again)
+            await self._until_settled(time.monotonic() + seconds)
         for held in self._consumer.running():  # it ignores us; somebody else shall have it
             held.settling = True
             self._lifecycle.settle(held, Release())

@@ -34,7 +34,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Interrupted
+from mx_rmq.runtime.threads import Interrupted, end_if_forked
 from mx_rmq.runtime.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -138,8 +138,6 @@ class Consumer:
                 self._slots.finished(held)
                 if not self._loop.is_closed():
                     self._settle(held, outcome)
-            if os.getpid() != self._pid:
-                os._exit(0)  # a handler has forked: the child must not go on as a second worker
             more = None if _is_dirty(task, before) else self._slots.next()
             self.start_ready()
             if _is_dirty(task, before):
@@ -178,6 +176,7 @@ class Consumer:
                 raise
             error = raised  # the policy decides about it
         finally:
+            end_if_forked(self._pid)
             held.interrupt = None
             self._timeouts.clear(held)
         return self._outcome(held, message, error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import threading
 from contextlib import suppress
 from contextvars import copy_context
@@ -33,6 +34,7 @@ class Call:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._interrupted = False
+        self._pid = os.getpid()
         self.done: asyncio.Future[Any] = self._loop.create_future()
 
     def run(self) -> None:
@@ -42,6 +44,7 @@ class Call:
             result = self._context.run(self._inside)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
             error = raised
+        end_if_forked(self._pid)
         with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
             self._loop.call_soon_threadsafe(self._tell, result, error)
 
@@ -123,6 +126,12 @@ class Threads:
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call.run()
+
+
+def end_if_forked(pid: int) -> None:
+    """End a child that a handler has forked and let go on: it must not become a second worker."""
+    if os.getpid() != pid:
+        os._exit(0)
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
