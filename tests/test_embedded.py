@@ -655,7 +655,7 @@ def test_the_command_fails_with_one_line(where: Path) -> None:
     with command(str(where)) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert (out, err) == ("", f"Error: {where} is a file, not a data directory\n")
-    assert process.returncode == 1
+    assert process.returncode == 2
 
 
 def test_the_command_ends_with_a_line_of_the_log_when_its_server_dies(where: Path) -> None:
@@ -668,4 +668,4 @@ def test_the_command_ends_with_a_line_of_the_log_when_its_server_dies(where: Pat
     assert out == ""
     assert err.startswith("Error: the server ended by itself with exit code 137; server.log ends")
     assert err.count("\n") == 1
-    assert process.returncode == 1
+    assert process.returncode == 2

@@ -97,7 +97,7 @@ def test_the_demo_kills_a_worker_loses_nothing_and_leaves_nothing(short_path: Pa
         )
         assert numbers is not None
         assert int(numbers[1]) == int(numbers[2]) + 3
-        assert "payment-void: exhausted: failed 3 times\n" in out
+        assert "payment-void: exhausted: failed 3 times, last by " in out
         assert "payment-stolen: rejected: the card is stolen\n" in out
         assert "order-broken: payload does not fit" in out
         assert "Nothing was lost" in out
