@@ -17,6 +17,8 @@ import pytest
 from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
+from mx_rmq.runtime import cast
+from mx_rmq.runtime.slots import TopicSlots
 from tests.lab.proxy import Proxy
 from tests.runtime.stage import Seen, commands, on_servers, queue, slots_of, until, until_so
 
@@ -525,6 +527,136 @@ async def test_a_plain_handler_that_never_returns_does_not_keep_its_process_aliv
     assert (await mq.admin.stats("t")).pending == 1
 
 
+@on_servers
+async def test_a_handler_cannot_stop_its_own_worker(mq: MessageQueue) -> None:
+    """It would wait for itself until the grace is over."""
+    seen, refused = Seen(mq.events), []
+    worker = Worker(mq, grace=1)
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        with pytest.raises(InvalidInput, match="its own worker"):
+            await worker.stop()
+        refused.append(payload)
+
+    async with worker:
+        await mq.produce_many("t", [1, 2])
+        await seen.wait(events.Completed, 2)
+        assert seen.of(events.WorkerStopping) == []
+    assert refused == [1, 2]
+
+
+@on_servers
+async def test_closing_the_queue_stops_its_workers(mq: MessageQueue, server: Server) -> None:
+    other = MessageQueue(server.url)
+    running, seen = sleeper(other), Seen(other.events)
+    await other.open()
+    workers = [Worker(other, grace=0, name=name) for name in ("w1", "w2")]
+    for worker in workers:
+        await worker.start()
+    await mq.produce("t", 1)
+    await until(lambda: running)
+    await other.close()
+    assert not other.is_open
+    assert len(seen.of(events.WorkerStopped, clean=True)) == 2
+    assert other.on_close == []
+    assert (await mq.admin.stats("t")).pending == 1
+    assert await mq.admin.workers() == []
+    assert [await worker.stop() for worker in workers] == [True, True]
+    assert [task for task in asyncio.all_tasks() if task.get_name().startswith("mx-rmq")] == []
+
+
+@on_servers
+async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: MessageQueue) -> None:
+    seen = Seen(mq.events)
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        with pytest.raises(InvalidInput, match="its own worker"):
+            await mq.close()
+
+    async with Worker(mq):
+        for number in range(2):
+            await mq.produce("t", number)
+            await seen.wait(events.Completed, number + 1)
+        assert mq.is_open
+
+
+@on_servers
+async def test_a_handler_that_swallows_its_cancellation_is_cancelled_again(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast, "CANCEL_WITHIN", 0.5)
+    running, swallowed = [], []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        running.append(payload)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        swallowed.append(payload)
+        await asyncio.sleep(60)
+
+    await mq.produce("t", 1)
+    worker = Worker(mq, grace=0)
+    await worker.start()
+    await until(lambda: running)
+    assert await worker.stop()
+    assert swallowed == [1]
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "mx-rmq consumer"] == []
+    assert (await mq.admin.stats("t")).pending == 1
+
+
+@on_servers
+async def test_children_that_handlers_fork_end_and_each_message_is_handled_once(
+    mq: MessageQueue, server: Server
+) -> None:
+    script = f"""
+        import asyncio, os, sys
+        from mx_rmq import Delivery, MessageQueue, Worker
+        mq = MessageQueue({server.url!r})
+
+        def fork(how):
+            child = os.fork()
+            if child:
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                os.write(1, (how + " " + str(code) + chr(10)).encode())  # whole, from any thread
+            elif how == "exit":
+                sys.exit(3)
+            elif how == "raise":
+                raise ValueError
+
+        @mq.handler("async", concurrency=1, max_attempts=1)
+        async def handle(payload: str):
+            fork(payload)
+
+        @mq.handler("plain", concurrency=1, max_attempts=1)
+        def handle_plain(payload: str):
+            fork(payload)
+
+        print(asyncio.run(Worker(mq).drain()))
+    """
+    for topic in ("async", "plain"):
+        await mq.produce_many(topic, ["return", "exit", "raise"])
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    try:
+        said, _ = await asyncio.to_thread(process.communicate, timeout=20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+    *ended, drained = said.splitlines()
+    assert sorted(ended) == sorted(["return 0", "exit 0", "raise 0"] * 2)
+    assert drained == str(Drained(completed=6))
+
+
 # idle
 
 
@@ -687,3 +819,35 @@ async def test_a_topic_is_registered_before_anything_is_produced_to_it(mq: Messa
             return "new" in await mq.admin.topics()
 
         await until_so(known)
+
+
+@on_servers
+async def test_what_waits_for_a_slot_for_a_second_is_run_by_another_worker_uncounted(
+    mq: MessageQueue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = 5
+    monkeypatch.setattr(TopicSlots, "ahead", lambda self, most: ahead)
+    seen, gate = Seen(mq.events), asyncio.Event()
+    ran: list[tuple[str, int, int]] = []
+
+    @mq.handler("t")
+    async def slow(payload: int, delivery: Delivery) -> None:
+        ran.append(("slow", payload, delivery.attempt))
+        await gate.wait()
+
+    async with MessageQueue(server.url) as other:
+
+        @other.handler("t")
+        async def quick(payload: int, delivery: Delivery) -> None:
+            ran.append(("quick", payload, delivery.attempt))
+
+        await mq.produce_many("t", range(6))
+        async with Worker(mq, concurrency=1, grace=1) as worker:
+            await until(lambda: slots_of(worker).waiting == 5)
+            ahead = 0
+            async with Worker(other):
+                await until(lambda: len(ran) == 6)
+            gate.set()
+            await seen.wait(events.Completed)
+        assert sorted(ran) == [*(("quick", number, 1) for number in range(1, 6)), ("slow", 0, 1)]
+        assert len(seen.of(events.Released)) == 5

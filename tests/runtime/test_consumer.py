@@ -15,7 +15,8 @@ import pytest
 from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from tests.runtime.stage import Seen, on_servers, queue, until
+from mx_rmq.runtime.slots import TopicSlots
+from tests.runtime.stage import Seen, on_servers, queue, slots_of, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -258,6 +259,37 @@ async def test_an_exception_that_is_only_a_base_exception_is_a_failure_too(
     mq.handler("t", max_attempts=1)(handle_plain if plain else handle)
     await mq.produce("t", 1)
     assert await stuck(mq, Seen(mq.events)) == "settled"
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        pytest.param(False, id="async"),
+        pytest.param(
+            True,
+            id="plain",
+        ),
+    ],
+)
+async def test_a_generator_exit_is_a_failure_too(mq: MessageQueue, plain: bool) -> None:
+    seen, runs = Seen(mq.events), []
+
+    async def handle(payload: int) -> None:
+        runs.append(payload)
+        if len(runs) < 3:
+            raise GeneratorExit
+
+    def handle_plain(payload: int) -> None:
+        runs.append(payload)
+        if len(runs) < 3:
+            raise GeneratorExit
+
+    mq.handler("t", max_attempts=2, retry=0)(handle_plain if plain else handle)
+    await mq.produce("t", 1)
+    async with Worker(mq, concurrency=1, grace=0):
+        await until(lambda: seen.of(events.Died) or seen.of(events.Completed))
+    assert runs == [1, 1]
+    assert len(seen.of(events.Died)) == 1
 
 
 async def test_a_stop_iteration_in_a_plain_handler_is_a_failure(mq: MessageQueue) -> None:
@@ -633,3 +665,134 @@ async def test_consumers_that_a_handler_spoiled_are_replaced_while_others_wait(
         await mq.produce_many("t", range(10, 14))
         await until(lambda: len(running) == 14)
         gate.set()
+
+
+@pytest.fixture
+def ten_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker take ten messages more than it has slots."""
+    monkeypatch.setattr(TopicSlots, "ahead", lambda self, most: 10)
+
+
+async def test_consumers_that_a_handler_spoiled_strand_nothing_beside_free_slots(
+    mq: MessageQueue, ten_ahead: None
+) -> None:
+    """What waited in vain would be handed back after a second."""
+    seen, gate, running = Seen(mq.events), asyncio.Event(), []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        VARIABLE.set("dirty")
+        running.append(payload)
+        await gate.wait()
+
+    for name in ("u", "v"):
+        mq.handler(name)(handle)
+    await mq.produce_many("t", range(10))
+    async with Worker(mq, concurrency=4) as worker:
+        await until(lambda: slots_of(worker).waiting == 7)
+        gate.set()
+        await seen.wait(events.Completed, 10)
+    assert sorted(running) == list(range(10))
+    assert seen.of(events.Released) == []
+
+
+async def test_handlers_that_time_out_strand_nothing_beside_free_slots(
+    mq: MessageQueue, ten_ahead: None
+) -> None:
+    seen, running = Seen(mq.events), []
+
+    @mq.handler("t", timeout=0.05, max_attempts=1)
+    async def handle(payload: int) -> None:
+        running.append(payload)
+        await asyncio.sleep(60)
+
+    for name in ("u", "v"):
+        mq.handler(name)(handle)
+    await mq.produce_many("t", range(10))
+    async with Worker(mq, concurrency=4):
+        await seen.wait(events.Died, 10)
+    assert sorted(running) == list(range(10))
+    assert seen.of(events.Released) == []
+
+
+class Later(Retry):
+    """Says when by itself, and does not check it."""
+
+    def __init__(self, delay: Any) -> None:
+        super().__init__()
+        self.delay = delay
+
+
+class Bare(Retry):
+    def __init__(self) -> None:  # carelessly: without the delay
+        pass
+
+
+@pytest.mark.parametrize(
+    "error", [Later(-1), Later(float("nan")), Later(float("inf")), Later("soon"), Bare()], ids=repr
+)
+async def test_a_retry_without_a_sensible_delay_follows_the_policy(
+    mq: MessageQueue, error: Retry
+) -> None:
+    seen = Seen(mq.events)
+
+    @mq.handler("t", retry=0.01, max_attempts=2)
+    async def handle(payload: int, delivery: Delivery) -> None:
+        if delivery.attempt == 1:
+            raise error if payload == 0 else ValueError
+
+    await mq.produce_many("t", range(5))
+    drained = await Worker(mq).drain(delayed=True)
+    assert (drained.completed, drained.retried) == (5, 5)
+    assert [event.delay for event in seen.of(events.Retried)] == [0.01] * 5
+
+
+async def test_more_time_asked_for_just_before_the_end_leaves_nothing_behind(
+    mq: MessageQueue,
+) -> None:
+    seen = Seen(mq.events)
+
+    @mq.handler("t", timeout=30)
+    async def handle(payload: int, delivery: Delivery) -> None:
+        delivery.extend(3600)
+
+    async with Worker(mq) as worker:
+        await mq.produce_many("t", range(10))
+        await seen.wait(events.Completed, 10)
+        assert worker._cast is not None
+        assert worker._cast._consumer._timeouts._deadlines == {}
+
+
+class Unequal:
+    """As an array is: not to be compared."""
+
+    __hash__ = None  # type: ignore[assignment]  # as it is with arrays
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+async def test_a_context_variable_that_cannot_be_compared_does_no_harm(
+    mq: MessageQueue, ten_ahead: None
+) -> None:
+    """What waited behind a consumer that fell over would be handed back after a second."""
+    variable: ContextVar[Unequal] = ContextVar("array")
+    variable.set(Unequal())
+    seen, gate, ran = Seen(mq.events), asyncio.Event(), []
+    troubles: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, about: troubles.append(about))
+
+    @mq.handler("t", concurrency=1)
+    async def handle(payload: int) -> None:
+        variable.set(Unequal())
+        ran.append(payload)
+        await gate.wait()
+
+    await mq.produce_many("t", range(10))
+    async with Worker(mq) as worker:
+        await until(lambda: slots_of(worker).waiting == 9)
+        gate.set()
+        await seen.wait(events.Completed, 10)
+    assert ran == list(range(10))
+    assert seen.of(events.Released) == []
+    assert troubles == []

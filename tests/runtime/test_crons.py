@@ -222,3 +222,37 @@ async def test_a_broken_topic_does_not_keep_the_other_schedules_from_firing(
         with suppress(ScriptFailed):  # the loop goes on, too
             await table.step()
     assert await pending(store) == 1
+
+
+def missed_ticks(table: Timetable) -> list[float]:
+    return [event.tick for event in table.seen.of(events.CronMissed)]
+
+
+async def test_a_skipped_tick_is_told_once(store: Store, clock: Clock) -> None:
+    table = Timetable(store, clock, every("0 * * * *"))
+    await table.step()
+    tick = clock.now + 60 * MINUTE
+    clock.advance(60 * MINUTE + 30_000)
+    for _ in range(3):
+        await table.step()
+        clock.advance(1000)
+    assert missed_ticks(table) == [tick / 1000]
+    assert table.ticks == []
+    clock.now = tick + 60 * MINUTE
+    await table.step()
+    assert table.ticks == [clock.now / 1000]
+    assert missed_ticks(table) == [tick / 1000]
+
+
+async def test_a_tick_that_another_worker_has_fired_was_not_missed(
+    store: Store, clock: Clock
+) -> None:
+    late, punctual = (Timetable(store, clock, every("0 * * * *")) for _ in range(2))
+    await late.step()
+    await punctual.step()
+    clock.advance(60 * MINUTE)
+    await punctual.step()
+    clock.advance(30_000)
+    await late.step()
+    assert len(punctual.ticks) == 1
+    assert missed_ticks(late) == late.ticks == []

@@ -6,7 +6,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq import Worker
+from redis import Redis as SyncRedis
+
+from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from tests.lab.proxy import Proxy
@@ -253,3 +255,80 @@ def _sha(name: str) -> bytes:
     from mx_rmq.store.script import load
 
     return load(name).sha.encode()
+
+
+async def test_what_waits_behind_a_handler_that_blocks_the_loop_is_handed_back(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url, lease=0.5) as mq:
+        seen = Seen(mq.events)
+        free: list[Any] = []
+        runs: list[tuple[int, int]] = []
+
+        @mq.handler("t")
+        async def handle(payload: int, delivery: Delivery) -> None:
+            runs.append((payload, delivery.attempt))
+            if len(runs) > 1:
+                return
+            with SyncRedis.from_url(server.url) as other:  # another worker would see this
+                deadline = time.monotonic() + 8
+                while time.monotonic() < deadline and len(free) < 9:
+                    time.sleep(0.02)
+                    free[:] = other.lrange(mq.store.keys.of("t").pending, 0, -1)
+
+        await mq.produce_many("t", range(10))
+        async with Worker(mq, concurrency=10):
+            await seen.wait(events.Completed, 10)
+        assert len(free) == 9
+        assert sorted(runs) == [(number, 1) for number in range(10)]
+        assert seen.of(events.TakenOver) == []
+
+
+async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url, lease=0.4) as mq:
+        seen, said = Seen(mq.events), []
+
+        @mq.handler("t", timeout=0.1, retry=0)
+        async def handle(payload: int, delivery: Delivery) -> None:
+            said.append(f"start {delivery.attempt}")
+            if delivery.attempt == 1:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(1.6)
+                    said.append("clean")
+
+        await mq.produce("t", 1)
+        async with Worker(mq, name="w1"), Worker(mq, name="w2"):
+            await seen.wait(events.Completed)
+        assert said == ["start 1", "clean", "start 2"]
+        assert seen.of(events.TakenOver) == []
+
+
+async def test_a_handler_that_cleans_up_while_its_worker_stops_keeps_its_lease(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url, lease=0.4) as mq:
+        seen, said = Seen(mq.events), []
+
+        @mq.handler("t")
+        async def handle(payload: int, delivery: Delivery) -> None:
+            said.append(f"start {delivery.attempt}")
+            if len(said) == 1:
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(1.6)
+                    said.append("clean")
+
+        await mq.produce("t", 1)
+        stops = Worker(mq, name="stops", grace=0)
+        await stops.start()
+        await until(lambda: said)
+        async with Worker(mq, name="stays"):
+            assert await stops.stop()
+            await seen.wait(events.Completed)
+        assert said == ["start 1", "clean", "start 1"]  # handed back uncounted
+        assert seen.of(events.TakenOver) == []

@@ -349,3 +349,23 @@ async def test_who_waits_for_the_end_of_handlers_hears_of_what_was_given_up(
     await work.apply(held, Complete())
     assert work.slots.held == {}
     assert work.settled > 0
+
+
+async def test_one_that_cannot_be_settled_does_not_stop_the_others_of_its_call(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work(store)
+    held = await work.held(10)
+    bad = held[4]
+
+    def outcome(one: Held) -> Outcome:
+        assert one.message is not None
+        return RetryLater(one.message.failed(FAILURE), -1 if one is bad else 5000, BOOM)
+
+    await work.apply(held, outcome)
+    assert await work.counts() == (0, 9, 1, 0, 0)
+    told = [event.id for event in work.seen.of(events.Retried)]
+    assert told == [one.claim.id for one in held if one is not bad]
+    assert work.lifecycle.abandoned == 1
+    assert work.slots.held == {}
+    assert f"{bad.claim.id} of topic {TOPIC} cannot be settled as RetryLater" in caplog.text

@@ -290,3 +290,39 @@ async def test_the_janitor_drops_what_is_over_its_age(
     clock.advance(91 * 86_400_000)
     await janitor.step()
     assert (await store.views.counts(TOPIC)).dead == 0
+
+
+@pytest.mark.corrupts
+async def test_a_dispatch_that_fails_pauses_its_own_topic_only(store: Store, raw: Redis) -> None:
+    await pending(store, 10)
+    await raw.set(store.keys.of("broken").meta, "no hash")
+    post = Post(store, "broken", TOPIC)
+    broken = post.slots.topics["broken"]
+    post.dispatcher._backoffs[broken]._pause = 60
+    post.dispatcher.ready("broken")
+    await until(lambda: broken in post.dispatcher._pausing)
+    calls = (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"]
+    post.dispatcher.ready("broken")  # it rests; nothing is asked for, and no room is kept for it
+    assert broken not in post.slots.ready
+    assert post.dispatcher.listens_to() == [TOPIC]
+    post.dispatcher.ready(TOPIC)
+    await until(lambda: len(post.slots.held) == 9)  # but one slot for the topic that rests
+    assert (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"] == calls + 1
+    await post.close()
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_was_mended_is_taken_from_after_its_pause(
+    store: Store, raw: Redis
+) -> None:
+    await pending(store, 3)
+    meta = store.keys.of(TOPIC).meta
+    await raw.rename(meta, "aside") if await raw.exists(meta) else None
+    await raw.set(meta, "no hash")
+    post = Post(store)
+    post.dispatcher.ready(TOPIC)
+    await until(lambda: post.dispatcher._pausing)
+    await raw.delete(meta)
+    await until(lambda: len(post.slots.held) == 3)
+    assert post.dispatcher._pausing == {}
+    await post.close()

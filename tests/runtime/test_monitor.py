@@ -15,7 +15,7 @@ from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.monitor import STOOD_STILL, Monitor
-from tests.lab.messages import LEASE, TOPIC, draft, leased, take
+from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, take
 from tests.runtime.stage import Seen, handler, on_servers
 
 if TYPE_CHECKING:
@@ -218,3 +218,49 @@ async def test_a_broken_topic_does_not_keep_the_others_from_being_taken_over(
         with suppress(ScriptFailed):  # the loop goes on, too
             await watch.step()
     assert [event.topic for event in watch.seen.of(events.TakenOver)] == [TOPIC]
+
+
+async def test_it_does_not_hold_back_again_and_again_for_a_loop_that_is_always_late(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store)
+    clock.advance(LEASE)
+    watch = Watch(store, lease=3.0)
+    for _ in range(2):  # the second time the first pause is over, and it comes late again
+        assert watch.seen.of(events.TakenOver) == []
+        watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        await watch.step()
+        watch.monitor._stood_still_at -= 1.6
+    assert len(watch.seen.of(events.TakenOver)) == 1
+
+
+async def test_it_holds_back_anew_when_its_process_stands_still_much_later(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store)
+    clock.advance(LEASE)
+    watch = Watch(store, lease=3.0)
+    for _ in range(2):
+        watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        assert await watch.step() == pytest.approx(1.5, abs=0.1)
+        watch.monitor._stood_still_at -= 6.1
+    assert watch.seen.of(events.TakenOver) == []
+
+
+@pytest.mark.corrupts
+async def test_a_message_about_which_nothing_can_be_decided_does_not_hide_the_others(
+    store: Store, clock: Clock, raw: Redis
+) -> None:
+    """Its dead letters have a wrong type, so it comes first and fails, at every turn."""
+    taken = await leased(store, 4)
+    first = min(taken, key=lambda one: one.id)  # equal deadlines: the order is that of the ids
+    crashed = codec.decode(first.record).crashed(FAILURE).crashed(FAILURE)
+    await raw.hset(store.keys.of(TOPIC).payload, first.id, codec.encode(crashed))
+    await raw.set(store.keys.of(TOPIC).dlq, "no list")
+    clock.advance(LEASE)
+    watch = Watch(store, max_crashes=3)
+    await watch.step()
+    retried = {event.id for event in watch.seen.of(events.Retried)}
+    assert retried == {one.id for one in taken if one is not first}
+    left = await raw.hkeys(store.keys.of(TOPIC).processing)
+    assert left == [first.id.encode()]

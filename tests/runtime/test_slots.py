@@ -321,3 +321,17 @@ def test_a_handler_is_stopped_once_and_only_while_it_runs() -> None:
     held.stop(Stopped.SHUTDOWN)
     assert strikes == [1]
     assert held.stopped is Stopped.LEASE_LOST
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 4, 10, 17, 100])
+@pytest.mark.parametrize("topics", [1, 2, 5, 10, 40])
+def test_no_more_is_taken_than_may_start_beside_topics_that_rest(
+    concurrency: int, topics: int
+) -> None:
+    """What could not start here, another worker could run at once."""
+    slots = make(*(f"t{number}" for number in range(topics)), concurrency=concurrency)
+    first = slots.topics["t0"]
+    taken = take_in(slots, first, slots.room(first))
+    assert run_all(slots) == taken
+    assert slots.waiting == 0
+    assert slots.room(first) == 0

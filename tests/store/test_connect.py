@@ -231,6 +231,8 @@ async def test_a_wrong_password_is_an_error_at_once_that_says_so(
         "redis://h?db=x&password=hunter2",
         "unix:///s.sock?password=hunter2&db=x",
         "rdis://h?password=hunter2",
+        "rdis://h?p%61ssword=hunter2",
+        "redis://h?db=x&p%61ssword=hunter2",
     ],
 )
 async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> None:
@@ -248,6 +250,8 @@ async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> 
         ("redis://user:hunter2@h", "redis://user:***@h"),
         ("unix://user:hunter2@/s.sock", "unix://user:***@/s.sock"),
         ("unix:///s.sock?password=hunter2&db=1", "unix:///s.sock?password=***&db=1"),
+        ("redis://h?p%61ssword=hunter2&db=1", "redis://h?p%61ssword=***&db=1"),
+        ("redis://h?PASSWORD=hunter2", "redis://h?PASSWORD=***"),
         ("embedded://./data", "embedded://./data"),
     ],
 )

@@ -417,3 +417,57 @@ async def test_the_token_grows_also_when_the_clock_was_far_ahead(
     (one,) = await leased(store)
     (two,) = await leased(store)
     assert ahead.token < one.token < two.token < 2**53
+
+
+async def hmgets(raw: Redis) -> int:
+    calls: int = (await raw.info("commandstats")).get("cmdstat_hmget", {"calls": 0})["calls"]
+    return calls
+
+
+@ONE_SERVER
+async def test_records_beyond_eight_mebibytes_are_not_read_and_wait_with_a_ring(
+    store: Store, raw: Redis
+) -> None:
+    """All at once would be one HMGET of 30 MB, however few of them fit."""
+    produced = []
+    for _ in range(5):
+        many = [draft("x" * 1_000_000) for _ in range(6)]
+        produced += [id for id, _ in await store.produce_normal_message(TOPIC, many)]
+    await raw.delete(store.keys.of(TOPIC).doorbell)
+    before = await hmgets(raw)
+    taken = await take(store, 200)
+    assert ids(taken) == produced[:8]
+    assert await hmgets(raw) - before == 4  # the counters, 8 records, 16 more, the leases
+    found = await snapshot(raw, TOPIC)
+    assert found.rung
+    assert len(found.leases) == 8
+    assert ids(await take(store, 200)) == produced[8:16]
+
+
+async def test_a_batch_of_small_records_comes_whole_and_in_order(store: Store) -> None:
+    produced = await pending(store, 100)
+    taken = await take(store, 100)
+    assert ids(taken) == produced
+    assert [message(one).id for one in taken] == produced
+    assert [one.token for one in taken] == sorted(one.token for one in taken)
+
+
+@pytest.mark.parametrize("missing", [0, 7, 8, 23, 50, 99])
+@ONE_SERVER
+async def test_a_missing_record_shifts_no_other_one_to_a_wrong_id(
+    store: Store, raw: Redis, missing: int
+) -> None:
+    produced = await pending(store, 100)
+    await raw.hdel(store.keys.of(TOPIC).payload, produced.pop(missing))
+    taken = await take(store, 100)
+    assert ids(taken) == produced
+    assert [message(one).id for one in taken] == produced
+
+
+@ONE_SERVER
+async def test_a_big_record_at_the_front_comes_alone_and_the_rest_together(store: Store) -> None:
+    store.limits = Limits(max_payload=20_000_000)
+    ((big, _),) = await store.produce_normal_message(TOPIC, [draft("x" * 9_000_000)])
+    small = await pending(store, 100)
+    assert ids(await take(store, 101)) == [big]
+    assert ids(await take(store, 101)) == small

@@ -310,3 +310,43 @@ async def test_one_reply_holds_eight_mebibytes(store: Store, clock: Clock) -> No
     for count in (8, 2, 0):
         late = await store.handle_timeout_message(TOPIC, "m1", count=10, recovery=60_000)
         assert len(late.messages) == count
+
+
+@ONE_SERVER
+async def test_records_beyond_eight_mebibytes_are_not_read_and_stay_due(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    """All at once would be one HMGET of 30 MB, however few of them fit."""
+
+    async def hmgets() -> int:
+        calls: int = (await raw.info("commandstats"))["cmdstat_hmget"]["calls"]
+        return calls
+
+    for _ in range(5):
+        await store.produce_normal_message(TOPIC, [draft("x" * 1_000_000) for _ in range(6)])
+    taken: list[Leased] = []
+    while more := await take(store, 30):
+        taken += more
+    clock.advance(LEASE)
+    before = await hmgets()
+    late = await take_over(store, count=100)
+    assert len(late) == 8
+    assert await hmgets() - before == 4  # 8 records, 16 more, the leases, the counters
+    while more_late := await take_over(store, count=100):
+        late += more_late
+    assert sorted(ids(late)) == sorted(ids(taken))
+
+
+@pytest.mark.parametrize("missing", [0, 7, 8, 50, 99])
+@ONE_SERVER
+async def test_a_missing_record_shifts_no_other_one_to_a_wrong_id(
+    store: Store, raw: Redis, clock: Clock, missing: int
+) -> None:
+    await leased(store, 100)
+    clock.advance(LEASE)
+    found = await raw.zrange(store.keys.of(TOPIC).expire_monitor, 0, -1)
+    due = [id.decode() for id in found if isinstance(id, bytes)]
+    await raw.hdel(store.keys.of(TOPIC).payload, due.pop(missing))
+    late = await take_over(store, count=100)
+    assert ids(late) == due
+    assert [codec.decode(one.record).id for one in late] == due

@@ -289,3 +289,33 @@ async def test_without_a_clock_of_the_tests_the_time_is_the_servers(
         assert looked.last == looked.now
         early = await real.produce_cron_message(TOPIC, looked.now + 1_000_000, draft())
         assert (early.last, early.id) == (looked.now, None)
+
+
+async def test_a_last_tick_more_than_a_minute_ahead_does_not_count(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    """A clock that was an hour ahead for a moment must not silence the schedule for an hour."""
+    await raw.hset(store.keys.of(TOPIC).meta, "tick", clock.now + 60_001)
+    tick = clock.now
+    ticked = await store.produce_cron_message(TOPIC, tick, draft())
+    assert ticked == Ticked(tick, tick, f"cron-{tick}")
+    assert (await snapshot(raw, TOPIC)).meta["tick"] == str(tick)
+
+
+async def test_a_look_past_a_last_tick_more_than_a_minute_ahead_notes_the_time(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    await raw.hset(store.keys.of(TOPIC).meta, "tick", clock.now + 60_001)
+    assert await store.produce_cron_message(TOPIC, 0) == Ticked(clock.now, clock.now, None)
+    assert (await snapshot(raw, TOPIC)).meta["tick"] == str(clock.now)
+
+
+async def test_a_last_tick_a_minute_ahead_counts(store: Store, raw: Redis, clock: Clock) -> None:
+    """A clock that was set back a little must not fire a tick twice."""
+    last = clock.now + 60_000
+    await raw.hset(store.keys.of(TOPIC).meta, "tick", last)
+    before = await snapshot(raw, TOPIC)
+    for given in (draft(), None):
+        ticked = await store.produce_cron_message(TOPIC, clock.now if given else 0, given)
+        assert ticked == Ticked(clock.now, last, None)
+    assert await snapshot(raw, TOPIC) == before

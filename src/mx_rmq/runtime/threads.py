@@ -62,8 +62,8 @@ class Call:
             self._thread = threading.get_ident()
         try:
             return self._function(*self._arguments)
-        except StopIteration as error:  # a future cannot carry it
-            raise RuntimeError("the handler raised StopIteration") from error
+        except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
+            raise RuntimeError(f"the handler raised {type(error).__name__}") from error
         finally:
             self._leave()
 

@@ -32,17 +32,18 @@ local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0,
 if #ids == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
-local records, bytes, fit, step = {}, 0, 0, 8
+local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
 repeat
-  local first, last = fit + 1, math.min(fit + step, #ids)
-  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, last))) do
+  local first = fit + 1
+  upto = math.min(fit + step, #ids)
+  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, upto))) do
     bytes = bytes + #(record or '')
     if bytes > 8388608 and fit > 0 then break end
     fit = first + i - 1
     records[fit] = record
   end
   step = step * 2
-until fit < last or fit == #ids
+until fit < upto or fit == #ids
 -- end
 
 local held = redis.call('HMGET', processing, unpack(ids))
