@@ -121,7 +121,8 @@ async def test_a_frozen_worker_wakes_after_its_lease_and_changes_nothing(
     ended = [line for line in team.history.lines("end") if line.pid == other.pid]
     assert sorted(line.id for line in ended) == sorted(ids)
     frozen.send(signal.SIGCONT)
-    await until(lambda: frozen.said().count("the lease is lost") == 5)
+    await until(lambda: frozen.said().count(": the lease is lost, __main__.") == 5)
+    assert "blocks the event loop" not in frozen.said()
     assert (await mq.admin.stats(TOPIC)).dead == 0
     assert frozen.end(signal.SIGTERM) == 0
     assert await empty(mq)

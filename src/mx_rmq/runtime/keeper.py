@@ -117,12 +117,15 @@ class Keeper:
                         await self.hand_back(store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
                         self._complaints.failed(error)
+                pause = None if idle else min(self._every / 2, 0.25)
+                began = time.monotonic()
                 try:
-                    async with asyncio.timeout(None if idle else min(self._every / 2, 0.25)):
+                    async with asyncio.timeout(pause):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
-                if idle:
+                # Nothing was heard because nothing ran, or because all of us stood still.
+                if pause is None or time.monotonic() - began > pause + BLOCKED_AFTER / 2:
                     self._heard_at = time.monotonic()
 
     async def extend(self, store: Store) -> None:
