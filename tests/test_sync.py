@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.lab.servers import Server
+    from tests.lab.servers import Kind, Server
 
 pytestmark = on_servers
 
@@ -285,3 +285,18 @@ def test_a_script_that_never_closes_ends_by_itself(mq: MessageQueue, server: Ser
     )
     assert b"Traceback" not in done.stderr
     assert pending(mq) == 1
+
+
+def test_a_process_that_ends_without_closing_it_says_nothing(kind: Kind, short_path: Path) -> None:
+    program = (
+        "from mx_rmq import MessageQueue\nMessageQueue('embedded://./d').sync.produce('t', 1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=short_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")

@@ -44,7 +44,14 @@ class Connection:
             await self.client.aclose()
         finally:
             if self.server is not None:
-                await asyncio.shield(asyncio.to_thread(self.server.stop))
+                await asyncio.shield(_stop(self.server))
+
+
+async def _stop(server: EmbeddedServer) -> None:
+    try:
+        await asyncio.to_thread(server.stop)
+    except RuntimeError:  # the interpreter is ending and starts no threads any more
+        server.stop()
 
 
 def check_url(url: str) -> None:
