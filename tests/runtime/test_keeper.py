@@ -151,7 +151,7 @@ async def test_a_message_whose_lease_was_lost_while_it_waited_is_never_run(
             await until(lambda: len(runs) == 301)
             slots = slots_of(worker)
             await until(lambda: slots.waiting > 0)
-            waiting = next(held for held in slots.held.values() if held.started_at is None)
+            waiting = next(held for held in slots.held if held.started_at is None)
             taken = await steal(mq, raw, waiting.claim.id)
             await seen.wait(events.LeaseLost, id=waiting.claim.id)
             gate.set()

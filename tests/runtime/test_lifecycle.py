@@ -96,7 +96,7 @@ async def test_what_is_complete_is_gone(store: Store) -> None:
     (held,) = await work.held()
     await work.apply([held], Complete())
     assert await work.counts() == (0, 0, 0, 0, 0)
-    assert work.slots.held == {}
+    assert not work.slots.held
     (event,) = work.seen.of(events.Completed)
     assert (event.topic, event.id, event.attempt) == (TOPIC, held.claim.id, 1)
     assert event.seconds >= 0
@@ -184,7 +184,7 @@ async def test_those_of_a_moment_share_a_call(
         await work.lifecycle.flush(10)
         assert proxy.count(b"EVAL") - before <= 6
         assert await work.counts() == (200, 200, 0, 0, 0)
-        assert work.slots.held == {}
+        assert not work.slots.held
 
 
 async def test_more_than_a_call_may_carry_take_several(store: Store) -> None:
@@ -237,7 +237,7 @@ async def test_a_stale_token_is_told_and_changes_nothing(store: Store, clock: Cl
     assert [event.id for event in lost] == [one.claim.id for one in held]
     assert [event.fence for event in lost] == [one.claim.token for one in held]
     assert work.seen.of(events.Completed) == []
-    assert work.slots.held == {}
+    assert not work.slots.held
     assert work.settled > 0
 
 
@@ -257,7 +257,7 @@ async def test_no_outcome_means_that_it_is_no_longer_ours(store: Store) -> None:
     (held,) = await work.held()
     work.lifecycle.settle(held, None)
     assert len(work.seen.of(events.LeaseLost)) == 1
-    assert work.slots.held == {}
+    assert not work.slots.held
     assert await work.counts() == (0, 0, 1, 0, 0)
 
 
@@ -279,7 +279,7 @@ async def test_what_does_not_get_through_is_settled_when_the_server_is_back(
         assert len(work.slots.held) == 2
         await proxy.__aenter__()
         await work.lifecycle.flush(10)
-        assert work.slots.held == {}
+        assert not work.slots.held
         assert work.lifecycle.abandoned == 0
         assert (await store.views.counts(TOPIC)).processing == 0
         assert work.seen.of(events.LeaseLost) == []
@@ -296,7 +296,7 @@ async def test_a_reply_that_was_lost_for_good_is_no_lost_lease(
         await work.apply(held, Complete())
         assert len(work.seen.of(events.Completed)) == 2
         assert work.seen.of(events.LeaseLost) == []
-        assert work.slots.held == {}
+        assert not work.slots.held
 
 
 async def test_closing_gives_up_what_the_server_does_not_take(
@@ -333,7 +333,7 @@ async def test_what_the_server_refuses_for_good_is_left_to_the_lease(
     await raw.set(store.keys.of(TOPIC).payload, "no hash")
     await work.apply(held, Complete())
     assert work.lifecycle.abandoned == 2
-    assert work.slots.held == {}
+    assert not work.slots.held
     assert "its lease will run out" in caplog.text
     await raw.rename("aside", store.keys.of(TOPIC).payload)
     assert (await store.views.counts(TOPIC)).processing == 2
@@ -347,7 +347,7 @@ async def test_who_waits_for_the_end_of_handlers_hears_of_what_was_given_up(
     held = await work.held(2)
     await raw.set(store.keys.of(TOPIC).payload, "no hash")
     await work.apply(held, Complete())
-    assert work.slots.held == {}
+    assert not work.slots.held
     assert work.settled > 0
 
 
@@ -367,5 +367,5 @@ async def test_one_that_cannot_be_settled_does_not_stop_the_others_of_its_call(
     told = [event.id for event in work.seen.of(events.Retried)]
     assert told == [one.claim.id for one in held if one is not bad]
     assert work.lifecycle.abandoned == 1
-    assert work.slots.held == {}
+    assert not work.slots.held
     assert f"{bad.claim.id} of topic {TOPIC} cannot be settled as RetryLater" in caplog.text

@@ -111,7 +111,7 @@ async def test_when_room_is_made_more_is_taken(post: Post) -> None:
     await pending(post.store, 12)
     post.dispatcher.ready(TOPIC)
     await until(lambda: len(post.slots.held) == 10)
-    for held in list(post.slots.held.values())[:5]:
+    for held in list(post.slots.held)[:5]:
         post.slots.topics[TOPIC].waiting.remove(held)
         post.slots.gone(held)
     post.dispatcher.fill()

@@ -104,7 +104,7 @@ class Handler:
             retry=_policy(where, retry),
         )
 
-    def arguments(self, payload: Any, delivery: Delivery) -> tuple[Any, ...]:
+    def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
         """Return what the function is called with, in its order."""
         if not self.wants_delivery:
             return (payload,) if self.wants_payload else ()

@@ -279,7 +279,7 @@ class Cast:
         self._lookout.listen_anew()
 
     def _on_lost(self, held: Held) -> None:
-        if held.key not in self._slots.held or held.settling:
+        if held not in self._slots.held or held.settling:
             return  # settled meanwhile, or about to be: that answer tells
         if held.interrupt is not None:
             held.stop(Stopped.LEASE_LOST)

@@ -12,8 +12,9 @@ import logging
 import os
 import random
 import time
+from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -38,7 +39,7 @@ from mx_rmq.runtime.threads import Interrupted, end_if_forked
 from mx_rmq.runtime.timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
@@ -49,6 +50,16 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+
+WAKE: Final = 8
+"""Consumers that are woken at once. A handler that never waits needs only one of them for all
+messages; while others wait, each consumer that starts a message sees to it that the next wakes."""
+
+_COMPLETE: Final = Complete()
+_RELEASE: Final = Release()
+
+_Call = Callable[["Held", "Message", Any], Awaitable[Any]]
 
 
 class Consumer:
@@ -74,25 +85,22 @@ class Consumer:
         self._timeouts = Timeouts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
+        self._delivered: dict[Delivery, Held] = {}
         self._call = {
-            topic.topic: around_handle(middleware, self._innermost(topic.handler))
-            for topic in slots.topics.values()
+            topic: self._caller(topic.handler, middleware) for topic in slots.topics.values()
         }
-        self._idle: list[asyncio.Future[Held]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._woken = 0
+        """Consumers that are about to ask for a message."""
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
 
     def start_ready(self) -> None:
-        """Run everything that may start now."""
-        while (held := self._slots.next()) is not None:
-            while self._idle:
-                waiter = self._idle.pop()
-                if not waiter.done():
-                    waiter.set_result(held)
-                    break
-            else:
-                self._start(held)
+        """Let everything run that may start now."""
+        most = min(WAKE, self._slots.startable())
+        while self._woken < most:
+            self._wake()
 
     def running(self) -> list[Held]:
         """Return what runs now."""
@@ -112,63 +120,75 @@ class Consumer:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _start(self, held: Held) -> None:
+    def _wake(self) -> None:
+        """Let one more consumer ask for a message."""
+        self._woken += 1
+        while self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
         task = self._clean.copy().run(
-            lambda: asyncio.create_task(self._consume(held), name="mx-rmq consumer")
+            lambda: asyncio.create_task(self._consume(), name="mx-rmq consumer")
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _consume(self, held: Held) -> None:
+    async def _consume(self) -> None:
         """Run one message after the other."""
         task = asyncio.current_task()
         if task is None:
             return
-        before = copy_context()
+        slots, running = self._slots, self._running
+        clean = copy_context()
+        self._woken -= 1
         while True:
-            self._running[task] = held
-            outcome: Outcome | None = Release()
+            held = slots.next()
+            if held is None:
+                waiter = self._loop.create_future()
+                self._idle.append(waiter)
+                await waiter
+                self._woken -= 1
+                continue
+            if self._woken < WAKE:
+                self.start_ready()
+            running[task] = held
+            outcome: Outcome | None = _RELEASE
             try:
                 outcome = await self._handle(held, task)
             except Exception as error:
                 logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.topic)
                 outcome = _set_aside(held, error)
             finally:
-                del self._running[task]
-                self._slots.finished(held)
+                del running[task]
+                slots.finished(held)
                 if not self._loop.is_closed():
                     self._settle(held, outcome)
-            more = None if _is_dirty(task, before) else self._slots.next()
-            self.start_ready()
-            if _is_dirty(task, before):
+            if _is_dirty(task, clean):
+                self.start_ready()
                 return
-            if more is None:
-                waiter: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
-                self._idle.append(waiter)
-                more = await waiter
-            held = more
 
     async def _handle(self, held: Held, task: asyncio.Task[None]) -> Outcome | None:
         """Return what became of a message; None: it is no longer this worker's."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return Release()  # we stood still, or were cut off: it may be somebody else's by now
-        topic, handler = held.topic.topic, held.topic.handler
+            return _RELEASE  # we stood still, or were cut off: it may be somebody else's by now
+        handler = held.topic.handler
         try:
-            message = held.message = codec.decode_as(held.record, topic, held.claim.id)
-            dead = expired(message, self._clock.now())
-            if dead is not None:
-                return dead
+            message = held.message = codec.decode_as(held.record, handler.topic, held.claim.id)
+            if message.ttl is not None:
+                dead = expired(message, self._clock.now())
+                if dead is not None:
+                    return dead
             payload = handler.decode(message.payload) if handler.wants_payload else None
         except DecodeError as unreadable:
             return Quarantine(unreadable)
-        delivery = self._delivery(held, message, payload)
         if handler.timeout is not None:
             self._timeouts.set(held, handler.timeout)
         held.interrupt = task.cancel
         error: BaseException | None = None
         try:
-            await self._call[topic](delivery)
+            await self._call[held.topic](held, message, payload)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -178,18 +198,21 @@ class Consumer:
         finally:
             end_if_forked(self._pid)
             held.interrupt = None
-            self._timeouts.clear(held)
+            if handler.timeout is not None:
+                self._timeouts.clear(held)
+        if error is None and held.stopped is None:
+            return _COMPLETE
         return self._outcome(held, message, error)
 
     def _outcome(self, held: Held, message: Message, error: BaseException | None) -> Outcome | None:
         if held.stopped is Stopped.LEASE_LOST:
             return None
         if error is None:
-            return Complete()
+            return _COMPLETE
         handler = held.topic.handler
         interrupted = isinstance(error, asyncio.CancelledError | Interrupted)
         if held.stopped is Stopped.SHUTDOWN and interrupted:
-            return Release()
+            return _RELEASE
         if held.stopped is Stopped.TIMEOUT and interrupted:
             timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
             error = timeout.with_traceback(error.__traceback__)
@@ -200,7 +223,20 @@ class Consumer:
         chance = random.random()  # noqa: S311 - jitter
         return Circumstances(now=self._clock.now(), worker=self._worker, chance=chance)
 
-    def _delivery(self, held: Held, message: Message, payload: Any) -> Delivery:
+    def _caller(self, handler: Handler, middleware: Sequence[Middleware]) -> _Call:
+        """Return how a handler is called: most need neither a Delivery nor middleware."""
+        function, arguments = handler.function, handler.arguments
+        innermost = self._innermost(handler)
+        handle = around_handle(middleware, innermost)
+        if handle is not innermost or handler.wants_delivery:
+            return lambda held, message, payload: self._deliver(held, message, payload, handle)
+        if not handler.is_async:
+            return lambda held, _, payload: self._in_thread(held, arguments(payload, None))
+        if handler.wants_payload:
+            return lambda held, message, payload: function(payload)
+        return lambda held, message, payload: function()
+
+    async def _deliver(self, held: Held, message: Message, payload: Any, handle: Handle) -> None:
         timeout = held.topic.handler.timeout
 
         def extend(seconds: float) -> float | None:
@@ -209,7 +245,7 @@ class Consumer:
             self._loop.call_soon_threadsafe(self._extend, held, seconds)
             return self._clock.now() / 1000 + seconds
 
-        return Delivery(
+        delivery = Delivery(
             id=message.id,
             topic=message.topic,
             payload=payload,
@@ -220,33 +256,36 @@ class Consumer:
             deadline=None if timeout is None else self._clock.now() / 1000 + timeout,
             extend=extend,
         )
+        self._delivered[delivery] = held
+        try:
+            await handle(delivery)
+        finally:
+            del self._delivered[delivery]
 
     def _extend(self, held: Held, seconds: float) -> None:
         if held.interrupt is not None:  # else it has ended meanwhile
             self._timeouts.set(held, seconds)
 
     def _innermost(self, handler: Handler) -> Handle:
+        """Return what stands inside all middleware."""
         function, arguments = handler.function, handler.arguments
-        if handler.is_async:
 
-            def call(delivery: Delivery) -> Any:
-                return function(*arguments(delivery.payload, delivery))
-
-            return call
-
-        async def call_in_thread(delivery: Delivery) -> Any:
-            held = self._slots.held[(delivery.topic, delivery.id, delivery.fence)]
-
-            def on_start(interrupt: Callable[[], None]) -> None:
-                held.interrupt = interrupt
-
-            cancel = held.interrupt
+        def call(delivery: Delivery) -> Any:
             given = arguments(delivery.payload, delivery)
-            result = await self._threads.run(function, given, on_start)
-            held.interrupt = cancel  # the thread has left; what follows is in the loop
-            return await result if asyncio.iscoroutine(result) else result
+            if handler.is_async:
+                return function(*given)
+            return self._in_thread(self._delivered[delivery], given)
 
-        return call_in_thread
+        return call
+
+    async def _in_thread(self, held: Held, given: tuple[Any, ...]) -> Any:
+        def on_start(interrupt: Callable[[], None]) -> None:
+            held.interrupt = interrupt
+
+        cancel = held.interrupt
+        result = await self._threads.run(held.topic.handler.function, given, on_start)
+        held.interrupt = cancel  # the thread has left; what follows is in the loop
+        return await result if asyncio.iscoroutine(result) else result
 
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:

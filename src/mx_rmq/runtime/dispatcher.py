@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Backoff, Complaints
-from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
 
 OUTSTANDING: Final = 2
 """Dispatch calls of a topic under way at once: while one is answered, the next is on its way."""
+
+BATCH: Final = 200
+"""Messages in one call. Enough to share its cost, few enough that the server, the handlers and the
+settling work at the same time, each on a batch of its own."""
 
 
 class Dispatcher:
@@ -97,7 +100,7 @@ class Dispatcher:
         return room > 0 and (not topic.waiting or room * 4 >= topic.limit)
 
     def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
-        count = min(room, MAX_BATCH)
+        count = min(room, BATCH)
         self._slots.ask(topic, count)
         self._calls[topic.topic] += 1
         task = asyncio.create_task(self._take(topic, count), name="mx-rmq dispatch")

@@ -132,7 +132,7 @@ class Keeper:
         """Extend what was not extended for a third of the lease; tell what is lost."""
         now = time.monotonic()
         due: dict[TopicSlots, list[Held]] = defaultdict(list)
-        for held in self._slots.held.copy().values():
+        for held in self._slots.held.copy():
             if now - held.extended_at >= self._every and not self._is_given_up(held, now):
                 due[held.topic].append(held)
 
@@ -141,9 +141,10 @@ class Keeper:
                 batch = due[topic][start : start + MAX_BATCH]
                 claims = [held.claim for held in batch]
                 lease = round(self._lease * 1000)
-                lost = set(await store.extend_lease(topic.topic, self._worker, claims, lease=lease))
+                lost = await store.extend_lease(topic.topic, self._worker, claims, lease=lease)
+                tokens = {claim.token for claim in lost}
                 for held in batch:
-                    if held.claim not in lost:
+                    if held.claim.token not in tokens:
                         held.extended_at = now
                     elif self._main_loop is not None:
                         self._main_loop.call_soon_threadsafe(self._on_lost, held)
@@ -168,7 +169,7 @@ class Keeper:
         if time.monotonic() - self._heard_at < max(self._lease, BLOCKED_AFTER):
             return
         waiting: dict[TopicSlots, list[Held]] = defaultdict(list)
-        for held in self._slots.held.copy().values():
+        for held in self._slots.held.copy():
             if held.started_at is None and not held.settling:
                 held.settling = True
                 if held.started_at is None:  # the loop has not come to it meanwhile

@@ -59,7 +59,7 @@ class Lifecycle:
         self._bus = bus
         self._worker = worker
         self._on_settled = on_settled
-        self._waiting: dict[str, dict[type, deque[tuple[Held, Outcome]]]] = {
+        self._waiting: dict[str, dict[type, deque[Held]]] = {
             topic: {
                 kind: deque() for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine)
             }
@@ -77,7 +77,8 @@ class Lifecycle:
             self._lost(held)
         if outcome is None or self._closed:
             return
-        self._waiting[topic][type(outcome)].append((held, outcome))
+        held.outcome = outcome
+        self._waiting[topic][type(outcome)].append(held)
         if topic not in self._flushing:
             task = asyncio.create_task(self._flush(topic), name="mx-rmq lifecycle")
             self._flushing[topic] = task
@@ -106,7 +107,7 @@ class Lifecycle:
         finally:
             del self._flushing[topic]
 
-    async def _insist(self, topic: str, kind: type, batch: list[tuple[Held, Outcome]]) -> None:
+    async def _insist(self, topic: str, kind: type, batch: list[Held]) -> None:
         """Make a call until it is answered."""
         backoff = Backoff()
         while True:
@@ -114,7 +115,7 @@ class Lifecycle:
                 answers = await self._apply(topic, kind, batch)
                 break
             except OutcomeUnknown:
-                for held, _ in batch:
+                for held in batch:
                     held.unsure = True
             except ServerUnavailable:
                 pass
@@ -128,37 +129,39 @@ class Lifecycle:
                     return
                 logger.exception(
                     "%s of topic %s cannot be settled as %s; its lease will run out",
-                    batch[0][0].claim.id,
+                    batch[0].claim.id,
                     topic,
                     kind.__name__,
                 )
                 self._give_up(batch)
                 return
             await asyncio.sleep(backoff.next())
-        for (held, outcome), answer in zip(batch, answers, strict=True):
-            if answer or held.unsure:
-                self._done(held, outcome)
-            else:
+        wanted = self._bus.wants(_EVENTS[kind])
+        for held, answer in zip(batch, answers, strict=True):
+            if answer is Settled.LOST and not held.unsure:
                 self._lost(held)
+                continue
+            self._slots.gone(held)
+            if wanted:
+                self._tell(held)
         self._on_settled()
 
-    async def _apply(
-        self, topic: str, kind: type, batch: list[tuple[Held, Outcome]]
-    ) -> list[Settled]:
+    async def _apply(self, topic: str, kind: type, batch: list[Held]) -> list[Settled]:
         store, worker = self._store, self._worker
         if kind is Complete:
-            return await store.complete_message(topic, worker, [held.claim for held, _ in batch])
+            return await store.complete_message(topic, worker, [held.claim for held in batch])
         if kind is Release:
-            released = [(held.claim, priority_of(held)) for held, _ in batch]
+            released = [(held.claim, priority_of(held)) for held in batch]
             return await store.release_message(topic, worker, released)
         if kind is RetryLater:
             retried = [
-                Retried(held.claim, outcome.message, outcome.delay)
-                for held, outcome in batch
-                if isinstance(outcome, RetryLater)
+                Retried(held.claim, held.outcome.message, held.outcome.delay)
+                for held in batch
+                if isinstance(held.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
-        ((held, outcome),) = batch
+        (held,) = batch
+        outcome = held.outcome
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, held.claim, outcome.message)]
         if isinstance(outcome, Quarantine):
@@ -172,12 +175,8 @@ class Lifecycle:
             return [await store.handle_parse_error(topic, worker, held.claim, about)]
         raise TypeError(f"{outcome!r} is not an outcome")
 
-    def _done(self, held: Held, outcome: Outcome) -> None:
-        self._slots.gone(held)
-        kind = _EVENTS[type(outcome)]
-        if not self._bus.wants(kind):
-            return
-        topic, id = held.topic.topic, held.claim.id
+    def _tell(self, held: Held) -> None:
+        topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
         attempt = 1 + (held.message.attempts if held.message else 0)
         if isinstance(outcome, Complete):
             seconds = time.monotonic() - (held.started_at or time.monotonic())
@@ -208,9 +207,9 @@ class Lifecycle:
             )
         )
 
-    def _give_up(self, batch: list[tuple[Held, Outcome]]) -> None:
+    def _give_up(self, batch: list[Held]) -> None:
         self.abandoned += len(batch)
-        for held, _ in batch:
+        for held in batch:
             self._slots.gone(held)
         self._on_settled()
 
@@ -228,14 +227,16 @@ def _traceback(outcome: RetryLater | DeadLetter) -> str:
     return outcome.message.errors[-1].traceback if outcome.error is not None else ""
 
 
-def _batch(kind: type, waiting: deque[tuple[Held, Outcome]]) -> list[tuple[Held, Outcome]]:
+def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
     """Take as many as one call may carry."""
     most = 1 if kind in (DeadLetter, Quarantine) else MAX_BATCH
+    if kind is not RetryLater:
+        return [waiting.popleft() for _ in range(min(most, len(waiting)))]
     batch = [waiting.popleft()]
-    size = len(batch[0][0].record)
+    size = len(batch[0].record)
     while waiting and len(batch) < most:
-        size += len(waiting[0][0].record)
-        if kind is RetryLater and size > BYTES:
+        size += len(waiting[0].record)
+        if size > BYTES:
             break
         batch.append(waiting.popleft())
     return batch

@@ -16,13 +16,12 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.store.answers import Claim
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
+    from mx_rmq.core.outcome import Outcome
     from mx_rmq.store.answers import Leased
 
 AHEAD: Final = 0.02
@@ -48,6 +47,7 @@ class Held:
         "extended_at",
         "interrupt",
         "message",
+        "outcome",
         "record",
         "settling",
         "started_at",
@@ -59,7 +59,7 @@ class Held:
 
     def __init__(self, topic: TopicSlots, leased: Leased, at: float) -> None:
         self.topic = topic
-        self.claim = Claim(leased.id, leased.token)
+        self.claim = leased
         self.record = leased.record
         self.message: Message | None = None
         """None until it is decoded."""
@@ -70,15 +70,12 @@ class Held:
         self.interrupt: Callable[[], object] | None = None
         """Interrupts the handler, while it runs."""
         self.stopped: Stopped | None = None
+        self.outcome: Outcome | None = None
+        """What has become of it, once that is decided."""
         self.settling = False
-        """Its outcome is decided, and on its way to the server."""
+        """Its outcome is on its way to the server."""
         self.unsure = False
         """A settling call was sent and never answered."""
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        """Return what no two held messages have in common."""
-        return (self.topic.topic, self.claim.id, self.claim.token)
 
     def stop(self, why: Stopped, *, again: bool = False) -> None:
         """Interrupt the handler if it runs: once, for the first reason, or `again`."""
@@ -98,7 +95,10 @@ class TopicSlots:
         self.running = 0
         self.held = 0
         """Messages that are here, or asked for: waiting, running, settling, on their way."""
-        self._finished = 0
+        self.in_turn = False
+        """It stands in the line of the topics of which something may start."""
+        self.finished = 0
+        """Handlers that have ended since the rate was last measured."""
         self._since = time.monotonic()
         self._rate = 0.0
 
@@ -107,13 +107,9 @@ class TopicSlots:
         now = time.monotonic()
         passed = now - self._since
         if passed >= MEASURE:
-            self._rate = (self._rate + self._finished / passed) / 2
-            self._finished, self._since = 0, now
+            self._rate = (self._rate + self.finished / passed) / 2
+            self.finished, self._since = 0, now
         return min(most, int(self._rate * AHEAD))
-
-    def finished(self) -> None:
-        """One more handler has ended."""
-        self._finished += 1
 
 
 class Slots:
@@ -126,19 +122,21 @@ class Slots:
             handler.topic: TopicSlots(handler, min(handler.concurrency or concurrency, concurrency))
             for handler in handlers
         }
-        self.held: dict[tuple[str, str, int], Held] = {}
-        """Every message that is leased to this worker, by topic, id and token.
+        self.held: dict[Held, None] = {}
+        """Every message that is leased to this worker, in the order in which they came.
 
         Read by the thread that keeps the leases: `held.copy()` is one atomic step.
         """
         self.ready: dict[TopicSlots, None] = {}
         """The topics of which more may be pending on the server, in order."""
         self.running = 0
+        self.waiting = 0
+        """Messages that are here and wait for a slot."""
         self._held = 0
         self._resting = len(self.topics)
         """Topics of which nothing runs."""
         self._turns: deque[TopicSlots] = deque()
-        """The topics that have something waiting, the next one first."""
+        """The topics below their limit that have something waiting, the next one first."""
 
     def room(self, topic: TopicSlots) -> int:
         """Return how many more messages of a topic may be taken now."""
@@ -159,43 +157,54 @@ class Slots:
         """Take in what came of `count` messages asked for at a time."""
         topic.held += len(messages) - count
         self._held += len(messages) - count
-        empty = not topic.waiting
         for leased in messages:
             held = Held(topic, leased, at)
-            self.held[held.key] = held
+            self.held[held] = None
             topic.waiting.append(held)
-        if empty and topic.waiting:
-            self._turns.append(topic)
+        self.waiting += len(messages)
+        self._line_up(topic)
+
+    def startable(self) -> int:
+        """Return how many messages may start now, at the most."""
+        return min(self.waiting, self.concurrency - self.running) if self._turns else 0
 
     def next(self) -> Held | None:
         """Give the message that shall run next a slot; None: nothing may start now."""
-        for _ in range(len(self._turns) if self.running < self.concurrency else 0):
-            topic = self._turns.popleft()
-            if not topic.waiting:
+        turns = self._turns
+        free = self.concurrency - self.running
+        for _ in range(len(turns) if free > 0 else 0):
+            topic = turns.popleft()
+            if topic.running and self._resting and free <= self._left_free(topic):
+                turns.append(topic)
                 continue
-            if not self._may_start(topic):
-                self._turns.append(topic)
+            topic.in_turn = False
+            if not topic.waiting:  # they were taken back
                 continue
             held = topic.waiting.popleft()
-            if topic.waiting:
-                self._turns.append(topic)
-            self._resting -= topic.running == 0
+            self.waiting -= 1
+            if not topic.running:
+                self._resting -= 1
             topic.running += 1
             self.running += 1
+            self._line_up(topic)
             return held
         return None
 
     def finished(self, held: Held) -> None:
         """Its handler has ended: the slot is free, and the message is on its way out."""
-        held.topic.running -= 1
-        self._resting += held.topic.running == 0
-        held.topic.finished()
+        topic = held.topic
+        topic.finished += 1
+        topic.running -= 1
         self.running -= 1
+        if not topic.running:
+            self._resting += 1
         held.settling = True
+        self._line_up(topic)
 
     def gone(self, held: Held) -> None:
         """It is settled, or no longer this worker's."""
-        if self.held.pop(held.key, None) is not None:
+        if held in self.held:
+            del self.held[held]
             held.topic.held -= 1
             self._held -= 1
 
@@ -205,6 +214,7 @@ class Slots:
         for topic in self.topics.values():
             while topic.waiting and topic.waiting[0].taken_at < taken_before:
                 taken.append(topic.waiting.popleft())
+        self.waiting -= len(taken)
         for held in taken:
             held.settling = True
         return taken
@@ -213,18 +223,14 @@ class Slots:
         """Drop a waiting message that is somebody else's now."""
         if held in held.topic.waiting:
             held.topic.waiting.remove(held)
+            self.waiting -= 1
         self.gone(held)
 
-    @property
-    def waiting(self) -> int:
-        """How many messages wait for a slot."""
-        return sum(len(topic.waiting) for topic in self.topics.values())
-
-    def _may_start(self, topic: TopicSlots) -> bool:
-        free = self.concurrency - self.running
-        if free <= 0 or topic.running >= topic.limit:
-            return False
-        return topic.running == 0 or free > self._left_free(topic)
+    def _line_up(self, topic: TopicSlots) -> None:
+        """Put a topic at the end of the line, if one more of its messages may run."""
+        if topic.waiting and not topic.in_turn and topic.running < topic.limit:
+            topic.in_turn = True
+            self._turns.append(topic)
 
     def _left_free(self, topic: TopicSlots, but: int = 0) -> int:
         """Return how many slots a topic leaves to those of which nothing runs, `but` some."""

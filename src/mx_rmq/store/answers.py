@@ -94,7 +94,7 @@ class TimedOut(NamedTuple):
 class Retried(NamedTuple):
     """A failed message, as it shall wait for its next attempt."""
 
-    claim: Claim
+    claim: Held
     message: Message
     delay: int
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.wire import Wires
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +64,10 @@ class Caller:
         patience: float,
         link: Link | None = None,
         reply_within: float = REPLY_WITHIN,
+        wires: Wires | None = None,
     ) -> None:
         self._send: Callable[..., Awaitable[Any]] = client.execute_command
+        self._wires = wires
         self._patience = patience
         self._link = link or Link()
         self._reply_within = reply_within
@@ -116,9 +119,15 @@ class Caller:
     async def _run_once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         count = len(keys)
         try:
-            return await self._execute("EVALSHA", script.sha, count, *keys, *args)
+            return await self._evaluate("EVALSHA", script.sha, count, *keys, *args)
         except redis_errors.NoScriptError:
-            return await self._execute("EVAL", script.source, count, *keys, *args)
+            return await self._evaluate("EVAL", script.source, count, *keys, *args)
+
+    async def _evaluate(self, *words: Value) -> Any:
+        if self._wires is None:
+            return await self._execute(*words)
+        async with self._free:
+            return await self._wires.send(words, self._reply_within)
 
     async def _execute(self, *words: Value) -> Any:
         """Send one command on a connection that nobody else uses; wait for the reply.

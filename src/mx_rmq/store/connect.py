@@ -18,6 +18,7 @@ from redis.backoff import NoBackoff
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.store.wire import Wires
 
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
@@ -33,14 +34,22 @@ SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix", "embedded")
 
 @dataclass(slots=True)
 class Connection:
-    """A client, and the server behind it if that is our own."""
+    """A client, wires for the script calls, and the server behind them if that is our own."""
 
     client: RedisClient
     server: EmbeddedServer | None = None
+    wires: Wires | None = None
+
+    @classmethod
+    def of(cls, client: RedisClient, server: EmbeddedServer | None = None) -> Connection:
+        """Return a client with wires like its own connections."""
+        return cls(client, server, Wires(client.connection_pool.make_connection))
 
     async def close(self) -> None:
-        """Close the client, then stop the server if we started it."""
+        """Close all connections, then stop the server if we started it."""
         try:
+            if self.wires is not None:
+                await self.wires.close()
             await self.client.aclose()
         finally:
             if self.server is not None:
@@ -66,8 +75,8 @@ async def connect(url: str) -> Connection:
     scheme, rest = _parts(url)
     if scheme == "embedded":
         server = await _start(rest)
-        return Connection(_client(server.url), server)
-    return Connection(_client(f"{scheme}://{rest}"))
+        return Connection.of(_client(server.url), server)
+    return Connection.of(_client(f"{scheme}://{rest}"))
 
 
 def _parts(url: str) -> tuple[str, str]:
@@ -83,11 +92,13 @@ def _parts(url: str) -> tuple[str, str]:
     return {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme), rest
 
 
-def another(client: RedisClient) -> RedisClient:
-    """Return a client like this one, with connections of its own."""
-    pool = client.connection_pool
+def another(connection: Connection) -> Connection:
+    """Return a connection like this one, with sockets of its own."""
+    pool = connection.client.connection_pool
     options = dict(pool.connection_kwargs)
-    return Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
+    return Connection.of(
+        Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
+    )
 
 
 async def _start(directory: str) -> EmbeddedServer:

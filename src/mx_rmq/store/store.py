@@ -72,7 +72,11 @@ class Store(Transitions):
             reply_within = min(REPLY_WITHIN, max(1.0, patience))
             link = Link()
             caller = Caller(
-                connection.client, patience=patience, link=link, reply_within=reply_within
+                connection.client,
+                patience=patience,
+                link=link,
+                reply_within=reply_within,
+                wires=connection.wires,
             )
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
@@ -95,9 +99,9 @@ class Store(Transitions):
 
         Close it before this one: if the server is embedded, it stops with this one.
         """
-        connection = Connection(another(self._connection.client))
+        connection = another(self._connection)
         link = Link()
-        caller = Caller(connection.client, patience=patience, link=link)
+        caller = Caller(connection.client, patience=patience, link=link, wires=connection.wires)
         return Store(
             connection,
             caller,

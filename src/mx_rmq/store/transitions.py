@@ -261,7 +261,7 @@ class Transitions:
         return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
 
     async def release_message(
-        self, topic: str, worker: str, claims: Sequence[tuple[Claim, Priority]]
+        self, topic: str, worker: str, claims: Sequence[tuple[Held, Priority]]
     ) -> list[Settled]:
         """Hand unfinished messages back to the front of the queue, in the order given."""
         items = [(claim.id, claim.token, _level(priority)) for claim, priority in claims]
@@ -304,7 +304,7 @@ class Transitions:
 
     # processing -> dead, quarantined
 
-    async def move_to_dlq(self, topic: str, worker: str, claim: Claim, message: Message) -> Settled:
+    async def move_to_dlq(self, topic: str, worker: str, claim: Held, message: Message) -> Settled:
         """Archive a message that gets no further attempt; it says why in `reason`."""
         _same(message, topic, claim.id)
         return await self._archive(
@@ -318,7 +318,7 @@ class Transitions:
         )
 
     async def handle_parse_error(
-        self, topic: str, worker: str, claim: Claim, error: Quarantined
+        self, topic: str, worker: str, claim: Held, error: Quarantined
     ) -> Settled:
         """Set a message aside whose bytes cannot be read."""
         return await self._archive(

@@ -1,0 +1,166 @@
+"""Connections for script calls: the bytes of a call out, the reply in, and little between them.
+
+The client library connects (sockets, TLS, login, database) and then steps aside: its own way of
+sending and reading costs more than everything else in a call. See docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import hiredis
+from redis import exceptions as redis_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from mx_rmq.store.script import Value
+
+_NOT_YET: Final = object()
+
+
+class Wire(asyncio.Protocol):
+    """One connection. It carries one call at a time."""
+
+    def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._replies = hiredis.Reader(
+            protocolError=redis_errors.InvalidResponse,
+            replyError=connection._parser.parse_error,
+            notEnoughData=_NOT_YET,
+        )
+        self._waiter: asyncio.Future[Any] | None = None
+        self.is_open = True
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+        """Done when the connection is no more."""
+
+    @classmethod
+    async def open(cls, connection: AbstractConnection) -> Wire:
+        """Connect and log in; from then on nobody but the wire reads from the connection."""
+        await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
+        writer = connection._writer  # there is no public way to it
+        if writer is None:
+            raise redis_errors.ConnectionError("lost while connecting to the server")
+        transport = cast("asyncio.Transport", writer.transport)
+        wire = cls(connection, transport)
+        transport.set_protocol(wire)
+        if transport.is_closing():  # it broke before anybody could tell us
+            wire.connection_lost(None)
+        return wire
+
+    async def ask(self, call: bytes, within: float) -> Any:
+        """Send a call and wait for its reply. Whatever interrupts that, ends the connection."""
+        waiter = self._waiter = self._loop.create_future()
+        self._transport.write(call)
+        overdue = self._loop.call_later(within, self._overdue, within)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            self.close()  # or the reply would be taken for another call's
+            raise
+        finally:
+            overdue.cancel()
+            self._waiter = None
+
+    def close(self) -> None:
+        """Hang up."""
+        self.is_open = False
+        self._transport.abort()
+        self._part()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come."""
+        self._replies.feed(data)
+        try:
+            while (reply := self._replies.gets()) is not _NOT_YET:
+                if not isinstance(reply, hiredis.PushNotification):
+                    self._answer(reply)
+        except redis_errors.InvalidResponse as error:
+            self._answer(redis_errors.ConnectionError(f"the reply cannot be read: {error}"))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other side has hung up, or we have."""
+        self.is_open = False
+        if not self.gone.done():
+            self.gone.set_result(None)
+        why = f": {exc}" if exc is not None else ""
+        self._answer(redis_errors.ConnectionError(f"the connection was lost{why}"))
+        self._part()
+
+    def _part(self) -> None:
+        """Tell the client library's connection, which would complain that nobody closed it."""
+        self._connection._close()  # type: ignore[no-untyped-call]
+
+    def _answer(self, reply: Any) -> None:
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if isinstance(reply, Exception):
+            waiter.set_exception(reply)
+        else:
+            waiter.set_result(reply)
+
+    def _overdue(self, within: float) -> None:
+        self._answer(redis_errors.TimeoutError(f"no reply within {within:g} s"))
+        self.close()
+
+
+class Wires:
+    """As many wires to one server as there are calls at the same time."""
+
+    def __init__(self, connect: Callable[[], AbstractConnection]) -> None:
+        self._connect = connect
+        self._idle: list[Wire] = []
+        self._all: set[Wire] = set()
+
+    async def send(self, words: tuple[Value, ...], within: float) -> Any:
+        """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
+        call = _pack(words)
+        wire = self._idle.pop() if self._idle else await self._open(within)
+        try:
+            return await wire.ask(call, within)
+        finally:
+            if wire.is_open:
+                self._idle.append(wire)
+
+    async def close(self) -> None:
+        """Hang up everywhere."""
+        wires = list(self._all)
+        for wire in wires:
+            wire.close()
+        if wires:
+            await asyncio.wait([wire.gone for wire in wires], timeout=1.0)
+
+    async def _open(self, within: float) -> Wire:
+        try:
+            async with asyncio.timeout(within):
+                wire = await Wire.open(self._connect())
+        except TimeoutError as error:
+            raise redis_errors.TimeoutError("no answer when connecting to the server") from error
+        self._all.add(wire)
+        wire.gone.add_done_callback(lambda _: self._forget(wire))
+        return wire
+
+    def _forget(self, wire: Wire) -> None:
+        self._all.discard(wire)
+        if wire in self._idle:
+            self._idle.remove(wire)
+
+
+def _pack(words: tuple[Value, ...]) -> bytes:
+    """Return a command as the server reads it."""
+    pack = cast("Callable[[tuple[Value, ...]], bytes]", hiredis.pack_command)
+    try:
+        return pack(words)
+    except UnicodeEncodeError:  # an id that is not text: its bytes go back as they came
+        return pack(tuple(_exact(word) for word in words))
+
+
+def _exact(word: Value) -> Value:
+    return word.encode("utf-8", "surrogateescape") if isinstance(word, str) else word
