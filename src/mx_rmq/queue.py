@@ -198,7 +198,9 @@ class MessageQueue:
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
-        self._produce = around_produce(self._middleware, self._send)
+        around = around_produce(self._middleware, self._send_each)
+        self._around = None if around == self._send_each else around
+        """What stands around a produce; None: nothing."""
 
     # opening and closing
 
@@ -284,23 +286,22 @@ class MessageQueue:
 
         An own `id` that is taken makes no second message; the id is returned all the same.
         """
-        (produced,) = await self._produce(
-            [
-                Outgoing(
-                    topic=topic,
-                    payload=payload,
-                    id=id,
-                    delay=delay,
-                    at=_timestamp(at),
-                    priority=priority,
-                    ttl=ttl,
-                    max_attempts=max_attempts,
-                    retry=retry,
-                    headers=headers or {},
-                )
-            ]
-        )
-        return produced
+        if self._around is not None:
+            outgoing = Outgoing(
+                topic=topic,
+                payload=payload,
+                id=id,
+                delay=delay,
+                at=_timestamp(at),
+                priority=priority,
+                ttl=ttl,
+                max_attempts=max_attempts,
+                retry=retry,
+                headers=headers or {},
+            )
+            return (await self._around([outgoing]))[0]
+        fields = _fields(delay, _timestamp(at), priority, ttl, max_attempts, retry, headers or {})
+        return await self._send_one(topic, self._draft(payload, id, fields))
 
     async def produce_many(
         self,
@@ -328,36 +329,65 @@ class MessageQueue:
         payloads = list(payloads)
         if ids is not None and len(ids) != len(payloads):
             raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
-        due = _timestamp(at)
+        due, headers = _timestamp(at), headers or {}
+        own = [None] * len(payloads) if ids is None else ids
+        if self._around is None:
+            fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers)
+            return await self._send_all(
+                [
+                    (topic, self._draft(payload, id, fields))
+                    for payload, id in zip(payloads, own, strict=True)
+                ]
+            )
         outgoing = [
             Outgoing(
                 topic=topic,
                 payload=payload,
-                id=None if ids is None else ids[number],
+                id=id,
                 delay=delay,
                 at=due,
                 priority=priority,
                 ttl=ttl,
                 max_attempts=max_attempts,
                 retry=retry,
-                headers=headers or {},
+                headers=headers,
             )
-            for number, payload in enumerate(payloads)
+            for payload, id in zip(payloads, own, strict=True)
         ]
-        return await self._produce(outgoing) if outgoing else []
+        return await self._around(outgoing) if outgoing else []
 
-    async def _send(self, messages: Sequence[Outgoing]) -> list[str]:
+    async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
         """Produce what has come through all middleware."""
-        store, producer = self.store, self._producer
-        if producer is None:
-            raise NotOpen("the queue is being closed")
-        drafts = [(message.topic, self._draft(store, message)) for message in messages]
+        drafts = [
+            (
+                one.topic,
+                self._draft(
+                    one.payload,
+                    one.id,
+                    _fields(
+                        one.delay,
+                        one.at,
+                        one.priority,
+                        one.ttl,
+                        one.max_attempts,
+                        one.retry,
+                        one.headers,
+                    ),
+                ),
+            )
+            for one in messages
+        ]
         if len(drafts) == 1:
-            ((topic, draft),) = drafts
-            return [(await producer.produce(topic, draft)).id]
+            return [await self._send_one(*drafts[0])]
+        return await self._send_all(drafts)
+
+    async def _send_one(self, topic: str, draft: Draft) -> str:
+        return (await self._open_producer().produce(topic, draft)).id
+
+    async def _send_all(self, drafts: list[tuple[str, Draft]]) -> list[str]:
+        store, producer = self.store, self._open_producer()
         ids: list[str] = []
-        topics = {topic for topic, _ in drafts}
-        for topic in topics:
+        for topic in {topic for topic, _ in drafts}:
             store.keys.of(topic)  # refuses a bad name
         for topic, chunk in _by_topic(drafts):
             try:
@@ -369,25 +399,38 @@ class MessageQueue:
                 raise PartlyProduced(str(error), ids, unknown, len(drafts)) from error
         return ids
 
-    def _draft(self, store: Store, message: Outgoing) -> Draft:
-        if message.delay is not None and message.at is not None:
-            raise InvalidInput(
-                f"delay={message.delay!r} and at={message.at!r} are both given; one decides"
-            )
-        if message.id is not None:
-            check_id(message.id)
-        retry = None if message.retry is None else as_dict(policy_of(message.retry))
-        return store.draft(
-            message.payload,
-            id=message.id,
-            priority=message.priority,
-            delay=_ms("delay", message.delay) or 0,
-            at=_ms("at", message.at),
-            ttl=_ms("ttl", message.ttl, least=0.001),
-            max_attempts=message.max_attempts,
-            retry=retry,
-            headers=message.headers,
-        )
+    def _open_producer(self) -> Producer:
+        if self._producer is None:
+            raise NotOpen("the queue is being closed")
+        return self._producer
+
+    def _draft(self, payload: Any, id: str | None, fields: dict[str, Any]) -> Draft:
+        if id is not None:
+            check_id(id)
+        return self.store.draft(payload, id=id, **fields)
+
+
+def _fields(
+    delay: float | None,
+    at: float | None,
+    priority: str,
+    ttl: float | None,
+    max_attempts: int | None,
+    retry: Any,
+    headers: dict[str, str],
+) -> dict[str, Any]:
+    """Return the options of a produce as a draft has them; refuse wrong ones."""
+    if delay is not None and at is not None:
+        raise InvalidInput(f"delay={delay!r} and at={at!r} are both given; one decides")
+    return {
+        "priority": priority,
+        "delay": _ms("delay", delay) or 0,
+        "at": _ms("at", at),
+        "ttl": _ms("ttl", ttl, least=0.001),
+        "max_attempts": max_attempts,
+        "retry": None if retry is None else as_dict(policy_of(retry)),
+        "headers": headers,
+    }
 
 
 def _by_topic(drafts: list[tuple[str, Draft]]) -> Iterable[tuple[str, list[Draft]]]:

@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, PayloadTooLarge
-from mx_rmq.core.message import Draft, State
+from mx_rmq.core.message import State
 from mx_rmq.store.answers import Placed, Ticked
 from mx_rmq.store.store import Store
 from tests.lab.broken import assert_refused
@@ -266,7 +266,7 @@ async def test_a_draft_that_cannot_be_a_ticks_message_is_refused(
         with pytest.raises(InvalidInput):
             await store.produce_cron_message(TOPIC, clock.now, bad)
     with pytest.raises(InvalidInput, match="is not JSON"):
-        await store.produce_cron_message(TOPIC, clock.now, Draft(payload=msgspec.Raw(b"{broken")))
+        await store.produce_cron_message(TOPIC, clock.now, store.draft(msgspec.Raw(b"{broken")))
     store.limits = Limits(max_payload=10)
     with pytest.raises(PayloadTooLarge):
         await store.produce_cron_message(TOPIC, clock.now, draft("x" * 10))

@@ -9,7 +9,6 @@ import pytest
 
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import Draft
 from mx_rmq.store.answers import Placed
 from tests.lab.messages import TOPIC, Priority, draft, drafts, pending
 from tests.lab.snapshot import Snapshot, snapshot
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.core.message import Draft
     from mx_rmq.store.answers import Produced
     from mx_rmq.store.store import Store
 
@@ -91,5 +91,5 @@ async def test_a_short_window_does_not_end_a_long_one(store: Store, raw: Redis) 
 async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis) -> None:
     for bad in (b"{broken", b'1,"attempts":9', b'"\xff"', b""):
         with pytest.raises(InvalidInput, match="is not JSON"):
-            await store.produce_normal_message(TOPIC, [Draft(payload=msgspec.Raw(bad))])
+            await store.produce_normal_message(TOPIC, [store.draft(msgspec.Raw(bad))])
     assert await raw.dbsize() == 0

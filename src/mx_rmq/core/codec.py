@@ -63,17 +63,6 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
     return msgspec.Raw(data)
 
 
-def check_json(raw: msgspec.Raw) -> None:
-    """Refuse raw bytes that are not one JSON value: they would make the record unreadable."""
-    data = bytes(raw)
-    try:
-        if not data.isascii():
-            data.decode()
-        _raw_decoder.decode(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"the payload {data[:40]!r} is not JSON: {error}") from error
-
-
 def encode(message: Message) -> bytes:
     """Encode a message as its record."""
     try:

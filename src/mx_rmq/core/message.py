@@ -50,6 +50,9 @@ class Priority(StrEnum):
     LOW = "low"
 
 
+_PRIORITIES: Final = frozenset(Priority)
+
+
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """One failed attempt."""
 
@@ -72,10 +75,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message that is not produced yet."""
 
     payload: msgspec.Raw
+    """Made by `codec.encode_payload`, which has checked it; nobody checks it again."""
     id: str | None = None
     """The caller's own id; None: one is made."""
     priority: Priority = Priority.NORMAL
@@ -90,22 +94,22 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if self.priority not in set(Priority):
+        if self.priority not in _PRIORITIES:
             raise InvalidInput(f"priority={self.priority!r} is not one of {', '.join(Priority)}")
-        _check("delay", self.delay, 0)
+        if type(self.delay) is not int or self.delay:
+            _check("delay", self.delay, 0)
         if self.delay and self.at is not None:
             raise InvalidInput(f"delay={self.delay} and at={self.at} are both given; one decides")
-        if not _is_texts(self.headers):
+        if self.headers != {} and not _is_texts(self.headers):
             raise InvalidInput(f"headers={self.headers!r:.80} is not a dict of str to str")
         if self.retry is not None and not isinstance(self.retry, dict):
             raise InvalidInput(f"retry={self.retry!r:.80} is not a dict")
-        for name, value, least in (
-            ("at", self.at, 0),
-            ("ttl", self.ttl, 1),
-            ("max_attempts", self.max_attempts, 1),
-        ):
-            if value is not None:
-                _check(name, value, least)
+        if self.at is not None:
+            _check("at", self.at, 0)
+        if self.ttl is not None:
+            _check("ttl", self.ttl, 1)
+        if self.max_attempts is not None:
+            _check("max_attempts", self.max_attempts, 1)
 
     def message(self, topic: str, id: str) -> Message:
         """Return the message that this becomes."""
@@ -122,7 +126,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
     """One message, as it is stored."""
 
     v: int

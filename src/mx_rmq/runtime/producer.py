@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import InvalidInput, ProduceUnknown, QueueFull
 from mx_rmq.store.transitions import MAX_BATCH
@@ -27,17 +27,18 @@ ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
 
 
-class _Waiting(NamedTuple):
-    draft: Draft
-    done: asyncio.Future[Produced]
+_Waiting = tuple["Draft", "asyncio.Future[Produced]"]
 
 
 class _Line:
     """What waits to be produced to one topic, by one script."""
 
+    __slots__ = ("busy", "waiting")
+
     def __init__(self) -> None:
+        self.busy = False
+        """A call is under way, or about to be made."""
         self.waiting: deque[_Waiting] = deque()
-        self.task: asyncio.Task[None] | None = None
 
 
 class Producer:
@@ -46,16 +47,25 @@ class Producer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: dict[tuple[str, bool], _Line] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._quiet = asyncio.Event()
 
     async def produce(self, topic: str, draft: Draft) -> Produced:
         """Produce one message, together with those that others produce at this moment."""
-        self._store.keys.of(topic)  # refuses a bad name
-        line = self._lines.setdefault((topic, is_delayed(draft)), _Line())
-        waiting = _Waiting(draft, asyncio.get_running_loop().create_future())
-        line.waiting.append(waiting)
-        if line.task is None:
-            line.task = asyncio.create_task(self._send(topic, line), name="mx-rmq producer")
-        return await waiting.done
+        line = self._lines.get((topic, is_delayed(draft)))
+        if line is None:
+            self._store.keys.of(topic)  # refuses a bad name
+            line = self._lines[topic, is_delayed(draft)] = _Line()
+        if line.busy:
+            done: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
+            line.waiting.append((draft, done))
+            return await done
+        line.busy = True
+        try:
+            (produced,) = await self.send(topic, [draft])
+        finally:
+            self._go_on(topic, line)
+        return produced
 
     async def send(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
         """Produce messages of one kind by one call: see `chunks`."""
@@ -65,28 +75,41 @@ class Producer:
 
     async def close(self) -> None:
         """Wait until nothing waits any more."""
-        while tasks := [line.task for line in self._lines.values() if line.task is not None]:
-            await asyncio.wait(tasks)
+        while any(line.busy for line in self._lines.values()):
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def _go_on(self, topic: str, line: _Line) -> None:
+        """A caller has his answer: send what has come meanwhile."""
+        if not line.waiting:
+            line.busy = False
+            self._quiet.set()
+            return
+        task = asyncio.create_task(self._send(topic, line), name="mx-rmq producer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _send(self, topic: str, line: _Line) -> None:
         try:
             while line.waiting:
                 batch = [line.waiting.popleft()]
-                size = _size(batch[0].draft)
+                size = _size(batch[0][0])
                 while line.waiting and len(batch) < MAX_BATCH:
-                    size += _size(line.waiting[0].draft)
+                    size += _size(line.waiting[0][0])
                     if size > BYTES:
                         break
                     batch.append(line.waiting.popleft())
                 await self._send_batch(topic, batch)
+                await asyncio.sleep(0)  # those who have their answers may come again, together
         finally:
-            line.task = None
+            line.busy = False
+            self._quiet.set()
             while line.waiting:  # only if the event loop ends
-                line.waiting.popleft().done.cancel()
+                line.waiting.popleft()[1].cancel()
 
     async def _send_batch(self, topic: str, batch: list[_Waiting]) -> None:
         try:
-            produced = await self.send(topic, [one.draft for one in batch])
+            produced = await self.send(topic, [draft for draft, _ in batch])
         except (QueueFull, InvalidInput) as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
@@ -102,9 +125,9 @@ class Producer:
             if not isinstance(error, Exception):
                 raise
         else:
-            for one, answer in zip(batch, produced, strict=True):
-                if not one.done.done():
-                    one.done.set_result(answer)
+            for (_, done), answer in zip(batch, produced, strict=True):
+                if not done.done():
+                    done.set_result(answer)
 
 
 def is_delayed(draft: Draft) -> bool:
@@ -116,21 +139,24 @@ def chunks(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
     """Cut a sequence of drafts into parts that one call may carry, in order."""
     chunk: list[Draft] = []
     size = 0
+    delayed = bool(drafts) and is_delayed(drafts[0])
     for draft in drafts:
-        size += _size(draft)
+        own = _size(draft)
+        size += own
         full = len(chunk) == MAX_BATCH or size > BYTES
-        if chunk and (full or is_delayed(draft) != is_delayed(chunk[0])):
+        if chunk and (full or is_delayed(draft) != delayed):
             yield chunk
-            chunk, size = [], _size(draft)
+            chunk, size, delayed = [], own, is_delayed(draft)
         chunk.append(draft)
     if chunk:
         yield chunk
 
 
 def _size(draft: Draft) -> int:
-    return memoryview(draft.payload).nbytes + ENVELOPE
+    return len(draft.payload) + ENVELOPE
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:
-    if not one.done.done():
-        one.done.set_exception(error)
+    _, done = one
+    if not done.done():
+        done.set_exception(error)

@@ -265,7 +265,7 @@ class Audit:
     ) -> list[Places]:
         script = load("inspect_message")
         names = [getattr(keys, name) for name in script.keys]
-        args = script.arguments({"walk": int(walk)}, ((id,) for id in ids))
+        args = script.arguments({"walk": int(walk)}, list(ids))
         reply = await self._caller.run(script, names, args)
         return [Places(*(code - ord("0") for code in counts)) for counts in reply]
 

@@ -42,9 +42,7 @@ async def _missing(caller: Caller, keys: Keys) -> dict[str, str]:
     script = load("preflight")
     wanted = sorted(set().union(*(load(name).commands for name in names())) - {"SADD", "SREM"})
     try:
-        reply = await caller.run(
-            script, [keys.scratch], script.arguments({}, ((w,) for w in wanted))
-        )
+        reply = await caller.run(script, [keys.scratch], script.arguments({}, list(wanted)))
     except ScriptFailed as error:
         if isinstance(error.__cause__, NoPermissionError):
             raise MissingRights(

@@ -18,7 +18,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
 Value = str | bytes | int
 """What a script takes."""
@@ -79,19 +79,17 @@ class Script:
             commands=frozenset(_COMMAND.findall(source)),
         )
 
-    def arguments(
-        self, named: Mapping[str, Value], items: Iterable[tuple[Value, ...]] = ()
-    ) -> list[Value]:
-        """Put arguments in the script's order; refuse a missing or an unknown one."""
-        if named.keys() != set(self.args):
+    def arguments(self, named: Mapping[str, Value], items: Sequence[Value] = ()) -> list[Value]:
+        """Put arguments in the script's order, then the items'; refuse what does not fit."""
+        if len(named) != len(self.args):
             raise TypeError(f"{self.name} takes {self.args}, not {tuple(named)}")
-        values = [named[name] for name in self.args]
-        width = len(self.each)
-        for item in items:
-            if len(item) != width:
-                raise TypeError(f"{self.name} takes {self.each} per item, not {len(item)} values")
-            values += item
-        return values
+        count, rest = divmod(len(items), len(self.each) or 1)
+        if rest or (count and not self.each):
+            raise TypeError(f"{self.name} takes {self.each} per item, not {len(items)} values")
+        try:
+            return [*[named[name] for name in self.args], *items]
+        except KeyError:
+            raise TypeError(f"{self.name} takes {self.args}, not {tuple(named)}") from None
 
 
 @cache

@@ -41,7 +41,7 @@ from mx_rmq.store.lane import Lanes, maker_of
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys, TopicKeys
@@ -60,6 +60,12 @@ MAX_TOPICS: Final = 1000
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
+
+
+_LEVELS: Final = frozenset(Priority)
+_PLACED: Final = {ord(placed): placed for placed in Placed}
+_SETTLED: Final = {ord(settled): settled for settled in Settled}
+"""Answers by the digit or letter that the scripts give for each message."""
 
 
 class Transitions:
@@ -107,25 +113,25 @@ class Transitions:
         delayed = "delay_ms" in script.each
         makers: list[str] = []
         ids: list[str] = []
-        items: list[tuple[Value, ...]] = []
+        items: list[Value] = []
         with self._lanes.lane(topic) as lane:
             for offset, draft in enumerate(drafts, 1):
                 if not delayed and (draft.delay or draft.at is not None):
                     raise InvalidInput("a draft with delay or at goes to produce_delay_message")
-                own, maker = draft.id is not None, 0
-                id = lane.id_at(offset) if draft.id is None else check_id(draft.id)
-                if own and (lane_name := maker_of(id)):
+                id, maker = draft.id, 0
+                if id is None:
+                    id = lane.id_at(offset)
+                elif lane_name := maker_of(check_id(id)):
                     makers.append(keys.receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 ids.append(id)
-                codec.check_json(draft.payload)
-                record = codec.encode(draft.message(topic, id))
-                self._check_size(draft, record)
-                item: tuple[Value, ...] = (id, int(own), maker, record, draft.priority)
+                record = self._record(draft, topic, id)
+                own = 0 if draft.id is None else 1
+                items += (id, own, maker, record, draft.priority)
                 if delayed:
-                    item += (draft.delay, "" if draft.at is None else draft.at)
-                items.append(item)
-            await self._register(topic)
+                    items += (draft.delay, "" if draft.at is None else draft.at)
+            if topic not in self._registered:
+                await self._register(topic)
             lane.number += len(drafts)
             try:
                 answer = await self._run(
@@ -145,7 +151,7 @@ class Transitions:
                 raise ProduceUnknown(str(error), ids) from error
             if answer.startswith(b"full"):
                 raise QueueFull(topic, self.limits.max_pending)
-        return [Produced(id, Placed(chr(code))) for id, code in zip(ids, answer, strict=True)]
+        return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
 
     async def produce_cron_message(
         self, topic: str, tick: int, draft: Draft | None = None
@@ -161,10 +167,9 @@ class Transitions:
             if draft.delay or draft.at is not None:
                 raise InvalidInput("a tick says when its message is due, not delay or at")
             id = id if draft.id is None else check_id(draft.id)
-            codec.check_json(draft.payload)
-            record, priority = codec.encode(draft.message(topic, id)), draft.priority
-            self._check_size(draft, record)
-        await self._register(topic)
+            record, priority = self._record(draft, topic, id), draft.priority
+        if topic not in self._registered:
+            await self._register(topic)
         now, last, fired = await self._run(
             "produce_cron_message",
             keys,
@@ -178,15 +183,18 @@ class Transitions:
         )
         return Ticked(int(now), int(last) if last else None, id if fired else None)
 
-    def _check_size(self, draft: Draft, record: bytes) -> None:
-        size = memoryview(draft.payload).nbytes
-        if size > self.limits.max_payload:
-            raise PayloadTooLarge(size, self.limits.max_payload)
-        if len(record) - size > MAX_ENVELOPE:
-            raise InvalidInput(
-                f"headers and settings take {len(record) - size:,} bytes; "
-                f"the limit is {MAX_ENVELOPE:,}"
-            )
+    def _record(self, draft: Draft, topic: str, id: str) -> bytes:
+        record = codec.encode(draft.message(topic, id))
+        if len(record) > min(self.limits.max_payload, MAX_ENVELOPE):  # else it breaks no limit
+            size = len(draft.payload)
+            if size > self.limits.max_payload:
+                raise PayloadTooLarge(size, self.limits.max_payload)
+            if len(record) - size > MAX_ENVELOPE:
+                raise InvalidInput(
+                    f"headers and settings take {len(record) - size:,} bytes; "
+                    f"the limit is {MAX_ENVELOPE:,}"
+                )
+        return record
 
     async def register_topics(self, topics: Sequence[str]) -> None:
         """List topics, so that no operator overlooks them, whether they hold anything or not."""
@@ -197,13 +205,12 @@ class Transitions:
 
     async def _register(self, topic: str) -> None:
         """List the topic before it holds anything."""
-        if topic not in self._registered:
-            try:
-                await self.register_topics([topic])
-            except OutcomeUnknown as error:
-                raise ServerUnavailable(
-                    f"the server did not answer, and no message was sent to it: {error.__cause__}"
-                ) from error
+        try:
+            await self.register_topics([topic])
+        except OutcomeUnknown as error:
+            raise ServerUnavailable(
+                f"the server did not answer, and no message was sent to it: {error.__cause__}"
+            ) from error
 
     # pending -> processing
 
@@ -245,26 +252,30 @@ class Transitions:
         self, topic: str, worker: str, held: Sequence[Held]
     ) -> list[Settled]:
         """Remove handled messages."""
-        items = [(one.id, one.token) for one in held]
+        items: list[Value] = []
+        for one in held:
+            items += (one.id, one.token)
         return await self._settle("complete_message", topic, worker, items)
 
     async def retry_message(
         self, topic: str, worker: str, retries: Sequence[Retried]
     ) -> list[Settled]:
         """Let failed messages wait for their next attempt, each with its updated record."""
-        items: list[tuple[Value, ...]] = []
+        items: list[Value] = []
         for claim, message, delay in retries:
             _same(message, topic, claim.id)
             _in_range("delay", delay, 0)
             record = codec.encode(message)
-            items.append((claim.id, claim.token, record, _level(message.priority), delay))
+            items += (claim.id, claim.token, record, _level(message.priority), delay)
         return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
 
     async def release_message(
         self, topic: str, worker: str, claims: Sequence[tuple[Held, Priority]]
     ) -> list[Settled]:
         """Hand unfinished messages back to the front of the queue, in the order given."""
-        items = [(claim.id, claim.token, _level(priority)) for claim, priority in claims]
+        items: list[Value] = []
+        for claim, priority in claims:
+            items += (claim.id, claim.token, _level(priority))
         return await self._settle("release_message", topic, worker, items)
 
     async def extend_lease(
@@ -276,11 +287,14 @@ class Transitions:
         _in_range("lease", lease, 1)
         if not _batch(held):
             return []
+        items: list[Value] = []
+        for one in held:
+            items += (one.id, one.token)
         answer = await self._run(
             "extend_lease",
             keys,
             {"now_ms": self._now(), "worker": worker, "lease_ms": lease},
-            [(one.id, one.token) for one in held],
+            items,
         )
         lost = [one for one, code in zip(held, answer, strict=True) if chr(code) == "0"]
         return [Claim(one.id, one.token) for one in lost]
@@ -290,17 +304,17 @@ class Transitions:
         name: str,
         topic: str,
         worker: str,
-        items: Sequence[tuple[Value, ...]],
+        items: list[Value],
         **named: Value,
     ) -> list[Settled]:
         keys = self.keys.of(topic)
         named["worker"] = check_worker(worker)
-        if not _batch(items):
+        if not _batch(items, len(load(name).each)):
             return []
         with self._lanes.lane(topic) as lane:
             lane.number += 1
             answer = await self._run(name, keys, {"call": lane.number, **named}, items, lane=lane)
-        return [Settled(chr(code)) for code in answer]
+        return [_SETTLED[code] for code in answer]
 
     # processing -> dead, quarantined
 
@@ -499,7 +513,7 @@ class Transitions:
         name: str,
         keys: TopicKeys,
         named: dict[str, Value],
-        items: Iterable[tuple[Value, ...]] = (),
+        items: Sequence[Value] = (),
         *,
         lane: Lane | None = None,
         archive: State | None = None,
@@ -538,14 +552,15 @@ def _same(message: Message, topic: str, id: str) -> None:
 
 
 def _level(priority: str) -> str:
-    if priority not in set(Priority):
+    if priority not in _LEVELS:
         raise InvalidInput(f"priority={priority!r} is not one of {', '.join(Priority)}")
     return priority
 
 
-def _batch(items: Sequence[object]) -> bool:
-    if len(items) > MAX_BATCH:
-        raise InvalidInput(f"{len(items)} messages in one call; the limit is {MAX_BATCH}")
+def _batch(items: Sequence[object], width: int = 1) -> bool:
+    """Refuse too many messages; say whether there are any. Each is `width` items long."""
+    if len(items) > MAX_BATCH * width:
+        raise InvalidInput(f"{len(items) // width} messages in one call; the limit is {MAX_BATCH}")
     return bool(items)
 
 
