@@ -6,6 +6,7 @@ import click
 
 from mx_rmq.cli.act import cancel, discard, pause, requeue, resume
 from mx_rmq.cli.audit import audit
+from mx_rmq.cli.bench import bench
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.look import list_messages, show, stats, workers
@@ -22,6 +23,7 @@ def main() -> None:
 
 for command in (
     audit,
+    bench,
     cancel,
     demo,
     discard,

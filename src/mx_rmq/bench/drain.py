@@ -1,0 +1,180 @@
+"""How many messages a second a worker handles, and what processor time that takes.
+
+The queue is filled first; the rate is that between the first and the last handler's beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.bench.crew import SETTLE, Crew, until_begun
+from mx_rmq.bench.figure import Figure, at_least, at_most
+from mx_rmq.bench.load import PAYLOAD, Trouble, topics
+
+if TYPE_CHECKING:
+    from mx_rmq.bench.place import Place
+    from mx_rmq.bench.size import Size
+
+CONCURRENCY: Final = 200
+THREADS: Final = 8
+WAITING: Final = 500
+
+FULL: Final = 0.9
+"""Share of a core from which on it is called full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What one drain took."""
+
+    rate: float
+    """Messages a second."""
+    worker: float
+    server: float
+    """Milliseconds of processor time per 1,000 messages."""
+    busy: float
+    """Microseconds a message in the server's commands."""
+    full: float
+    """Share of a core that the server used."""
+
+
+async def drain(
+    place: Place,
+    messages: int,
+    *,
+    handler: str = "nothing",
+    concurrency: int = CONCURRENCY,
+    workers: int = 1,
+    over: int = 1,
+) -> Drained:
+    """Fill so many topics, and let so many worker processes drain them."""
+    names = topics(over)
+    each = messages // over
+    total = each * over
+    async with place.queue() as mq, Crew(mq) as crew:
+        for topic in names:
+            await mq.produce_many(topic, [PAYLOAD] * each)
+        hands = [
+            await crew.hire(names, handler=handler, concurrency=concurrency) for _ in range(workers)
+        ]
+        before = await place.gauge.read()
+        for hand in hands:
+            await hand.go()
+        await until_begun(total, *hands)
+        await asyncio.sleep(SETTLE)
+        after = await place.gauge.read()
+        reports = [await hand.report() for hand in hands]
+        for hand in hands:
+            await hand.stop()
+        left = [await mq.admin.stats(topic) for topic in names]
+        if any(stats.total for stats in left):
+            raise Trouble("a drain has left messages behind")
+    began = min(report.first for report in reports if report.count)
+    seconds = max(report.last for report in reports) - began
+    return Drained(
+        rate=total / seconds,
+        worker=sum(report.cpu for report in reports) / total * 1e6,
+        server=(after.cpu - before.cpu) / total * 1e6,
+        busy=(after.busy - before.busy) / total,
+        full=(after.cpu - before.cpu) / seconds,
+    )
+
+
+async def measure(place: Place, size: Size) -> list[Figure]:
+    """Measure handlers that do nothing."""
+    turns = [await drain(place, size.drained) for _ in range(size.turns)]
+    return [
+        Figure(
+            name="drain.rate",
+            what="drain, async handlers that do nothing",
+            value=statistics.median(turn.rate for turn in turns),
+            unit="/s",
+            goal=at_least(60_000),
+            note=f"concurrency {CONCURRENCY}",
+        ),
+        Figure(
+            name="drain.worker",
+            what="drain, worker CPU per 1,000",
+            value=statistics.median(turn.worker for turn in turns),
+            unit="ms",
+            goal=at_most(14),
+        ),
+        Figure(
+            name="drain.server",
+            what="drain, server CPU per 1,000",
+            value=statistics.median(turn.server for turn in turns),
+            unit="ms",
+            goal=at_most(10),
+            others=True,
+        ),
+    ]
+
+
+async def measure_threads(place: Place, size: Size) -> list[Figure]:
+    """Measure plain handlers, which run in threads."""
+    turns = [
+        await drain(place, size.drained // 4, handler="thread", concurrency=THREADS)
+        for _ in range(size.turns)
+    ]
+    return [
+        Figure(
+            name="threads.rate",
+            what="drain, plain handlers in threads",
+            value=statistics.median(turn.rate for turn in turns),
+            unit="/s",
+            beside="≥ 3× Dramatiq and Huey",
+            note=f"{THREADS} threads",
+        )
+    ]
+
+
+async def measure_waiting(place: Place, size: Size) -> list[Figure]:
+    """Measure handlers that wait for a millisecond."""
+    turns = [
+        await drain(place, size.drained, handler="wait", concurrency=WAITING)
+        for _ in range(size.turns)
+    ]
+    return [
+        Figure(
+            name="waiting.rate",
+            what="drain, async handlers of 1 ms",
+            value=statistics.median(turn.rate for turn in turns),
+            unit="/s",
+            goal=at_least(40_000),
+            note=f"concurrency {WAITING}",
+        )
+    ]
+
+
+async def measure_two(place: Place, size: Size) -> list[Figure]:
+    """Measure two worker processes against one, turn by turn."""
+    ratios, full = [], []
+    for _ in range(size.turns):
+        one = await drain(place, size.drained)
+        two = await drain(place, size.drained * 2, workers=2)
+        ratios.append(two.rate / one.rate)
+        full.append(two.full)
+    return [
+        Figure(
+            name="two.ratio",
+            what="two worker processes against one",
+            value=statistics.median(ratios),
+            unit="×",
+            goal=at_least(1.5),
+            excuse=_excuse(statistics.median(full), os.cpu_count() or 1),
+            note=f"server at {statistics.median(full):.0%} of a core",
+        )
+    ]
+
+
+def _excuse(full: float, cores: int) -> str:
+    """Return why two cannot be faster than one here, if there is a reason."""
+    if full >= FULL:
+        return "the server's core is full"
+    if cores < 3:
+        return f"only {cores} cores, for the server and both"
+    return ""

@@ -1,0 +1,30 @@
+"""What can be measured, by the name that `--only` takes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.bench import drain, growth, idle, large, latency, memory, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from mx_rmq.bench.figure import Figure
+    from mx_rmq.bench.place import Place
+    from mx_rmq.bench.size import Size
+
+PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
+    "produce": produce.measure,
+    "drain": drain.measure,
+    "threads": drain.measure_threads,
+    "waiting": drain.measure_waiting,
+    "two": drain.measure_two,
+    "latency": latency.measure,
+    "delayed": latency.measure_delayed,
+    "memory": memory.measure,
+    "in-flight": growth.measure_in_flight,
+    "pending": growth.measure_pending,
+    "topics": growth.measure_topics,
+    "idle": idle.measure,
+    "large": large.measure,
+}

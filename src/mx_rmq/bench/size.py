@@ -1,0 +1,64 @@
+"""How much is measured: a smoke run, the usual, or all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+BYTES_A_MESSAGE: Final = 500
+"""What a pending message may take on the server, with room to spare."""
+ROOM: Final = 50_000_000
+"""Bytes for large payloads and for connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """Numbers of messages, turns and seconds."""
+
+    turns: int = 3
+    """How often rates are measured; the middle one counts."""
+    produced: int = 60_000
+    drained: int = 60_000
+    paced: int = 500
+    """Messages that come one by one, for latencies."""
+    stored: int = 100_000
+    """Messages by which memory is measured."""
+    ratios: int = 7
+    """How often growth is measured; the middle ratio counts."""
+    rounds: int = 30
+    """Batches a turn."""
+    in_flight: tuple[int, ...] = (100, 1_000, 10_000)
+    pending: tuple[int, ...] = (1_000, 100_000)
+    topics: tuple[int, ...] = (1, 20, 200)
+    spread: int = 10_000
+    """Messages that are spread over the topics."""
+    idle: float = 20.0
+    """Seconds that an idle worker is watched."""
+    bursts: int = 8
+    """How often ten large payloads come."""
+
+    @property
+    def bytes(self) -> int:
+        """What it takes on the server, at the most."""
+        messages = max(sum(self.pending), self.stored, self.drained * 2, self.produced * 3)
+        return ROOM + BYTES_A_MESSAGE * messages
+
+
+USUAL: Final = Size()
+QUICK: Final = Size(
+    turns=1,
+    produced=6_000,
+    drained=6_000,
+    paced=100,
+    stored=20_000,
+    ratios=3,
+    rounds=10,
+    in_flight=(100, 1_000),
+    pending=(1_000, 20_000),
+    topics=(1, 50),
+    spread=2_000,
+    idle=2.0,
+    bursts=2,
+)
+LONG: Final = 5_000_000
+"""Pending messages of the longest run: about 2 GB."""
