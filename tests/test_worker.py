@@ -18,7 +18,7 @@ from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavaila
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.runtime import cast
-from mx_rmq.runtime.slots import TopicSlots
+from mx_rmq.runtime.slots import Slots
 from tests.lab.proxy import Proxy
 from tests.runtime.stage import Seen, commands, on_servers, queue, slots_of, until, until_so
 
@@ -826,7 +826,7 @@ async def test_what_waits_for_a_slot_for_a_second_is_run_by_another_worker_uncou
     mq: MessageQueue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead = 5
-    monkeypatch.setattr(TopicSlots, "ahead", lambda self, most: ahead)
+    monkeypatch.setattr(Slots, "ahead", lambda self, topic: ahead)
     seen, gate = Seen(mq.events), asyncio.Event()
     ran: list[tuple[str, int, int]] = []
 

@@ -410,6 +410,9 @@ class MessageQueue:
         return self.store.draft(payload, id=id, **fields)
 
 
+_NONE: Final = (None,) * 5
+
+
 def _fields(
     delay: float | None,
     at: float | None,
@@ -420,6 +423,9 @@ def _fields(
     headers: dict[str, str],
 ) -> dict[str, Any]:
     """Return the options of a produce as a draft has them; refuse wrong ones."""
+    given = (delay, at, ttl, max_attempts, retry)
+    if given == _NONE and not headers and priority == Priority.NORMAL:
+        return {}
     if delay is not None and at is not None:
         raise InvalidInput(f"delay={delay!r} and at={at!r} are both given; one decides")
     return {

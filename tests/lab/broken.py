@@ -26,7 +26,7 @@ def key_named(store: Store, name: str) -> str:
     if name == "receipt":
         idle = store._lanes._idle[TOPIC]
         if not idle:
-            idle.append(Lane())
+            idle.append(Lane([]))
         return keys.receipt(idle[-1].name)
     key: str = getattr(keys, name)
     return key

@@ -15,7 +15,7 @@ import pytest
 from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.runtime.slots import TopicSlots
+from mx_rmq.runtime.slots import Slots
 from tests.runtime.stage import Seen, on_servers, queue, slots_of, until
 
 if TYPE_CHECKING:
@@ -670,7 +670,7 @@ async def test_consumers_that_a_handler_spoiled_are_replaced_while_others_wait(
 @pytest.fixture
 def ten_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker take ten messages more than it has slots."""
-    monkeypatch.setattr(TopicSlots, "ahead", lambda self, most: 10)
+    monkeypatch.setattr(Slots, "ahead", lambda self, topic: 10)
 
 
 async def test_consumers_that_a_handler_spoiled_strand_nothing_beside_free_slots(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.runtime.slots import Held
+    from mx_rmq.runtime.slots import Held, TopicSlots
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -47,7 +47,8 @@ class Work:
             store, self.slots, self.bus, worker="w1", on_settled=self._on_settled
         )
 
-    def _on_settled(self) -> None:
+    def _on_settled(self, topic: TopicSlots) -> None:
+        assert topic.topic == TOPIC
         self.settled += 1
 
     async def held(self, count: int = 1, *, large: int = 0, **fields: Any) -> list[Held]:

@@ -114,7 +114,7 @@ async def test_when_room_is_made_more_is_taken(post: Post) -> None:
     for held in list(post.slots.held)[:5]:
         post.slots.topics[TOPIC].waiting.remove(held)
         post.slots.gone(held)
-    post.dispatcher.fill()
+    post.dispatcher.fill(post.slots.topics[TOPIC])
     await until(lambda: len(post.slots.held) == 7)
     await until(lambda: post.quiet)
     assert post.dispatcher.listens_to() == [TOPIC]

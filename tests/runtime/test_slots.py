@@ -166,14 +166,23 @@ def test_nothing_is_taken_ahead_before_anything_has_finished(time: Time) -> None
     assert slots.room(slots.topics["a"]) == 2
 
 
+def work(slots: Slots, topic: TopicSlots, time: Time, count: int, *, took: float) -> None:
+    """Handle messages, as many at a time as may run, each for so long."""
+    take_in(slots, topic, count)
+    while running := run_all(slots):
+        for held in running:
+            held.started_at = time.now
+        time.now += took
+        for held in running:
+            finish(slots, held)
+
+
 def test_as_much_is_taken_ahead_as_finishes_in_20_ms(time: Time) -> None:
     slots = make("a", concurrency=2, prefetch=1000)
     (a,) = slots.topics.values()
     for _ in range(20):
-        for _ in range(100):
-            a.finished += 1
-        time.now += 0.1  # so 1,000 a second
-        ahead = a.ahead(1000)
+        work(slots, a, time, 100, took=0.002)  # two at a time, so 1,000 a second
+        ahead = slots.ahead(a)
     assert 17 <= ahead <= 20
     assert slots.room(a) == 2 + ahead
 
@@ -181,24 +190,45 @@ def test_as_much_is_taken_ahead_as_finishes_in_20_ms(time: Time) -> None:
 def test_prefetch_bounds_what_is_taken_ahead(time: Time) -> None:
     slots = make("a", concurrency=2, prefetch=7)
     (a,) = slots.topics.values()
-    for _ in range(1000):
-        a.finished += 1
-    time.now += 0.06
+    work(slots, a, time, 1000, took=0.0002)
     assert slots.room(a) == 9
 
 
-def test_a_topic_that_has_become_slow_takes_less_ahead(time: Time) -> None:
+def test_a_worker_that_has_become_slow_takes_less_ahead(time: Time) -> None:
     slots = make("a", concurrency=2, prefetch=1000)
     (a,) = slots.topics.values()
-    for _ in range(1000):
-        a.finished += 1
-    time.now += 0.06
-    fast = a.ahead(1000)
+    work(slots, a, time, 2000, took=0.0001)
+    fast = slots.ahead(a)
     for _ in range(20):
         time.now += 1
-        slow = a.ahead(1000)
+        slow = slots.ahead(a)
     assert fast > 150
     assert slow == 0
+
+
+def test_a_slow_topic_takes_nothing_ahead_in_a_fast_worker(time: Time) -> None:
+    slots = make("quick", "slow", concurrency=4, prefetch=1000)
+    quick, slow = slots.topics.values()
+    work(slots, slow, time, 2, took=1.0)
+    work(slots, quick, time, 20_000, took=0.0001)
+    assert slots.ahead(quick) > 100
+    assert slots.ahead(slow) == 0
+
+
+def test_many_quick_topics_get_a_batch_each_in_turn(time: Time) -> None:
+    slots = make(*(f"t{number}" for number in range(100)), concurrency=10, prefetch=200)
+    topics = list(slots.topics.values())
+    for topic in topics:
+        work(slots, topic, time, 200, took=0.0001)
+        slots.ready[topic] = None
+    taken = []
+    for topic in topics:
+        if room := slots.worth(topic):
+            taken.append(room)
+            slots.ask(topic, room)
+    assert taken[:2] == [64, 64]
+    assert min(taken) >= 32
+    assert sum(taken) <= 210
 
 
 # turns

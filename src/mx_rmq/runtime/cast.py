@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.runtime.bus import Events
-    from mx_rmq.runtime.slots import Held
+    from mx_rmq.runtime.slots import Held, TopicSlots
     from mx_rmq.store import Store
 
 BEAT: Final = 15.0
@@ -270,9 +270,9 @@ class Cast:
             loop = asyncio.get_running_loop()
             self._hoarding = loop.call_later(HOARD, self._hand_back_late)
 
-    def _on_settled(self) -> None:
+    def _on_settled(self, topic: TopicSlots) -> None:
         self._settled.set()
-        self._dispatcher.fill()
+        self._dispatcher.fill(topic)
         self._lookout.listen_anew()
 
     def _on_quiet(self) -> None:
@@ -289,4 +289,4 @@ class Cast:
 
     def _on_handed_back(self, held: Held) -> None:
         self._slots.forget_waiting(held)
-        self._on_settled()
+        self._on_settled(held.topic)

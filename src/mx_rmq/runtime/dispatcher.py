@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.loop import Backoff, Complaints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.runtime.slots import Slots, TopicSlots
@@ -52,6 +52,11 @@ class Dispatcher:
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
 
+    def hears_all(self, hearing: Collection[str]) -> bool:
+        """Say at once, if it is so, that every topic is heard of which nothing is known."""
+        known = len(self._slots.ready) + len(self._pausing)
+        return len(hearing) + known >= len(self._slots.topics)
+
     def listens_to(self) -> list[str]:
         """Return the topics whose doorbell matters now: nothing known to wait, room to take it."""
         return [
@@ -67,13 +72,22 @@ class Dispatcher:
         topic = self._slots.topics[name]
         if topic not in self._pausing:
             self._slots.ready[topic] = None
-            self.fill()
+            self.fill(topic)
 
-    def fill(self) -> None:
-        """Ask for more wherever there is room. Called whenever there may be some."""
-        for topic in [] if self._stopped else list(self._slots.ready):
-            while self._calls[topic.topic] < OUTSTANDING and self._worth(topic):
-                _ = self._begin(topic, self._slots.room(topic))
+    def fill(self, first: TopicSlots) -> None:
+        """Ask for more wherever there is room: of this topic, where some may be new, or of others.
+
+        The topics take turns. Each call is for as many as are worth one.
+        """
+        ready = self._slots.ready
+        if self._stopped or not ready:
+            return
+        if first in ready:
+            self._ask(first)
+        for topic in list(ready):
+            if self._slots.is_full():
+                return
+            self._ask(topic)
 
     async def take(self, name: str) -> bool:
         """Ask for messages of a topic and wait for the answer; False: there is no room."""
@@ -94,10 +108,10 @@ class Dispatcher:
             for task in late:  # what they would have brought, its lease brings back
                 task.cancel()
 
-    def _worth(self, topic: TopicSlots) -> bool:
-        """Say whether a call would bring enough: few large ones cost less than many small ones."""
-        room = self._slots.room(topic)
-        return room > 0 and (not topic.waiting or room * 4 >= topic.limit)
+    def _ask(self, topic: TopicSlots) -> None:
+        while self._calls[topic.topic] < OUTSTANDING and (room := self._slots.worth(topic)):
+            _ = self._begin(topic, room)
+            self._slots.ready[topic] = self._slots.ready.pop(topic)  # the others come first now
 
     def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
         count = min(room, BATCH)
@@ -129,7 +143,7 @@ class Dispatcher:
             self._on_taken()
         if len(messages) == count:  # so there is more
             self._slots.ready[topic] = None
-            self.fill()
+            self.fill(topic)
         else:  # the next ring will tell
             self._slots.ready.pop(topic, None)
             self._on_quiet()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.runtime.bus import Events
-    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Lifecycle:
         bus: Events,
         *,
         worker: str,
-        on_settled: Callable[[], None],
+        on_settled: Callable[[TopicSlots], None],
     ) -> None:
         self._store = store
         self._slots = slots
@@ -144,7 +144,7 @@ class Lifecycle:
             self._slots.gone(held)
             if wanted:
                 self._tell(held)
-        self._on_settled()
+        self._on_settled(batch[0].topic)
 
     async def _apply(self, topic: str, kind: type, batch: list[Held]) -> list[Settled]:
         store, worker = self._store, self._worker
@@ -197,7 +197,7 @@ class Lifecycle:
     def _lost(self, held: Held) -> None:
         self._slots.gone(held)
         self.report_lost(held)
-        self._on_settled()
+        self._on_settled(held.topic)
 
     def report_lost(self, held: Held) -> None:
         """Tell that somebody else has a message."""
@@ -211,7 +211,7 @@ class Lifecycle:
         self.abandoned += len(batch)
         for held in batch:
             self._slots.gone(held)
-        self._on_settled()
+        self._on_settled(batch[0].topic)
 
 
 _EVENTS: Final[dict[type, type]] = {

@@ -59,6 +59,8 @@ class Lookout:
         """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
         if self._hearing is None or self._unblocking is not None:
             return
+        if self._dispatcher.hears_all(self._hearing):
+            return
         if not self._hearing.issuperset(self._dispatcher.listens_to()):
             self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
 

@@ -6,7 +6,8 @@ a second is handed back: another worker may run it at once.
 
 Topics share the slots fairly: free slots go round among the topics that have something waiting,
 and a busy topic leaves one slot to each topic of which nothing runs (up to a quarter of all), so
-that nobody waits for the end of its handlers.
+that nobody waits for the end of its handlers. What is taken ahead is not shared out evenly: quick
+topics get it in turn, a batch each, because calls for a message or two cost more than the messages.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -29,6 +31,15 @@ AHEAD: Final = 0.02
 
 MEASURE: Final = 0.05
 """Seconds over which the rate is measured."""
+
+WEIGHT: Final = 0.05
+"""How much the last handler counts in what its topic's handlers take."""
+
+INSTANT: Final = 1e-6
+"""Seconds that a handler takes at the least."""
+
+CHUNK: Final = 64
+"""Messages that are worth a call, if there are so many and they are quickly done."""
 
 
 class Stopped(Enum):
@@ -97,19 +108,8 @@ class TopicSlots:
         """Messages that are here, or asked for: waiting, running, settling, on their way."""
         self.in_turn = False
         """It stands in the line of the topics of which something may start."""
-        self.finished = 0
-        """Handlers that have ended since the rate was last measured."""
-        self._since = time.monotonic()
-        self._rate = 0.0
-
-    def ahead(self, most: int) -> int:
-        """Return how many messages may be taken ahead of free slots."""
-        now = time.monotonic()
-        passed = now - self._since
-        if passed >= MEASURE:
-            self._rate = (self._rate + self.finished / passed) / 2
-            self.finished, self._since = 0, now
-        return min(most, int(self._rate * AHEAD))
+        self.took = inf
+        """Seconds that its handler takes, about; it becomes known when the first one has ended."""
 
 
 class Slots:
@@ -133,18 +133,53 @@ class Slots:
         self.waiting = 0
         """Messages that are here and wait for a slot."""
         self._held = 0
+        self._finished = 0
+        """Handlers that have ended since the rate was last measured."""
+        self._since = time.monotonic()
+        self._rate = 0.0
         self._resting = len(self.topics)
         """Topics of which nothing runs."""
         self._turns: deque[TopicSlots] = deque()
         """The topics below their limit that have something waiting, the next one first."""
 
+    def ahead(self, topic: TopicSlots) -> int:
+        """Return how many messages of a topic may be taken ahead of free slots."""
+        return min(self._pace(), int(topic.limit * AHEAD / topic.took))
+
+    def is_full(self) -> bool:
+        """Say whether there is no room for anything, but for a topic of which nothing is here."""
+        return self._held >= self.concurrency + self._pace()
+
     def room(self, topic: TopicSlots) -> int:
         """Return how many more messages of a topic may be taken now."""
-        ahead = topic.ahead(self.prefetch)
+        return self._room(topic, self.ahead(topic))
+
+    def worth(self, topic: TopicSlots) -> int:
+        """Return how many to ask for now; 0: it is better to wait until there is more room."""
+        ahead = self.ahead(topic)
+        if topic.held >= topic.limit + ahead:
+            return 0
+        room = self._room(topic, ahead)
+        if ahead >= CHUNK:
+            return room if room >= CHUNK // 2 else 0
+        return room if not topic.waiting or room * 4 >= topic.limit else 0
+
+    def _room(self, topic: TopicSlots, ahead: int) -> int:
         others = len(self.ready) - (topic in self.ready)
         capacity = self.concurrency - self._left_free(topic, but=others) + ahead
-        own = min(topic.limit + ahead, capacity // (1 + others)) - topic.held
-        return max(min(own, capacity - self._held), 0 if topic.held else 1)
+        share = max(capacity // (1 + others), min(ahead, CHUNK))
+        own = min(topic.limit + ahead, share) - topic.held
+        least = 0 if topic.held or ahead >= CHUNK else 1
+        return max(min(own, capacity - self._held), least)
+
+    def _pace(self) -> int:
+        """Return how many messages are done in so short a time that they may be taken ahead."""
+        now = time.monotonic()
+        passed = now - self._since
+        if passed >= MEASURE:
+            self._rate = (self._rate + self._finished / passed) / 2
+            self._finished, self._since = 0, now
+        return min(self.prefetch, int(self._rate * AHEAD))
 
     def ask(self, topic: TopicSlots, count: int) -> None:
         """Reserve room for messages that are asked for."""
@@ -193,7 +228,10 @@ class Slots:
     def finished(self, held: Held) -> None:
         """Its handler has ended: the slot is free, and the message is on its way out."""
         topic = held.topic
-        topic.finished += 1
+        now = time.monotonic()
+        took = max(now - (held.started_at or now), INSTANT)
+        topic.took = took if topic.took == inf else topic.took + (took - topic.took) * WEIGHT
+        self._finished += 1
         topic.running -= 1
         self.running -= 1
         if not topic.running:
@@ -208,7 +246,7 @@ class Slots:
             held.topic.held -= 1
             self._held -= 1
 
-    def take_back(self, taken_before: float = float("inf")) -> list[Held]:
+    def take_back(self, taken_before: float = inf) -> list[Held]:
         """Empty the waiting lines of what was taken before a time; it is on its way out."""
         taken: list[Held] = []
         for topic in self.topics.values():

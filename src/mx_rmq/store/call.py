@@ -22,6 +22,7 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
     WrongType,
 )
+from mx_rmq.store.connect import CONNECTIONS
 from mx_rmq.store.link import Link
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.wire import Wires
 
 logger = logging.getLogger(__name__)
-
-CONNECTIONS: Final = 50
-"""Calls under way at once; more wait for their turn."""
 
 REPLY_WITHIN: Final = 5.0
 """Seconds that one reply may take."""
@@ -77,21 +75,21 @@ class Caller:
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script, again and again until it has an answer or patience ends."""
         try:
-            return await self._insist(script.name, lambda: self._run_once(script, keys, args))
+            return await self._insist(script.name, self._run_once, script, keys, args)
         except redis_errors.RedisError as error:
             raise await self._refusal(script, keys, error) from error
 
     async def command(self, name: str, *words: Value) -> Any:
         """Run a plain command that is harmless to repeat."""
         try:
-            return await self._insist(name, lambda: self._execute(name, *words))
+            return await self._insist(name, self._execute, name, *words)
         except redis_errors.RedisError as error:
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
             wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
             raise wrong(f"{name}: {error}") from error
 
-    async def _insist(self, what: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _insist(self, what: str, attempt: Callable[..., Awaitable[Any]], *about: Any) -> Any:
         if self.closed:
             raise ServerUnavailable(f"{what}: the store is closed")
         deadline = time.monotonic() + self._patience
@@ -99,7 +97,7 @@ class Caller:
         sent = False
         while True:
             try:
-                answer = await attempt()
+                answer = await attempt(*about)
                 self._link.answered()
                 return answer
             except redis_errors.RedisError as error:
@@ -117,17 +115,16 @@ class Caller:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _run_once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        count = len(keys)
+        words = (len(keys), *keys, *args)
         try:
-            return await self._evaluate("EVALSHA", script.sha, count, *keys, *args)
+            return await self._evaluate("EVALSHA", script.sha, *words)
         except redis_errors.NoScriptError:
-            return await self._evaluate("EVAL", script.source, count, *keys, *args)
+            return await self._evaluate("EVAL", script.source, *words)
 
-    async def _evaluate(self, *words: Value) -> Any:
+    def _evaluate(self, *words: Value) -> Awaitable[Any]:
         if self._wires is None:
-            return await self._execute(*words)
-        async with self._free:
-            return await self._wires.send(words, self._reply_within)
+            return self._execute(*words)
+        return self._wires.send(words, self._reply_within)
 
     async def _execute(self, *words: Value) -> Any:
         """Send one command on a connection that nobody else uses; wait for the reply.

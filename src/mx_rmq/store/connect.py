@@ -23,6 +23,9 @@ from mx_rmq.store.wire import Wires
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
 
+CONNECTIONS: Final = 50
+"""Calls under way at once; more wait for their turn."""
+
 CONNECT_WITHIN: Final = 5.0
 """Seconds that a connection may take."""
 
@@ -43,7 +46,7 @@ class Connection:
     @classmethod
     def of(cls, client: RedisClient, server: EmbeddedServer | None = None) -> Connection:
         """Return a client with wires like its own connections."""
-        return cls(client, server, Wires(client.connection_pool.make_connection))
+        return cls(client, server, Wires(client.connection_pool.make_connection, most=CONNECTIONS))
 
     async def close(self) -> None:
         """Close all connections, then stop the server if we started it."""

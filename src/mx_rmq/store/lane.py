@@ -6,13 +6,9 @@ import os
 import re
 import secrets
 from collections import defaultdict
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final, Self
 
 from mx_rmq.core.errors import InvalidInput, QueueFull
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 13
@@ -28,15 +24,28 @@ class Lane:
     and a number, too.
     """
 
-    __slots__ = ("name", "number")
+    __slots__ = ("_home", "name", "number")
 
-    def __init__(self) -> None:
+    def __init__(self, home: list[Lane]) -> None:
+        self._home = home
         self.name = "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
         self.number = 0
 
     def id_at(self, offset: int) -> str:
         """Return the id of the offset-th message of the next call, from 1."""
         return f"{self.name}-{self.number + offset}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Go back to the idle ones, but only after an answer.
+
+        After an error nobody knows what the server will still do with the call, or its ids may
+        come back as a caller's own: the lane is never used again.
+        """
+        if kind is None or issubclass(kind, InvalidInput | QueueFull):  # not sent, or answered
+            self._home.append(self)
 
 
 class Lanes:
@@ -46,24 +55,13 @@ class Lanes:
         self._idle: defaultdict[str, list[Lane]] = defaultdict(list)
         self._pid = os.getpid()
 
-    @contextmanager
-    def lane(self, topic: str) -> Iterator[Lane]:
-        """Lend a lane for one call. It returns to the idle ones only after an answer.
-
-        After an error nobody knows what the server will still do with the call, or its ids may
-        come back as a caller's own: the lane is never used again.
-        """
+    def lane(self, topic: str) -> Lane:
+        """Lend a lane for one call: `with lanes.lane(topic) as lane: …`"""
         if self._pid != os.getpid():  # after a fork, parent and child must not share a lane
             self._pid = os.getpid()
             self._idle.clear()
         idle = self._idle[topic]
-        lane = idle.pop() if idle else Lane()
-        try:
-            yield lane
-        except (InvalidInput, QueueFull):  # not sent, or answered
-            idle.append(lane)
-            raise
-        idle.append(lane)
+        return idle.pop() if idle else Lane(idle)
 
 
 def maker_of(id: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Final
@@ -49,6 +49,11 @@ class Script:
     """Whether the keys come again and again, for each topic of a call."""
     commands: frozenset[str]
     """The server's commands that it calls."""
+    place: dict[str, int] = field(init=False, hash=False)
+    """Where each key stands, from 0."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "place", {key: at for at, key in enumerate(self.keys)})
 
     @classmethod
     def parse(cls, name: str, source: str) -> Script:

@@ -90,6 +90,8 @@ class Transitions:
         self._clock = clock
         self._lanes = Lanes()
         self._registered: set[str] = set()
+        self._names: dict[tuple[str, str], list[str]] = {}
+        """The keys of each script's call for each topic."""
 
     def draft(self, payload: Any, **fields: Any) -> Draft:
         """Make a message to produce, its payload encoded within the store's limit."""
@@ -520,13 +522,18 @@ class Transitions:
         extra_keys: Sequence[str] = (),
     ) -> Any:
         script = load(name)
-        chosen: dict[str, str] = {}
+        known = self._names.get((name, keys.topic))
+        if known is None:  # what differs from call to call is filled in below
+            known = [getattr(keys, key, "") for key in script.keys]
+            self._names[name, keys.topic] = known
+        names = [*known, *extra_keys]
         if lane is not None:
-            chosen["receipt"] = keys.receipt(lane.name)
+            names[script.place["receipt"]] = keys.receipt(lane.name)
         if archive is not None:
-            chosen["archive"], chosen["archive_payload"] = keys.archive_of(archive)
-        names = [chosen.get(key) or getattr(keys, key) for key in script.keys]
-        return await self._caller.run(script, [*names, *extra_keys], script.arguments(named, items))
+            index, contents = keys.archive_of(archive)
+            names[script.place["archive"]] = index
+            names[script.place["archive_payload"]] = contents
+        return await self._caller.run(script, names, script.arguments(named, items))
 
     def _now(self) -> Value:
         return "" if self._clock is None else self._clock()

@@ -7,6 +7,7 @@ sending and reading costs more than everything else in a call. See docs/performa
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import hiredis
@@ -112,12 +113,15 @@ class Wire(asyncio.Protocol):
 
 
 class Wires:
-    """As many wires to one server as there are calls at the same time."""
+    """As many wires to one server as there are calls at the same time, up to a limit."""
 
-    def __init__(self, connect: Callable[[], AbstractConnection]) -> None:
+    def __init__(self, connect: Callable[[], AbstractConnection], *, most: int) -> None:
         self._connect = connect
+        self._most = most
         self._idle: list[Wire] = []
         self._all: set[Wire] = set()
+        self._opening = 0
+        self._queue: deque[asyncio.Future[None]] = deque()
 
     async def send(self, words: tuple[Value, ...], within: float) -> Any:
         """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
@@ -128,6 +132,8 @@ class Wires:
         finally:
             if wire.is_open:
                 self._idle.append(wire)
+            if self._queue:
+                self._admit()
 
     async def close(self) -> None:
         """Hang up everywhere."""
@@ -138,11 +144,27 @@ class Wires:
             await asyncio.wait([wire.gone for wire in wires], timeout=1.0)
 
     async def _open(self, within: float) -> Wire:
+        """Return a wire, a new one unless there are too many."""
+        while not self._idle and len(self._all) + self._opening >= self._most:
+            turn = asyncio.get_running_loop().create_future()
+            self._queue.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._admit()  # the turn was ours; it is another's now
+                raise
+        if self._idle:
+            return self._idle.pop()
+        self._opening += 1
         try:
             async with asyncio.timeout(within):
                 wire = await Wire.open(self._connect())
         except TimeoutError as error:
             raise redis_errors.TimeoutError("no answer when connecting to the server") from error
+        finally:
+            self._opening -= 1
+            self._admit()
         self._all.add(wire)
         wire.gone.add_done_callback(lambda _: self._forget(wire))
         return wire
@@ -151,6 +173,15 @@ class Wires:
         self._all.discard(wire)
         if wire in self._idle:
             self._idle.remove(wire)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Let the next one try who waits for a wire."""
+        while self._queue:
+            turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
 
 def _pack(words: tuple[Value, ...]) -> bytes:
