@@ -55,7 +55,7 @@ class Post:
             on_taken=self._on_taken,
             on_quiet=self._on_quiet,
         )
-        self.scheduler = Scheduler(store, handlers)
+        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic: None)
         self.monitor = Monitor(
             store,
             handlers,

@@ -27,17 +27,20 @@ if TYPE_CHECKING:
 pytestmark = on_servers
 
 
+def nothing(topic: str) -> None: ...
+
+
 async def pending(store: Store, topic: str = TOPIC) -> int:
     return (await store.views.counts(topic)).pending
 
 
 async def test_with_nothing_delayed_it_sleeps_until_it_is_woken(store: Store) -> None:
-    assert await Scheduler(store, [TOPIC, "other"]).step() is None
+    assert await Scheduler(store, [TOPIC, "other"], on_moved=nothing).step() is None
 
 
 async def test_it_sleeps_exactly_until_the_next_due_time(store: Store) -> None:
     await delayed(store, 5000)
-    pause = await Scheduler(store, [TOPIC]).step()
+    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
     assert pause == pytest.approx(5.0, abs=0.05)
 
 
@@ -45,7 +48,7 @@ async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: C
     await delayed(store, 1000)
     await delayed(store, 3000)
     clock.advance(1000)
-    pause = await Scheduler(store, [TOPIC]).step()
+    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
     assert await pending(store) == 1
     assert pause == pytest.approx(2.0, abs=0.05)
 
@@ -53,7 +56,7 @@ async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: C
 async def test_nothing_is_moved_a_millisecond_early(store: Store, clock: Clock) -> None:
     await delayed(store, 1000)
     clock.advance(999)
-    pause = await Scheduler(store, [TOPIC]).step()
+    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
     assert await pending(store) == 0
     assert pause == pytest.approx(0.001, abs=0.01)
 
@@ -64,14 +67,14 @@ async def test_a_long_queue_is_moved_batch_by_batch_so_others_get_their_turn(
     for _ in range(3):
         await delayed(store, 10, BATCH)
     clock.advance(10)
-    scheduler = Scheduler(store, [TOPIC])
+    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
     assert [await scheduler.step() for _ in range(3)] == [0.0, 0.0, None]
     assert await pending(store) == 3 * BATCH
 
 
 async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
     await delayed(store, 60_000)
-    scheduler = Scheduler(store, [TOPIC])
+    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
     assert await scheduler.step() == pytest.approx(60, abs=0.1)
     await delayed(store, 2000)
     scheduler.rung(TOPIC)
@@ -86,7 +89,7 @@ async def test_a_step_that_comes_early_asks_nothing_of_the_server(
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         await Store.open(proxy.url, clock=clock) as through,
     ):
-        scheduler = Scheduler(through, [TOPIC, "other"])
+        scheduler = Scheduler(through, [TOPIC, "other"], on_moved=nothing)
         await scheduler.step()
         before = len(proxy.requests)
         assert await scheduler.step() == pytest.approx(60, abs=0.1)
@@ -94,7 +97,7 @@ async def test_a_step_that_comes_early_asks_nothing_of_the_server(
 
 
 async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) -> None:
-    scheduler = Scheduler(store, [TOPIC])
+    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
     assert await scheduler.step() is None
     await delayed(store, 3000)
     scheduler.saw(TOPIC, 3000)
@@ -105,7 +108,7 @@ async def test_who_knows_a_due_time_exactly_does_not_put_it_off_when_it_is_seen(
     store: Store,
 ) -> None:
     await delayed(store, 3000)
-    scheduler = Scheduler(store, [TOPIC])
+    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
     await scheduler.step()
     scheduler.saw(TOPIC, 2990)
     scheduler.saw(TOPIC, None)
@@ -117,7 +120,7 @@ async def test_what_was_due_before_the_worker_came_is_moved_at_once(
 ) -> None:
     await delayed(store, 10)
     clock.advance(100_000)
-    await Scheduler(store, [TOPIC]).step()
+    await Scheduler(store, [TOPIC], on_moved=nothing).step()
     assert await pending(store) == 1
 
 
@@ -129,7 +132,7 @@ async def test_a_ring_during_a_move_is_not_lost(
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         await Store.open(proxy.url, clock=clock) as through,
     ):
-        scheduler = Scheduler(through, [TOPIC])
+        scheduler = Scheduler(through, [TOPIC], on_moved=nothing)
         await through.get_next_delay_task(TOPIC)
         await through.process_delay_message(TOPIC, count=1)
 
@@ -152,7 +155,7 @@ async def test_a_move_that_fails_is_done_again(
     clock.advance(10)
     proxy = Proxy(server.socket, tmp_path / "p.sock")
     async with proxy, await Store.open(proxy.url, clock=clock, patience=0) as through:
-        scheduler = Scheduler(through, [TOPIC])
+        scheduler = Scheduler(through, [TOPIC], on_moved=nothing)
         proxy.cut_request(1)
         with pytest.raises(Exception, match="process_delay_message"):
             await scheduler.step()
@@ -169,7 +172,7 @@ async def test_a_broken_topic_does_not_keep_the_others_from_their_due_times(
     clock.advance(10)
     await raw.delete(store.keys.of("broken").payload)
     await raw.set(store.keys.of("broken").payload, "no hash")
-    scheduler = Scheduler(store, ["broken", TOPIC])
+    scheduler = Scheduler(store, ["broken", TOPIC], on_moved=nothing)
     for _ in range(3):
         with suppress(ScriptFailed):  # the loop goes on, too
             await scheduler.step()
@@ -199,3 +202,14 @@ async def test_a_worker_moves_a_delayed_message_at_its_time(raw: Redis, server: 
             assert 0.39 < handled[0] - begun < 0.7
             await raw.delete("unused")
         await mq.admin.cancel("t", (await mq.admin.list("t", "delayed")).messages[0].id)
+
+
+async def test_what_was_moved_is_told_at_once(store: Store) -> None:
+    await store.produce_delay_message(TOPIC, [draft(delay=0, at=1)])
+    moved: list[str] = []
+    scheduler = Scheduler(store, [TOPIC, "other"], on_moved=moved.append)
+    await scheduler.step()
+    assert moved == [TOPIC]
+    scheduler.rung(TOPIC)
+    await scheduler.step()
+    assert moved == [TOPIC]

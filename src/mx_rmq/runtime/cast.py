@@ -101,7 +101,7 @@ class Cast:
             on_taken=self._on_taken,
             on_quiet=self._on_quiet,
         )
-        self._scheduler = Scheduler(store, handlers)
+        self._scheduler = Scheduler(store, handlers, on_moved=self._dispatcher.ready)
         self._monitor = Monitor(
             store,
             handlers,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from mx_rmq.store import Store
 
@@ -27,8 +27,11 @@ STAND_IN: Final = 1.0
 class Scheduler:
     """Knows the next due time of each topic."""
 
-    def __init__(self, store: Store, topics: Iterable[str]) -> None:
+    def __init__(
+        self, store: Store, topics: Iterable[str], *, on_moved: Callable[[str], None]
+    ) -> None:
         self._store = store
+        self._on_moved = on_moved
         self._due: dict[str, float | None] = dict.fromkeys(topics, 0.0)
         """When to act, on the monotonic clock; None: nothing is delayed."""
         self._complaints = Complaints("scheduler")
@@ -57,7 +60,8 @@ class Scheduler:
     async def _move(self, topic: str) -> None:
         self._due[topic] = None  # so that a ring that comes meanwhile is not overwritten
         try:
-            await self._store.process_delay_message(topic, count=BATCH)
+            if await self._store.process_delay_message(topic, count=BATCH):
+                self._on_moved(topic)  # sooner than the doorbell, which rings for all workers
             wait = await self._store.get_next_delay_task(topic)
         except BaseException:
             self._due[topic] = 0.0

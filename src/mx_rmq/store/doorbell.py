@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis import exceptions as redis_errors
 
@@ -19,6 +19,7 @@ from mx_rmq.core.errors import (
     ScriptFailed,
     ServerUnavailable,
 )
+from mx_rmq.store.wire import Wire, pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -59,7 +60,7 @@ class Doorbell:
         self._caller = caller
         self._keys = keys
         self._link = link
-        self._connection: AbstractConnection | None = None
+        self._wire: Wire | None = None
         self._number: int | None = None
         """The server's number of this connection; None: not known yet."""
         self._waiting = False
@@ -76,9 +77,9 @@ class Doorbell:
         heard = [key for key in rings if self._broken.get(key, 0) < time.monotonic()]
         self._waiting = True
         try:
-            async with asyncio.timeout(OVERDUE + seconds):
-                connection = await self._connected()
-                reply = await self._ask(connection, "BLPOP", *heard, f"{seconds:.3f}")
+            within = OVERDUE + seconds
+            wire = self._wire or await self._open(within)
+            reply = await wire.ask(pack(("BLPOP", *heard, f"{seconds:.3f}")), within)
         except redis_errors.ResponseError as error:
             await self._find_broken(heard, error)
             return await self.wait(topics, delays, seconds)
@@ -96,9 +97,9 @@ class Doorbell:
 
     async def unblock(self) -> None:
         """End a wait that is under way, so that the next one can listen to other doorbells."""
-        before = self._connection
-        while self._waiting and (before is None or self._connection is before):
-            before = self._connection
+        before = self._wire
+        while self._waiting and (before is None or self._wire is before):
+            before = self._wire
             try:
                 if self._number == NAMELESS:
                     await self.close()
@@ -129,22 +130,18 @@ class Doorbell:
         )
 
     async def close(self) -> None:
-        """Close the connection; the next wait opens another."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
+        """Hang up; the next wait connects anew."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+            await wire.gone
 
-    async def _connected(self) -> AbstractConnection:
-        if self._connection is None:
-            connection = self._connection = self._connect()
-            self._number = None
-            await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
-            try:
-                self._number = await self._ask(connection, "CLIENT", "ID")
-            except redis_errors.ResponseError:  # the user may not
-                self._number = NAMELESS
-        return self._connection
-
-    async def _ask(self, connection: AbstractConnection, *words: bytes | str) -> Any:
-        await connection.send_command(*words)
-        return await connection.read_response()
+    async def _open(self, within: float) -> Wire:
+        self._number = None
+        async with asyncio.timeout(within):
+            wire = self._wire = await Wire.open(self._connect())
+        try:
+            self._number = await wire.ask(pack(("CLIENT", "ID")), within)
+        except redis_errors.ResponseError:  # the user may not
+            self._number = NAMELESS
+        return wire

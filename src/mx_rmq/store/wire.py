@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.script import Value
 
 _NOT_YET: Final = object()
+_pack = cast("Callable[[tuple[Value, ...]], bytes]", hiredis.pack_command)
 
 
 class Wire(asyncio.Protocol):
@@ -56,6 +57,8 @@ class Wire(asyncio.Protocol):
 
     async def ask(self, call: bytes, within: float) -> Any:
         """Send a call and wait for its reply. Whatever interrupts that, ends the connection."""
+        if not self.is_open:
+            raise redis_errors.ConnectionError("the connection was lost")
         waiter = self._waiter = self._loop.create_future()
         self._transport.write(call)
         overdue = self._loop.call_later(within, self._overdue, within)
@@ -125,7 +128,7 @@ class Wires:
 
     async def send(self, words: tuple[Value, ...], within: float) -> Any:
         """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
-        call = _pack(words)
+        call = pack(words)
         wire = self._idle.pop() if self._idle else await self._open(within)
         try:
             return await wire.ask(call, within)
@@ -184,13 +187,12 @@ class Wires:
                 return
 
 
-def _pack(words: tuple[Value, ...]) -> bytes:
+def pack(words: tuple[Value, ...]) -> bytes:
     """Return a command as the server reads it."""
-    pack = cast("Callable[[tuple[Value, ...]], bytes]", hiredis.pack_command)
     try:
-        return pack(words)
+        return _pack(words)
     except UnicodeEncodeError:  # an id that is not text: its bytes go back as they came
-        return pack(tuple(_exact(word) for word in words))
+        return _pack(tuple(_exact(word) for word in words))
 
 
 def _exact(word: Value) -> Value:

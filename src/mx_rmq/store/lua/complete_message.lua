@@ -19,33 +19,35 @@ local each   = 3                 -- per message: id, token
 local width = 2
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 -- shared: which are still the worker's
-local ids, answer, mine, seen = {}, {}, {}, {}
+local ids, answer, seen = {}, {}, {}
 for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
 local leases = redis.call('HMGET', processing, unpack(ids))
 redis.call('ZCARD', expire_monitor)
-for n, id in ipairs(ids) do
-  local at = each + (n - 1) * width
-  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
-  if held then
-    seen[id] = true
-    mine[#mine + 1] = at
+local mine, held, count, lease_end = {}, {}, 0, ':' .. worker
+for n = 1, #ids do
+  local id, at = ids[n], each + (n - 1) * width
+  if leases[n] == ARGV[at + 1] .. lease_end and not seen[id] then
+    count = count + 1
+    seen[id], mine[count], held[count], answer[n] = true, at, id, '1'
+  else
+    answer[n] = '0'
   end
-  answer[n] = held and '1' or '0'
 end
 answer = table.concat(answer)
-if #mine == 0 then return answer end
+if count == 0 then return answer end
 -- end
 
 redis.call('HLEN', payload)
 
 -- shared: end the leases
-local held = {}
-for _, at in ipairs(mine) do held[#held + 1] = ARGV[at] end
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 -- end
@@ -53,7 +55,7 @@ redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

@@ -14,8 +14,11 @@ local id          = ARGV[2]           -- the message
 local archived_ms = tonumber(ARGV[3]) -- when it was archived, as the operator saw it
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 local archived_at = redis.call('ZSCORE', archive, id)
@@ -27,7 +30,7 @@ redis.call('HDEL', archive_payload, id)
 redis.call('ZREM', archive, id)
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

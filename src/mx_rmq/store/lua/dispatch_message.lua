@@ -37,18 +37,24 @@ end
 -- end
 
 local reply = {string.format('%.0f', now)}
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
+local lease_end = ':' .. worker
+local noted = redis.call('GET', receipt) or ''
+local last, first_answer = string.match(noted, '^(%d+) ()')
 if last and tonumber(last) >= call then
-  local from, to, token, length = string.find(first_answer, '^(%d+) (%d+) ')
+  -- The answer is the first token, then for each message the length of its id and the id.
+  local from, to, token = string.find(noted, '^(%d+) ', first_answer)
+  local length
+  if from then from, to, length = string.find(noted, '^(%d+) ', to + 1) end
   while from do
-    local id = string.sub(first_answer, to + 1, to + length)
+    local id, number = string.sub(noted, to + 1, to + length), string.format('%.0f', token)
     local record = redis.call('HGET', payload, id)
-    if record and redis.call('HGET', processing, id) == token .. ':' .. worker then
+    if record and redis.call('HGET', processing, id) == number .. lease_end then
       reply[#reply + 1] = id
-      reply[#reply + 1] = token
+      reply[#reply + 1] = number
       reply[#reply + 1] = record
     end
-    from, to, token, length = string.find(first_answer, '^(%d+) (%d+) ', to + length + 1)
+    token = token + 1
+    from, to, length = string.find(noted, '^(%d+) ', to + length + 1)
   end
   return reply
 end
@@ -63,39 +69,39 @@ for level, key in ipairs(levels) do
   local length = redis.pcall('LLEN', key)
   left[level] = type(length) == 'number' and length or 0
 end
-local offers = {[4] = {2, 1, 3}, [9] = {3, 1, 2}}
+local usual, offers = {1, 2, 3}, {[4] = {2, 1, 3}, [9] = {3, 1, 2}}
 turn = tonumber(turn) or 0
 for _ = 1, math.min(max_count, left[1] + left[2] + left[3]) do
-  for _, level in ipairs(offers[turn] or {1, 2, 3}) do
-    if left[level] > 0 then
-      left[level], take[level] = left[level] - 1, take[level] + 1
-      break
-    end
-  end
+  local offer = offers[turn] or usual
+  local level = offer[1]
+  if left[level] == 0 then level = offer[2] end
+  if left[level] == 0 then level = offer[3] end
+  left[level], take[level] = left[level] - 1, take[level] + 1
   turn = (turn + 1) % 10
 end
 
-local ids, level_of = {}, {}
+local ids, count = {}, 0
 for level, key in ipairs(levels) do
   if take[level] > 0 then
-    local tail = redis.call('LRANGE', key, -take[level], -1)
+    local tail = redis.call('LRANGE', key, -take[level], '-1')
     for i = #tail, 1, -1 do
-      ids[#ids + 1] = tail[i]
-      level_of[#ids] = level
+      count = count + 1
+      ids[count] = tail[i]
     end
   end
 end
-if #ids == 0 then return reply end
+if count == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
 repeat
-  local first = fit + 1
   upto = math.min(fit + step, #ids)
-  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, upto))) do
-    bytes = bytes + #(record or '')
+  local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
+  for i = 1, #found do
+    local record = found[i]
+    if record then bytes = bytes + #record end
     if bytes > 8388608 and fit > 0 then break end
-    fit = first + i - 1
+    fit = fit + 1
     records[fit] = record
   end
   step = step * 2
@@ -104,28 +110,42 @@ until fit < upto or fit == #ids
 
 local held = redis.call('HMGET', processing, unpack(ids))
 local rung = redis.call('LLEN', doorbell)
-redis.call('ZCARD', expire_monitor)
+local leased = redis.call('ZCARD', expire_monitor)
 
-for i = #ids, fit + 1, -1 do
-  local level = level_of[i]
-  left[level], take[level], ids[i] = left[level] + 1, take[level] - 1, nil
+local too_many = count - fit
+for level = 3, 1, -1 do
+  local back = math.min(too_many, take[level])
+  left[level], take[level], too_many = left[level] + back, take[level] - back, too_many - back
 end
 
+-- To format a number takes longer than anything else in this loop. So the deadline, the same for
+-- all, is formatted once; a token for every ten, of which each has its last digit; and a length
+-- when it is not the one before.
 local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
-local leases, deadlines, answer, seen, dropped = {}, {}, {}, {}, 0
-for i, id in ipairs(ids) do
-  if records[i] and not held[i] and not seen[id] then
-    local number = string.format('%.0f', token)
+local deadline = string.format('%.0f', now + lease_ms)
+local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
+local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
+local leases, deadlines, answer, seen, given, dropped = {}, {}, {}, {}, 0, 0
+for i = 1, fit do
+  local id, record = ids[i], records[i]
+  if record and not held[i] and not seen[id] then
+    if digit == 10 then digit, tens = 0, nil end
+    tens = tens or string.format('%.0f', (token - digit) / 10)
+    number = tens .. digits[digit + 1]
+    if #id ~= length then length, length_text = #id, string.format('%d ', #id) end
+    if given == 0 then answer[1] = number .. ' ' end
+    local two, three = 2 * given, 3 * given
     seen[id] = true
-    leases[#leases + 1] = id
-    leases[#leases + 1] = number .. ':' .. worker
-    deadlines[#deadlines + 1] = now + lease_ms
-    deadlines[#deadlines + 1] = id
-    reply[#reply + 1] = id
-    reply[#reply + 1] = number
-    reply[#reply + 1] = records[i]
-    answer[#answer + 1] = number .. ' ' .. #id .. ' ' .. id
-    token = token + 1
+    leases[two + 1] = id
+    leases[two + 2] = number .. lease_end
+    deadlines[two + 1] = deadline
+    deadlines[two + 2] = id
+    reply[three + 2] = id
+    reply[three + 3] = number
+    reply[three + 4] = record
+    answer[two + 2] = length_text
+    answer[two + 3] = id
+    token, digit, given = token + 1, digit + 1, given + 1
   else
     dropped = dropped + 1
   end
@@ -133,20 +153,31 @@ end
 answer = table.concat(answer)
 
 for level, key in ipairs(levels) do
-  if take[level] > 0 then redis.call('LTRIM', key, 0, -take[level] - 1) end
+  if take[level] > 0 then redis.call('LTRIM', key, '0', -take[level] - 1) end
 end
-if #leases > 0 then
+if given > 0 then
+  -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until
+  -- something in it is longer than 64 bytes. So before many come together, something long comes,
+  -- and goes again: a padded lease, since its token is new and so it is nobody's id.
+  local many = leased + given > 32
+  local long = many and string.format('%65s', leases[2])
+  local flat_hash = many and leased < 512 and #leases[2] < 65
+  local flat_set = many and leased < 128
+  if flat_hash then redis.call('HSET', processing, long, '') end
+  if flat_set then redis.call('ZADD', expire_monitor, '0', long) end
   redis.call('HSET', processing, unpack(leases))
   redis.call('ZADD', expire_monitor, unpack(deadlines))
+  if flat_hash then redis.call('HDEL', processing, long) end
+  if flat_set then redis.call('ZREM', expire_monitor, long) end
 end
-redis.call('HSET', meta, 'token', string.format('%.0f', token - 1), 'turn', turn)
+redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return reply

@@ -25,27 +25,28 @@ end
 -- end
 
 -- shared: which are still the worker's
-local ids, answer, mine, seen = {}, {}, {}, {}
+local ids, answer, seen = {}, {}, {}
 for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
 local leases = redis.call('HMGET', processing, unpack(ids))
 redis.call('ZCARD', expire_monitor)
-for n, id in ipairs(ids) do
-  local at = each + (n - 1) * width
-  local held = leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]
-  if held then
-    seen[id] = true
-    mine[#mine + 1] = at
+local mine, held, count, lease_end = {}, {}, 0, ':' .. worker
+for n = 1, #ids do
+  local id, at = ids[n], each + (n - 1) * width
+  if leases[n] == ARGV[at + 1] .. lease_end and not seen[id] then
+    count = count + 1
+    seen[id], mine[count], held[count], answer[n] = true, at, id, '1'
+  else
+    answer[n] = '0'
   end
-  answer[n] = held and '1' or '0'
 end
 answer = table.concat(answer)
-if #mine == 0 then return answer end
+if count == 0 then return answer end
 -- end
 
-local deadlines = {}
-for _, i in ipairs(mine) do
-  deadlines[#deadlines + 1] = now + lease_ms
-  deadlines[#deadlines + 1] = ARGV[i]
+local deadline, deadlines = string.format('%.0f', now + lease_ms), {}
+for n = 1, count do
+  deadlines[2 * n - 1] = deadline
+  deadlines[2 * n] = held[n]
 end
 
 -- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow

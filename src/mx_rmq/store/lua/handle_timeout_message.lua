@@ -34,12 +34,13 @@ if #ids == 0 then return reply end
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
 repeat
-  local first = fit + 1
   upto = math.min(fit + step, #ids)
-  for i, record in ipairs(redis.call('HMGET', payload, unpack(ids, first, upto))) do
-    bytes = bytes + #(record or '')
+  local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
+  for i = 1, #found do
+    local record = found[i]
+    if record then bytes = bytes + #record end
     if bytes > 8388608 and fit > 0 then break end
-    fit = first + i - 1
+    fit = fit + 1
     records[fit] = record
   end
   step = step * 2

@@ -33,8 +33,11 @@ end
 -- end
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end
@@ -73,7 +76,7 @@ if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS'
 -- end
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

@@ -11,8 +11,11 @@ local receipt = KEYS[2]  -- STRING  number and answer of the lane's last call
 local call = tonumber(ARGV[1]) -- its number in the lane
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'
@@ -22,7 +25,7 @@ redis.call('HDEL', meta, 'paused')
 redis.call('HSET', meta, 'paused', '1')
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

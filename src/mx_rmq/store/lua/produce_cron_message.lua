@@ -59,9 +59,10 @@ local fresh = {2} -- where in ARGV the id is; the record is three further
 
 -- shared: store the records, stamped with the server's time
 local stamp, records = string.format('{"created_at":%.0f,', now), {}
-for _, i in ipairs(fresh) do
-  records[#records + 1] = ARGV[i]
-  records[#records + 1] = stamp .. string.sub(ARGV[i + 3], 2)
+for n = 1, #fresh do
+  local i = fresh[n]
+  records[2 * n - 1] = ARGV[i]
+  records[2 * n] = string.gsub(ARGV[i + 3], '^{', stamp)
 end
 redis.call('HSET', payload, unpack(records))
 -- end

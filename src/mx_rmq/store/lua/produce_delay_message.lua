@@ -37,26 +37,48 @@ end
 -- end
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 -- shared: who is new
-local answer, fresh, marks, seen = {}, {}, {}, {}
+local answer, fresh, marks, seen, generated, taken = {}, {}, {}, {}, {}, {}
 local remembered = redis.call('ZCARD', recent) > 0
-local recent_ttl = redis.call('PTTL', recent)
+local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
-  local id, own, maker = ARGV[i], ARGV[i + 1] == '1', tonumber(ARGV[i + 2])
+  if ARGV[i + 1] == '1' then any_own = true else generated[#generated + 1] = ARGV[i] end
+end
+if any_own then
+  any_dead = redis.call('HLEN', dlq_payload) > 0
+  any_quarantined = redis.call('HLEN', error_parse_payload) > 0
+end
+-- A generated id is there already only after an accident. So many are asked for in one call, which
+-- moves no records; after the first surprise each is asked for by itself, since records may be big.
+local surprise = false
+for first = 1, #generated, 64 do
+  if surprise then break end
+  local upto = math.min(first + 63, #generated)
+  local found = redis.call('HMGET', payload, unpack(generated, first, upto))
+  for n = 1, #found do surprise = surprise or found[n] end
+end
+for i = each, #ARGV, width do
+  local id, own, status = ARGV[i], ARGV[i + 1] == '1', '1'
+  local maker = own and tonumber(ARGV[i + 2]) or 0
   local taken_until = remembered and redis.call('ZSCORE', recent, id)
-  local kept = maker > 0 and redis.call('GET', KEYS[maker]) or ''
-  local made = tonumber(string.match(kept, '^%d+'))
-  local refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
-  local status = '1'
-  if seen[id] or redis.call('HEXISTS', payload, id) == 1 then
+  local made, refused
+  if maker > 0 then
+    local kept = redis.call('GET', KEYS[maker]) or ''
+    made = tonumber(string.match(kept, '^%d+'))
+    refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
+  end
+  if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
-  elseif own and redis.call('HEXISTS', dlq_payload, id) == 1 then
+  elseif own and any_dead and redis.call('HEXISTS', dlq_payload, id) == 1 then
     status = 'd'
-  elseif own and redis.call('HEXISTS', error_parse_payload, id) == 1 then
+  elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
   elseif taken_until and tonumber(taken_until) > now then
     status = 'f'
@@ -67,16 +89,18 @@ for i = each, #ARGV, width do
     fresh[#fresh + 1] = i
     local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
     if own and memory > 0 then
-      marks[#marks + 1] = now + memory
+      taken[memory] = taken[memory] or string.format('%.0f', now + memory)
+      marks[#marks + 1] = taken[memory]
       marks[#marks + 1] = id
     end
   end
   answer[#answer + 1] = status
 end
-local stale = {}
+local stale, recent_ttl = {}, 0
 if remembered then
   stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now, 'LIMIT', 0, 2 * #fresh + 10)
 end
+if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
 answer = table.concat(answer)
 -- end
 
@@ -106,29 +130,33 @@ if #due_times.low > 0 then redis.call('ZCARD', delay_tasks_low) end
 -- end
 
 -- shared: how many wait, and whether the cap allows more
-local waiting = 0
-for _, key in ipairs({pending_high, pending, pending_low}) do
-  local length = redis.pcall('LLEN', key)
-  waiting = waiting + (type(length) == 'number' and length or 0)
+local full = false
+if max_pending > 0 and #fresh > 0 then
+  local waiting = #fresh
+  for _, key in ipairs({pending_high, pending, pending_low}) do
+    local length = redis.pcall('LLEN', key)
+    waiting = waiting + (type(length) == 'number' and length or 0)
+  end
+  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+    local length = redis.pcall('ZCARD', key)
+    waiting = waiting + (type(length) == 'number' and length or 0)
+  end
+  full = waiting > max_pending
+  if full then answer = string.format('full %d', #answer) end
 end
-for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  local length = redis.pcall('ZCARD', key)
-  waiting = waiting + (type(length) == 'number' and length or 0)
-end
-local full = max_pending > 0 and #fresh > 0 and waiting + #fresh > max_pending
-if full then answer = string.format('full %d', #answer) end
 -- end
 
 if full or #fresh == 0 then
-  redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+  redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
   return answer
 end
 
 -- shared: store the records, stamped with the server's time
 local stamp, records = string.format('{"created_at":%.0f,', now), {}
-for _, i in ipairs(fresh) do
-  records[#records + 1] = ARGV[i]
-  records[#records + 1] = stamp .. string.sub(ARGV[i + 3], 2)
+for n = 1, #fresh do
+  local i = fresh[n]
+  records[2 * n - 1] = ARGV[i]
+  records[2 * n] = string.gsub(ARGV[i + 3], '^{', stamp)
 end
 redis.call('HSET', payload, unpack(records))
 -- end
@@ -149,7 +177,7 @@ end
 -- end
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

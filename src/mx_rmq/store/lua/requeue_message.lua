@@ -22,8 +22,11 @@ local priority    = ARGV[4]           -- high, normal or low
 local record      = ARGV[5]           -- its new record
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 local archived_at = redis.call('ZSCORE', archive, id)
@@ -42,7 +45,7 @@ redis.call('LPUSH', behind, id)
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer

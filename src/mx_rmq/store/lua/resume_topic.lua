@@ -15,8 +15,11 @@ local receipt      = KEYS[6]  -- STRING  number and answer of the lane's last ca
 local call = tonumber(ARGV[1]) -- its number in the lane
 
 -- shared: a call that comes again gets its first answer and changes nothing
-local last, first_answer = string.match(redis.call('GET', receipt) or '', '^(%d+) (.*)$')
-if last and tonumber(last) >= call then return (string.gsub(first_answer, '1', '2')) end
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end
 -- end
 
 local waiting = 0
@@ -30,7 +33,7 @@ redis.call('HDEL', meta, 'paused')
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)
+redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
 -- end
 
 return answer
