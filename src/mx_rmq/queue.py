@@ -9,6 +9,8 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from mx_rmq.admin import Admin
@@ -22,7 +24,7 @@ from mx_rmq.core.middleware import Outgoing, around_produce
 from mx_rmq.core.names import check_id, check_topic
 from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.runtime.bus import Events
-from mx_rmq.runtime.producer import Producer, chunks
+from mx_rmq.runtime.producer import Producer
 from mx_rmq.runtime.report import LOGGED, log
 from mx_rmq.store import Store
 from mx_rmq.store.connect import check_url
@@ -329,16 +331,18 @@ class MessageQueue:
         payloads = list(payloads)
         if ids is not None and len(ids) != len(payloads):
             raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
+        if not payloads:
+            return []
         due, headers = _timestamp(at), headers or {}
-        own = [None] * len(payloads) if ids is None else ids
+        own: Sequence[str | None] = [None] * len(payloads) if ids is None else ids
         if self._around is None:
             fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers)
-            return await self._send_all(
-                [
-                    (topic, self._draft(payload, id, fields))
-                    for payload, id in zip(payloads, own, strict=True)
-                ]
-            )
+            draft = self.store.draft
+            drafts = [
+                draft(payload, id=None if id is None else check_id(id), **fields)
+                for payload, id in zip(payloads, own, strict=True)
+            ]
+            return await self._send_all([(topic, drafts)])
         outgoing = [
             Outgoing(
                 topic=topic,
@@ -354,7 +358,7 @@ class MessageQueue:
             )
             for payload, id in zip(payloads, own, strict=True)
         ]
-        return await self._around(outgoing) if outgoing else []
+        return await self._around(outgoing)
 
     async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
         """Produce what has come through all middleware."""
@@ -379,24 +383,28 @@ class MessageQueue:
         ]
         if len(drafts) == 1:
             return [await self._send_one(*drafts[0])]
-        return await self._send_all(drafts)
+        runs = groupby(drafts, key=itemgetter(0))
+        return await self._send_all([(topic, [draft for _, draft in run]) for topic, run in runs])
 
     async def _send_one(self, topic: str, draft: Draft) -> str:
         return (await self._open_producer().produce(topic, draft)).id
 
-    async def _send_all(self, drafts: list[tuple[str, Draft]]) -> list[str]:
+    async def _send_all(self, runs: list[tuple[str, list[Draft]]]) -> list[str]:
+        """Produce runs of messages, each of one topic."""
         store, producer = self.store, self._open_producer()
-        ids: list[str] = []
-        for topic in {topic for topic, _ in drafts}:
+        total = sum(len(drafts) for _, drafts in runs)
+        for topic, _ in runs:
             store.keys.of(topic)  # refuses a bad name
-        for topic, chunk in _by_topic(drafts):
+        ids: list[str] = []
+        for topic, drafts in runs:
             try:
-                ids += [produced.id for produced in await producer.send(topic, chunk)]
+                async for stored in producer.produce_all(topic, drafts):
+                    ids += stored
             except MxRmqError as error:
                 if not ids:
                     raise
                 unknown = error.ids if isinstance(error, ProduceUnknown) else ()
-                raise PartlyProduced(str(error), ids, unknown, len(drafts)) from error
+                raise PartlyProduced(str(error), ids, unknown, total) from error
         return ids
 
     def _open_producer(self) -> Producer:
@@ -437,17 +445,6 @@ def _fields(
         "retry": None if retry is None else as_dict(policy_of(retry)),
         "headers": headers,
     }
-
-
-def _by_topic(drafts: list[tuple[str, Draft]]) -> Iterable[tuple[str, list[Draft]]]:
-    """Cut messages into calls; what follows each other in one topic stays together."""
-    start = 0
-    for end in range(1, len(drafts) + 1):
-        if end == len(drafts) or drafts[end][0] != drafts[start][0]:
-            topic = drafts[start][0]
-            for chunk in chunks([draft for _, draft in drafts[start:end]]):
-                yield topic, chunk
-            start = end
 
 
 def _timestamp(at: datetime | float | None) -> float | None:

@@ -20,9 +20,9 @@ class Mutant(NamedTuple):
         return Script.parse(self.script, source.replace(self.old, self.new))
 
 
-_HELD = "leases[n] == ARGV[at + 1] .. ':' .. worker and not seen[id]"
+_HELD = "leases[n] == ARGV[at + 1] .. lease_end and not seen[id]"
 _ANY = "leases[n] and not seen[id]"
-_RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', 600000)"
+_RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')"
 _ONE_HELD = "if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end"
 
 MUTANTS = [
@@ -53,13 +53,13 @@ MUTANTS = [
     Mutant(
         "dispatch leaves the ids pending",
         "dispatch_message",
-        "redis.call('LTRIM', key, 0, -take[level] - 1)",
-        "redis.call('LTRIM', key, 0, -1)",
+        "redis.call('LTRIM', key, '0', -take[level] - 1)",
+        "redis.call('LTRIM', key, '0', '-1')",
     ),
     Mutant(
         "dispatch forgets the token counter",
         "dispatch_message",
-        "'token', string.format('%.0f', token - 1), 'turn'",
+        "'token', number or string.format('%.0f', token - 1), 'turn'",
         "'turn'",
     ),
     Mutant(
@@ -134,13 +134,13 @@ MUTANTS = [
     Mutant(
         "an id is produced over a living one",
         "produce_normal_message",
-        "if seen[id] or redis.call('HEXISTS', payload, id) == 1 then",
+        "if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then",
         "if seen[id] then",
     ),
     Mutant(
         "a dead letter's id is produced again",
         "produce_normal_message",
-        "elseif own and redis.call('HEXISTS', dlq_payload, id) == 1 then",
+        "elseif own and any_dead and redis.call('HEXISTS', dlq_payload, id) == 1 then",
         "elseif false then",
     ),
     Mutant(

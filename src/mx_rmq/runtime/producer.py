@@ -14,11 +14,12 @@ from mx_rmq.core.errors import InvalidInput, ProduceUnknown, QueueFull
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from mx_rmq.core.message import Draft
     from mx_rmq.store import Store
     from mx_rmq.store.answers import Produced
+    from mx_rmq.store.transitions import Prepared
 
 BYTES: Final = 1_048_576
 """Bytes of payload in one call, or a single message: a call shall not hold up the server."""
@@ -62,16 +63,30 @@ class Producer:
             return await done
         line.busy = True
         try:
-            (produced,) = await self.send(topic, [draft])
+            (produced,) = await self._store.produce(self.prepare(topic, [draft]))
         finally:
             self._go_on(topic, line)
         return produced
 
-    async def send(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
-        """Produce messages of one kind by one call: see `chunks`."""
-        if is_delayed(drafts[0]):
-            return await self._store.produce_delay_message(topic, drafts)
-        return await self._store.produce_normal_message(topic, drafts)
+    async def produce_all(self, topic: str, drafts: Sequence[Draft]) -> AsyncIterator[list[str]]:
+        """Produce messages in order, in as many calls as they need; yield the ids of each call.
+
+        The next call is prepared while the server works on the last one.
+        """
+        sending: asyncio.Task[list[Produced]] | None = None
+        for chunk in chunks(drafts):
+            call = self.prepare(topic, chunk)
+            if sending is not None:
+                yield [produced.id for produced in await sending]
+            sending = asyncio.create_task(self._store.produce(call), name="mx-rmq producer")
+            await asyncio.sleep(0)  # so that it is on its way
+        if sending is not None:
+            yield [produced.id for produced in await sending]
+
+    def prepare(self, topic: str, drafts: Sequence[Draft]) -> Prepared:
+        """Get the call of messages of one kind ready: see `chunks`."""
+        kind = "delay" if is_delayed(drafts[0]) else "normal"
+        return self._store.prepare(f"produce_{kind}_message", topic, drafts)
 
     async def close(self) -> None:
         """Wait until nothing waits any more."""
@@ -109,7 +124,8 @@ class Producer:
 
     async def _send_batch(self, topic: str, batch: list[_Waiting]) -> None:
         try:
-            produced = await self.send(topic, [draft for draft, _ in batch])
+            call = self.prepare(topic, [draft for draft, _ in batch])
+            produced = await self._store.produce(call)
         except (QueueFull, InvalidInput) as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
@@ -138,15 +154,15 @@ def is_delayed(draft: Draft) -> bool:
 def chunks(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
     """Cut a sequence of drafts into parts that one call may carry, in order."""
     chunk: list[Draft] = []
-    size = 0
-    delayed = bool(drafts) and is_delayed(drafts[0])
+    size, delayed = 0, False
     for draft in drafts:
-        own = _size(draft)
+        own = len(draft.payload) + ENVELOPE
         size += own
-        full = len(chunk) == MAX_BATCH or size > BYTES
-        if chunk and (full or is_delayed(draft) != delayed):
+        waits = bool(draft.delay) or draft.at is not None
+        if chunk and (size > BYTES or waits != delayed or len(chunk) == MAX_BATCH):
             yield chunk
-            chunk, size, delayed = [], own, is_delayed(draft)
+            chunk, size = [], own
+        delayed = waits
         chunk.append(draft)
     if chunk:
         yield chunk

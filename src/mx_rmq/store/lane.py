@@ -45,7 +45,11 @@ class Lane:
         come back as a caller's own: the lane is never used again.
         """
         if kind is None or issubclass(kind, InvalidInput | QueueFull):  # not sent, or answered
-            self._home.append(self)
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Go back to the idle ones: no call is under way."""
+        self._home.append(self)
 
 
 class Lanes:

@@ -8,7 +8,7 @@ Times are milliseconds here.
 from __future__ import annotations
 
 from math import ceil
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core.config import SECOND_NET, Limits
@@ -62,6 +62,18 @@ MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
 
 
+class Prepared(NamedTuple):
+    """A produce that is ready to be sent."""
+
+    name: str
+    keys: TopicKeys
+    lane: Lane
+    ids: list[str]
+    items: list[Value]
+    makers: list[str]
+    """The receipts of the lanes that made ids which callers give as their own."""
+
+
 _LEVELS: Final = frozenset(Priority)
 _PLACED: Final = {ord(placed): placed for placed in Placed}
 _SETTLED: Final = {ord(settled): settled for settled in Settled}
@@ -101,22 +113,23 @@ class Transitions:
 
     async def produce_normal_message(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
         """Store new messages and put them behind those that are pending."""
-        return await self._produce("produce_normal_message", topic, drafts)
+        return await self.produce(self.prepare("produce_normal_message", topic, drafts))
 
     async def produce_delay_message(self, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
         """Store new messages that wait for their due time."""
-        return await self._produce("produce_delay_message", topic, drafts)
+        return await self.produce(self.prepare("produce_delay_message", topic, drafts))
 
-    async def _produce(self, name: str, topic: str, drafts: Sequence[Draft]) -> list[Produced]:
+    def prepare(self, name: str, topic: str, drafts: Sequence[Draft]) -> Prepared:
+        """Get a call of one of the two scripts above ready; the server need not be waited for."""
         keys = self.keys.of(topic)
-        if not _batch(drafts):
-            return []
+        _batch(drafts)
         script = load(name)
         delayed = "delay_ms" in script.each
         makers: list[str] = []
         ids: list[str] = []
         items: list[Value] = []
-        with self._lanes.lane(topic) as lane:
+        lane = self._lanes.lane(topic)
+        try:
             for offset, draft in enumerate(drafts, 1):
                 if not delayed and (draft.delay or draft.at is not None):
                     raise InvalidInput("a draft with delay or at goes to produce_delay_message")
@@ -128,13 +141,23 @@ class Transitions:
                     maker = len(script.keys) + len(makers)
                 ids.append(id)
                 record = self._record(draft, topic, id)
-                own = 0 if draft.id is None else 1
-                items += (id, own, maker, record, draft.priority)
+                items += (id, 0 if draft.id is None else 1, maker, record, draft.priority)
                 if delayed:
                     items += (draft.delay, "" if draft.at is None else draft.at)
-            if topic not in self._registered:
-                await self._register(topic)
-            lane.number += len(drafts)
+        except BaseException:
+            lane.give_back()
+            raise
+        lane.number += len(drafts)
+        return Prepared(name, keys, lane, ids, items, makers)
+
+    async def produce(self, call: Prepared) -> list[Produced]:
+        """Make a prepared call."""
+        name, keys, lane, ids, items, makers = call
+        with lane:
+            if not ids:
+                return []
+            if keys.topic not in self._registered:
+                await self._register(keys.topic)
             try:
                 answer = await self._run(
                     name,
@@ -152,7 +175,7 @@ class Transitions:
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
             if answer.startswith(b"full"):
-                raise QueueFull(topic, self.limits.max_pending)
+                raise QueueFull(keys.topic, self.limits.max_pending)
         return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
 
     async def produce_cron_message(

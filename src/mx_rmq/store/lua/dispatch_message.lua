@@ -121,7 +121,7 @@ end
 -- To format a number takes longer than anything else in this loop. So the deadline, the same for
 -- all, is formatted once; a token for every ten, of which each has its last digit; and a length
 -- when it is not the one before.
-local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
+local token = math.max(math.floor(tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
