@@ -29,7 +29,7 @@ fix: $(INSTALLED) ## Mend what ruff can mend, and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(INSTALLED) ## Measure cost and memory a message
+bench: redis-tools $(INSTALLED) ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
 	$(BIN)/python -m bench $(ARGS)
 
 model: redis-tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
@@ -39,7 +39,7 @@ lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
 
 clean: ## Remove everything that make made
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup

@@ -1,1 +1,1 @@
-"""What a message costs, measured on real servers: `make bench`."""
+"""mx-rmq beside its peers, measured in one go: `make bench`. See README.md here."""

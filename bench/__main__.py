@@ -1,36 +1,77 @@
-"""Run the benchmarks and print their tables."""
+"""Compare mx-rmq with its peers on this machine."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
+import json
 import logging
-import tempfile
+import signal
+import sys
 from pathlib import Path
 
-from bench.in_flight import measure_in_flight
-from bench.memory import measure_memory
-from bench.worker import measure_worker
-from tests.lab.servers import Kind, Server
+from bench.compare import WORKLOADS, compare
+from bench.environments import CACHE, ROOT, Environments
+from bench.picture import picture
+from bench.systems import chosen
+from bench.table import markdown, text
+from bench.workloads import Bench
+from tests.lab.servers import Kind
+
+QUICK = 0.1
 
 
 def main() -> None:
+    options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that workers are ended, too
+    logging.disable()
+    workloads = options.workloads.split(",") if options.workloads else list(WORKLOADS)
+    unknown = [name for name in workloads if name not in WORKLOADS]
+    if unknown:
+        raise SystemExit(f"there is no {', '.join(unknown)}; there are {', '.join(WORKLOADS)}")
+    bench = Bench(
+        Environments({"ours": sys.executable} if options.here else None),
+        Kind(options.kind),
+        scale=options.scale or (QUICK if options.quick else 1.0),
+        alone=not options.no_lock,
+    )
+    results = compare(
+        bench,
+        chosen(options.only),
+        chosen=workloads,
+        rounds=options.rounds or (1 if options.quick else 3),
+        idle_seconds=5 if options.quick else 20,
+        crash_seconds=options.crash_wait or (45 if options.quick else 120),
+    )
+    print(text(results))
+    partial = (options.only, options.workloads, options.quick, options.scale)
+    published = options.kind == Kind.REDIS_7_0 and not any(partial)
+    out = options.out or (ROOT / "bench" if published else CACHE) / "results"
+    drawn = ROOT / "docs" / "images" if published and not options.out else out
+    _write(out / f"{results['date']}.json", json.dumps(results, indent=1) + "\n")
+    _write(out / f"{results['date']}.md", markdown(results))
+    _write(drawn / "bench.svg", picture(results))
+
+
+def _write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    print(f"bench: wrote {path}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--kind", choices=list(Kind), help="only this server", default=None)
-    parser.add_argument("--rounds", type=int, default=60, help="batches a measurement")
-    parser.add_argument("--messages", type=int, default=100_000, help="for the memory figures")
-    parser.add_argument("--idle", type=float, default=30, help="seconds to watch an idle worker")
-    chosen = parser.parse_args()
-    logging.disable()  # these servers keep nothing on disk, and are meant to
-    for kind in [Kind(chosen.kind)] if chosen.kind else Kind:
-        with (
-            tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
-            Server(kind, Path(directory)) as server,
-        ):
-            print(f"\n== {kind}")
-            asyncio.run(measure_in_flight(server.url, rounds=chosen.rounds))
-            asyncio.run(measure_memory(server.url, messages=chosen.messages))
-            asyncio.run(measure_worker(server.url, messages=chosen.messages, idle=chosen.idle))
+    add = parser.add_argument
+    add("--only", metavar="KEYS", help="these queues only: ours,repid,… (bench/systems.py)")
+    add("--workloads", metavar="NAMES", help=f"these only: {','.join(WORKLOADS)}")
+    add("--quick", action="store_true", help="a smoke run: a tenth of the messages, one round")
+    add("--rounds", type=int, help="how often all is measured (3)")
+    add("--scale", type=float, help="multiply the numbers of messages")
+    add("--crash-wait", type=float, help="seconds to wait for what a killed worker held (120)")
+    add("--kind", choices=list(Kind), default=Kind.REDIS_7_0, help="the server (redis-7.0)")
+    add("--here", action="store_true", help="measure mx-rmq in this environment, not in its own")
+    add("--no-lock", action="store_true", help="do not wait for other measurements")
+    add("--out", type=Path, help="where to write: bench/results, .bench/results for a part of it")
+    return parser
 
 
 if __name__ == "__main__":

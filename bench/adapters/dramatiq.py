@@ -1,0 +1,63 @@
+"""Dramatiq on its Redis broker, one process of threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from dramatiq import (  # type: ignore[import-not-found]  # in its own environment
+    Worker,
+    actor,
+    set_broker,
+)
+from dramatiq.brokers.redis import RedisBroker  # type: ignore[import-not-found]  # the same
+
+from bench.adapter import BaseAdapter
+from bench.handler import sync_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.payload import Payload
+
+
+class Adapter(BaseAdapter):
+    is_async = False
+    concurrency = 8
+    bulk = "no bulk call: send, one after the other"
+    packages = ("dramatiq",)
+    settings = (
+        "worker_threads=8 (default), dramatiq_queue_prefetch=1000 (default 16, which halves the "
+        "speed; the default in the crash test), default middleware"
+    )
+
+    def _actor(self, handle: Callable[[Payload], None]) -> Any:
+        self.broker = RedisBroker(host="127.0.0.1", port=self.port)
+        set_broker(self.broker)
+        return actor(handle, actor_name="bench", queue_name="bench")
+
+    async def open(self) -> None:
+        def nothing(payload: Payload) -> None: ...
+
+        self.actor = self._actor(nothing)
+
+    async def close(self) -> None:
+        self.broker.close()
+
+    async def produce(self, payload: Payload) -> None:
+        self.actor.send(payload)
+
+    async def produce_many(self, payloads: Sequence[Payload]) -> None:
+        for payload in payloads:
+            self.actor.send(payload)
+
+    async def produce_delayed(self, payload: Payload, delay: float) -> None:
+        self.actor.send_with_options(args=(payload,), delay=int(delay * 1000))
+
+    def work(self, concurrency: int) -> None:
+        self._actor(sync_handler())
+        worker = Worker(self.broker, worker_threads=concurrency)
+        if concurrency == self.concurrency:
+            worker.queue_prefetch = 1_000
+        worker.start()
+        threading.Event().wait()

@@ -1,0 +1,49 @@
+"""mx-rmq, async handlers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.adapter import BaseAdapter, run
+from bench.handler import async_handler
+from mx_rmq import MessageQueue, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.payload import Payload
+
+
+class Adapter(BaseAdapter):
+    concurrency = 200
+    chunk = 1_000
+    bulk = "produce_many, 1,000 at a time"
+    packages = ("mx-rmq", "msgspec")
+    settings = "Worker(concurrency=200), the rest at its defaults"
+
+    async def open(self) -> None:
+        self.mq = MessageQueue(self.url)
+        await self.mq.open()
+
+    async def close(self) -> None:
+        await self.mq.close()
+
+    async def produce(self, payload: Payload) -> None:
+        await self.mq.produce("bench", payload)
+
+    async def produce_many(self, payloads: Sequence[Payload]) -> None:
+        await self.mq.produce_many("bench", payloads)
+
+    async def produce_delayed(self, payload: Payload, delay: float) -> None:
+        await self.mq.produce("bench", payload, delay=delay)
+
+    def handler(self) -> Callable[[Payload], object]:
+        return async_handler()
+
+    def work(self, concurrency: int) -> None:
+        async def main() -> None:
+            mq = MessageQueue(self.url)
+            mq.handler("bench")(self.handler())
+            await Worker(mq, concurrency=concurrency).run()
+
+        run(main())

@@ -1,0 +1,84 @@
+"""Processes that are measured: started apart, their processor time read, and killed for sure."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+LOCK = Path("/tmp/bench.lock")  # noqa: S108 - one machine, one lock, whoever measures
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """Wait until nobody else measures on this machine. `flock /tmp/bench.lock` is the same."""
+    with LOCK.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def started(
+    commands: Sequence[Sequence[str]], environment: Mapping[str, str], errors: Path
+) -> Iterator[list[int]]:
+    """Run these, each in a session of its own, and kill them with all their children."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        with errors.open("ab") as file:
+            for command in commands:
+                processes.append(  # noqa: PERF401 - the first must be killed if the second fails
+                    subprocess.Popen(
+                        command,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=file,
+                        start_new_session=True,
+                    )
+                )
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def cpu_seconds(sessions: Sequence[int]) -> float:
+    """Return the processor time of all processes in these sessions, ended children included."""
+    ticks = 0
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            with suppress(OSError):
+                fields = (place / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[3]) in sessions:
+                    ticks += sum(int(field) for field in fields[11:15])
+    return ticks / TICK
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a child of ours still runs."""
+    with suppress(OSError):
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def calibrate() -> float:
+    """Return the milliseconds of a fixed piece of Python: the machine's mood."""
+    best = float("inf")
+    for _ in range(3):
+        began = time.monotonic()
+        total = 0
+        for number in range(1_000_000):
+            total += number & 7
+        best = min(best, time.monotonic() - began)
+    return round(best * 1000, 1)

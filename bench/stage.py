@@ -1,0 +1,118 @@
+"""A fresh server for one measurement, and one queue on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from redis import Redis
+
+from bench import handler
+from bench.environments import ROOT, Environments
+from bench.processes import started
+from bench.record import Record
+from tests.lab.servers import Kind, Server, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.systems import System
+
+ROLE_SECONDS = 300
+
+
+class Stage:
+    """One queue on one server, empty at first."""
+
+    def __init__(
+        self, system: System, environments: Environments, server: Server, messages: int
+    ) -> None:
+        self.system = system
+        self.messages = messages
+        self._environments = environments
+        self._port = server.port
+        self._directory = server.directory
+        self._redis = Redis(port=server.port)
+        self.record = Record.create(self._directory / "record", messages)
+
+    def play(self, role: str, *arguments: object) -> dict[str, Any]:
+        """Let it play a role to the end; return what it says."""
+        command = self._environments.command(self.system, role, *arguments)
+        done = subprocess.run(
+            command,
+            env=self._environment(0),
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=ROLE_SECONDS,
+        )
+        if done.returncode or not done.stdout.strip():
+            raise RuntimeError(f"{role} failed: {done.stderr[-1500:]}")
+        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return said
+
+    def workers(
+        self, count: int = 1, *, concurrency: int = 0, sleep: float = 0
+    ) -> AbstractContextManager[list[int]]:
+        """Run workers meanwhile. A concurrency of 0 is the adapter's own."""
+        command = self._environments.command(self.system, "work", concurrency)
+        return started([command] * count, self._environment(sleep), self._errors)
+
+    def complaints(self) -> str:
+        """Return the end of what the workers wrote to stderr."""
+        return self._errors.read_text()[-1500:] if self._errors.exists() else ""
+
+    def server_version(self) -> str:
+        """Return what the server calls its version."""
+        info = self._redis.info("server")
+        return str(info.get("valkey_version") or info["redis_version"])
+
+    def server_cpu(self) -> float:
+        """Return the server's processor time in seconds."""
+        info = self._redis.info("cpu")
+        return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+
+    def server_reads(self) -> int:
+        """Return how often the server has read from a socket: about the round trips."""
+        return int(self._redis.info("stats")["total_reads_processed"])
+
+    def server_memory(self) -> int:
+        """Return the bytes that the server uses."""
+        return int(self._redis.info("memory")["used_memory"])
+
+    def close(self) -> None:
+        self._redis.close()
+
+    @property
+    def _errors(self) -> Path:
+        return self._directory / "errors"
+
+    def _environment(self, sleep: float) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "BENCH_NODE": str(self._environments.node_packages),
+            handler.PORT: str(self._port),
+            handler.RECORD: str(self._directory / "record"),
+            handler.MESSAGES: str(self.messages),
+            handler.SLEEP: str(sleep),
+        }
+
+
+@contextmanager
+def stage(system: System, environments: Environments, kind: Kind, messages: int) -> Iterator[Stage]:
+    """Start a server, and set the stage on it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
+        Server(kind, Path(directory), port=free_port()) as server,
+    ):
+        set_up = Stage(system, environments, server, messages)
+        try:
+            yield set_up
+        finally:
+            set_up.close()
