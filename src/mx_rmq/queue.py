@@ -303,7 +303,8 @@ class MessageQueue:
             )
             return (await self._around([outgoing]))[0]
         fields = _fields(delay, _timestamp(at), priority, ttl, max_attempts, retry, headers or {})
-        return await self._send_one(topic, self._draft(payload, id, fields))
+        produced = await self._open_producer().produce(topic, self._draft(payload, id, fields))
+        return produced.id
 
     async def produce_many(
         self,
@@ -382,12 +383,9 @@ class MessageQueue:
             for one in messages
         ]
         if len(drafts) == 1:
-            return [await self._send_one(*drafts[0])]
+            return [(await self._open_producer().produce(*drafts[0])).id]
         runs = groupby(drafts, key=itemgetter(0))
         return await self._send_all([(topic, [draft for _, draft in run]) for topic, run in runs])
-
-    async def _send_one(self, topic: str, draft: Draft) -> str:
-        return (await self._open_producer().produce(topic, draft)).id
 
     async def _send_all(self, runs: list[tuple[str, list[Draft]]]) -> list[str]:
         """Produce runs of messages, each of one topic."""

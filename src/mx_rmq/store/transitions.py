@@ -41,7 +41,7 @@ from mx_rmq.store.lane import Lanes, maker_of
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys, TopicKeys
@@ -533,7 +533,7 @@ class Transitions:
 
     # how a call is put together
 
-    async def _run(
+    def _run(
         self,
         name: str,
         keys: TopicKeys,
@@ -543,7 +543,7 @@ class Transitions:
         lane: Lane | None = None,
         archive: State | None = None,
         extra_keys: Sequence[str] = (),
-    ) -> Any:
+    ) -> Awaitable[Any]:
         script = load(name)
         known = self._names.get((name, keys.topic))
         if known is None:  # what differs from call to call is filled in below
@@ -556,7 +556,7 @@ class Transitions:
             index, contents = keys.archive_of(archive)
             names[script.place["archive"]] = index
             names[script.place["archive_payload"]] = contents
-        return await self._caller.run(script, names, script.arguments(named, items))
+        return self._caller.run(script, names, script.arguments(named, items))
 
     def _now(self) -> Value:
         return "" if self._clock is None else self._clock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import hiredis
@@ -37,6 +38,11 @@ class Wire(asyncio.Protocol):
             notEnoughData=_NOT_YET,
         )
         self._waiter: asyncio.Future[Any] | None = None
+        self._within = 0.0
+        self._deadline = inf
+        """When the reply must be there, on the loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
         self.is_open = True
         self.gone: asyncio.Future[None] = self._loop.create_future()
         """Done when the connection is no more."""
@@ -61,19 +67,21 @@ class Wire(asyncio.Protocol):
             raise redis_errors.ConnectionError("the connection was lost")
         waiter = self._waiter = self._loop.create_future()
         self._transport.write(call)
-        overdue = self._loop.call_later(within, self._overdue, within)
+        self._within, self._deadline = within, self._loop.time() + within
+        if self._deadline < self._timer_at:
+            self._set_timer()
         try:
             return await waiter
         except asyncio.CancelledError:
             self.close()  # or the reply would be taken for another call's
             raise
         finally:
-            overdue.cancel()
             self._waiter = None
 
     def close(self) -> None:
         """Hang up."""
         self.is_open = False
+        self._clear_timer()
         self._transport.abort()
         self._part()
 
@@ -91,6 +99,7 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The other side has hung up, or we have."""
         self.is_open = False
+        self._clear_timer()
         if not self.gone.done():
             self.gone.set_result(None)
         why = f": {exc}" if exc is not None else ""
@@ -110,8 +119,26 @@ class Wire(asyncio.Protocol):
         else:
             waiter.set_result(reply)
 
-    def _overdue(self, within: float) -> None:
-        self._answer(redis_errors.TimeoutError(f"no reply within {within:g} s"))
+    def _set_timer(self) -> None:
+        """One timer serves many calls: it is not moved for each, but looks again when it strikes."""
+        self._clear_timer()
+        self._timer_at = self._deadline
+        self._timer = self._loop.call_at(self._deadline, self._look)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, inf
+
+    def _look(self) -> None:
+        """See whether a reply is overdue."""
+        self._timer, self._timer_at = None, inf
+        if self._waiter is None:
+            return
+        if self._loop.time() < self._deadline:
+            self._set_timer()
+            return
+        self._answer(redis_errors.TimeoutError(f"no reply within {self._within:g} s"))
         self.close()
 
 
