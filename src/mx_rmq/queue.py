@@ -303,8 +303,8 @@ class MessageQueue:
             )
             return (await self._around([outgoing]))[0]
         fields = _fields(delay, _timestamp(at), priority, ttl, max_attempts, retry, headers or {})
-        produced = await self._open_producer().produce(topic, self._draft(payload, id, fields))
-        return produced.id
+        draft = self._draft(payload, id, fields)
+        return (await self._open_producer().produce(topic, draft)).id
 
     async def produce_many(
         self,

@@ -24,7 +24,7 @@ READS: Final = {
     **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
-    **dict.fromkeys(("ZCARD", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
+    **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
 

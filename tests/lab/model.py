@@ -31,6 +31,14 @@ class Lease(NamedTuple):
     worker: str
 
 
+class How(NamedTuple):
+    """What a produce says of a message's id, and its priority."""
+
+    own: bool
+    maker: int
+    priority: str
+
+
 @dataclass
 class Model:
     """A topic. Lists are in the order in which dispatch takes them."""
@@ -103,19 +111,19 @@ class Model:
 
     def produce_normal_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
-        for id, _, _, record, priority in fresh:
+        for id, how, record in fresh:
             self._store(call, id, record)
-            self.pending[priority].append(id)
+            self.pending[_how(how).priority].append(id)
             self.rung = True
         return answer
 
     def produce_delay_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
         earliest = self._earliest()
-        for id, _, _, record, priority, delay, at in fresh:
+        for id, how, record, delay, at in fresh:
             self._store(call, id, record)
             due = int(at) if at else call.named["now_ms"] + int(delay)
-            self.delayed[priority][id] = due
+            self.delayed[_how(how).priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
         return answer
 
@@ -138,7 +146,7 @@ class Model:
         fresh: dict[str, tuple[str, ...]] = {}
         answer = ""
         for item in call.items:
-            id, own, maker = item[0], item[1] == "1", item[2]
+            id, (own, maker, _) = item[0], _how(item[1])
             lane, _, number = id.rpartition("-")
             made, refused = self.receipts.get(lane, (0, ""))
             if refused.startswith("full"):
@@ -149,7 +157,7 @@ class Model:
                 answer += "d"
             elif own and id in self.quarantine:
                 answer += "q"
-            elif self.recent.get(id, 0) > now or (maker != "0" and made >= int(number)):
+            elif self.recent.get(id, 0) > now or (maker and made >= int(number)):
                 answer += "f"
             else:
                 answer += "1"
@@ -159,13 +167,14 @@ class Model:
             for _, id in stale[: 2 * len(fresh) + 10]:
                 del self.recent[id]
         for id, item in fresh.items():
-            if item[1] == "1":
-                self.recent[id] = now + (dedup if item[2] == "0" else max(dedup, 600_000))
+            own, maker, _ = _how(item[1])
+            if own:
+                self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
         return list(fresh.values()), self._receipt(call, answer)
 
     def _store(self, call: Call, id: str, record: str) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
-        self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)[1:]
+        self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)
 
     # pending -> processing
 
@@ -399,3 +408,8 @@ class Model:
 
 def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+def _how(text: str) -> How:
+    own, maker, priority = (text or "0 0 normal").split(" ")
+    return How(own == "1", int(maker), priority)

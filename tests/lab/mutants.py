@@ -156,6 +156,18 @@ MUTANTS = [
         "elseif false and",
     ),
     Mutant(
+        "an own id is asked for in the place of another",
+        "produce_normal_message",
+        "if taken_until[n] and tonumber(taken_until[n]) > now then",
+        "if taken_until[1] and tonumber(taken_until[1]) > now then",
+    ),
+    Mutant(
+        "produce knows one priority",
+        "produce_normal_message",
+        "= own == '1', tonumber(maker), priority",
+        "= own == '1', tonumber(maker), 'normal'",
+    ),
+    Mutant(
         "produce leaves no receipt",
         "produce_normal_message",
         f"-- shared: write the receipt\n{_RECEIPT}",

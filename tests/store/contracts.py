@@ -128,6 +128,42 @@ class ProduceContract:
             for one, (id, _) in zip([plain, rich], produced, strict=True)
         ]
 
+    async def test_ids_of_every_kind_wait_in_their_level(self, store: Store, raw: Redis) -> None:
+        _, came_back = await self.lose(store, stored=False, count=3)
+        ids: dict[Priority, list[str]] = {}
+        new = []
+        for level, made in zip(Priority, came_back, strict=True):
+            new += [draft(id=id, priority=level) for id in (None, f"own-{level}", made)]
+        produced = await self.produce(store, new)
+        assert placed(produced) == [Placed.STORED] * 9
+        for one, (id, _) in zip(new, produced, strict=True):
+            ids.setdefault(one.priority, []).append(id)
+        found = await snapshot(raw, TOPIC)
+        assert [*found.high, *found.delayed_high] == ids[Priority.HIGH]
+        assert [*found.normal, *found.delayed] == ids[Priority.NORMAL]
+        assert [*found.low, *found.delayed_low] == ids[Priority.LOW]
+        assert found.recent.keys() == {f"own-{level}" for level in Priority} | set(came_back)
+
+    async def test_each_own_id_of_a_call_has_its_own_window(
+        self, store: Store, clock: Clock
+    ) -> None:
+        for id in ("old", "new"):
+            await bring(store, None, id=id)
+            clock.advance(WINDOW // 2)
+        again = [draft(), draft(id="old"), draft(id="new"), draft(), draft(id="newest")]
+        assert "".join(placed(await self.produce(store, again))) == "11f11"
+
+    @ONE_SERVER
+    @pytest.mark.parametrize("how", ["1", "1 0", "1 0 urgent", "own 0 high", "1 x high", " "])
+    async def test_a_message_of_which_the_script_cannot_tell_how_stops_the_call(
+        self, store: Store, raw: Redis, how: str
+    ) -> None:
+        call = store.prepare(self.name, TOPIC, [draft(), draft(id="own")])
+        call.items[len(call.items) // 2 + 1] = how
+        with pytest.raises(ScriptFailed):
+            await store.produce(call)
+        assert await snapshot(raw, TOPIC) == Snapshot()
+
     async def test_without_a_clock_of_the_tests_the_time_is_the_servers(
         self, store: Store, raw: Redis, server: Server
     ) -> None:

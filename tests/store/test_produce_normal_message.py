@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.store.answers import Placed
@@ -93,3 +94,24 @@ async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis)
         with pytest.raises(InvalidInput, match="is not JSON"):
             await store.produce_normal_message(TOPIC, [store.draft(msgspec.Raw(bad))])
     assert await raw.dbsize() == 0
+
+
+@pytest.mark.parametrize(
+    ("own", "priority", "how"),
+    [
+        (None, Priority.NORMAL, ""),
+        (None, "normal", ""),
+        (None, Priority.HIGH, "0 0 high"),
+        ("own", Priority.NORMAL, "1 0 normal"),
+        ("own", "low", "1 0 low"),
+        ("0123456789abc-7", Priority.LOW, "1 13 low"),
+    ],
+)
+async def test_what_is_sent_of_a_message(
+    store: Store, own: str | None, priority: Priority, how: str
+) -> None:
+    one = draft({"a": 1}, id=own, priority=priority)
+    call = store.prepare("produce_normal_message", TOPIC, [one])
+    (id,) = call.ids
+    assert call.items == [id, how, codec.encode(one.message(TOPIC, id)).removeprefix(b"{")]
+    await store.produce(call)

@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 CONCURRENCY: Final = 200
 THREADS: Final = 8
 WAITING: Final = 500
+FEW: Final = 10
 
-FULL: Final = 0.9
-"""Share of a core from which on it is called full."""
+FULL: Final = 0.8
+"""Share of the cores from which on they are called full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,29 +153,29 @@ async def measure_waiting(place: Place, size: Size) -> list[Figure]:
 
 async def measure_two(place: Place, size: Size) -> list[Figure]:
     """Measure two worker processes against one, turn by turn."""
-    ratios, full = [], []
-    for _ in range(size.turns):
-        one = await drain(place, size.drained)
-        two = await drain(place, size.drained * 2, workers=2)
-        ratios.append(two.rate / one.rate)
-        full.append(two.full)
     return [
-        Figure(
-            name="two.ratio",
-            what="two worker processes against one",
-            value=statistics.median(ratios),
-            unit="×",
-            goal=at_least(1.5),
-            excuse=_excuse(statistics.median(full), os.cpu_count() or 1),
-            note=f"server at {statistics.median(full):.0%} of a core",
-        )
+        await _two(place, size, "nothing", CONCURRENCY, "two.ratio", "that do nothing"),
+        await _two(place, size, "wait", FEW, "two.waiting", f"of 1 ms, {FEW} at a time"),
     ]
 
 
-def _excuse(full: float, cores: int) -> str:
-    """Return why two cannot be faster than one here, if there is a reason."""
-    if full >= FULL:
-        return "the server's core is full"
-    if cores < 3:
-        return f"only {cores} cores, for the server and both"
-    return ""
+async def _two(
+    place: Place, size: Size, handler: str, concurrency: int, name: str, which: str
+) -> Figure:
+    ratios, full, messages = [], [], size.drained // (1 if handler == "nothing" else 2)
+    for _ in range(size.turns):
+        one = await drain(place, messages, handler=handler, concurrency=concurrency)
+        two = await drain(place, messages * 2, workers=2, handler=handler, concurrency=concurrency)
+        ratios.append(two.rate / one.rate)
+        full.append(two.full + two.worker * two.rate / 1e6)
+    cores = os.cpu_count() or 1
+    used = statistics.median(full)
+    return Figure(
+        name=name,
+        what=f"two worker processes against one, handlers {which}",
+        value=statistics.median(ratios),
+        unit="×",
+        goal=at_least(1.5),
+        excuse="no core is free any more" if used >= FULL * cores else "",
+        note=f"server and both workers use {used:.1f} of {cores} cores",
+    )

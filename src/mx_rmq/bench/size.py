@@ -30,7 +30,7 @@ class Size:
     in_flight: tuple[int, ...] = (100, 1_000, 10_000)
     pending: tuple[int, ...] = (1_000, 100_000)
     topics: tuple[int, ...] = (1, 20, 200)
-    spread: int = 10_000
+    spread: int = 60_000
     """Messages that are spread over the topics."""
     idle: float = 20.0
     """Seconds that an idle worker is watched."""
@@ -56,7 +56,7 @@ QUICK: Final = Size(
     in_flight=(100, 1_000),
     pending=(1_000, 20_000),
     topics=(1, 50),
-    spread=2_000,
+    spread=10_000,
     idle=2.0,
     bursts=2,
 )

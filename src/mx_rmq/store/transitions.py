@@ -133,15 +133,18 @@ class Transitions:
             for offset, draft in enumerate(drafts, 1):
                 if not delayed and (draft.delay or draft.at is not None):
                     raise InvalidInput("a draft with delay or at goes to produce_delay_message")
-                id, maker = draft.id, 0
+                id, how, maker = draft.id, "", 0  # how: see produce_normal_message.lua
                 if id is None:
                     id = lane.id_at(offset)
-                elif lane_name := maker_of(check_id(id)):
-                    makers.append(keys.receipt(lane_name))
-                    maker = len(script.keys) + len(makers)
+                    if draft.priority != Priority.NORMAL:
+                        how = f"0 0 {draft.priority}"
+                else:
+                    if lane_name := maker_of(check_id(id)):
+                        makers.append(keys.receipt(lane_name))
+                        maker = len(script.keys) + len(makers)
+                    how = f"1 {maker} {draft.priority}"
                 ids.append(id)
-                record = self._record(draft, topic, id)
-                items += (id, 0 if draft.id is None else 1, maker, record, draft.priority)
+                items += (id, how, self._record(draft, topic, id))
                 if delayed:
                     items += (draft.delay, "" if draft.at is None else draft.at)
         except BaseException:
@@ -202,13 +205,14 @@ class Transitions:
                 "now_ms": self._now(),
                 "id": id,
                 "tick_ms": tick,
-                "priority": priority,
                 "record": record,
+                "priority": priority,
             },
         )
         return Ticked(int(now), int(last) if last else None, id if fired else None)
 
     def _record(self, draft: Draft, topic: str, id: str) -> bytes:
+        """Return a new record as scripts take it: its first brace comes with the server's time."""
         record = codec.encode(draft.message(topic, id))
         if len(record) > min(self.limits.max_payload, MAX_ENVELOPE):  # else it breaks no limit
             size = len(draft.payload)
@@ -219,7 +223,7 @@ class Transitions:
                     f"headers and settings take {len(record) - size:,} bytes; "
                     f"the limit is {MAX_ENVELOPE:,}"
                 )
-        return record
+        return record[1:]
 
     async def register_topics(self, topics: Sequence[str]) -> None:
         """List topics, so that no operator overlooks them, whether they hold anything or not."""

@@ -120,7 +120,7 @@ class Wire(asyncio.Protocol):
             waiter.set_result(reply)
 
     def _set_timer(self) -> None:
-        """One timer serves many calls: it is not moved for each, but looks again when it strikes."""
+        """One timer serves many calls: it is not moved for each, but strikes and looks again."""
         self._clear_timer()
         self._timer_at = self._deadline
         self._timer = self._loop.call_at(self._deadline, self._look)

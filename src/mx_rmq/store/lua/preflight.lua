@@ -17,8 +17,8 @@ local forms = {
   HEXPIRE = {1, 'FIELDS', 1, 'f'},
   LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
   LREM = {1, 'x'},
-  ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZCARD = {}, ZRANGE = {0, 0},
-  ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
+  ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZMSCORE = {'x'}, ZCARD = {},
+  ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
 }
 
 local function denied(reply)

@@ -23,8 +23,8 @@ local meta                = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local id       = ARGV[2]           -- the message's
 local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
-local priority = ARGV[4]           -- high, normal or low
-local record   = ARGV[5]           -- '' only to look
+local record   = ARGV[4]           -- without its first brace; '' only to look
+local priority = ARGV[5]           -- high, normal or low
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -55,14 +55,14 @@ if look or live or dead or quarantined then
   return {time, tick, 0}
 end
 
-local fresh = {2} -- where in ARGV the id is; the record is three further
+local fresh = {2} -- where in ARGV the id is; the record is two further
 
 -- shared: store the records, stamped with the server's time
 local stamp, records = string.format('{"created_at":%.0f,', now), {}
 for n = 1, #fresh do
   local i = fresh[n]
   records[2 * n - 1] = ARGV[i]
-  records[2 * n] = string.gsub(ARGV[i + 3], '^{', stamp)
+  records[2 * n] = stamp .. ARGV[i + 2]
 end
 redis.call('HSET', payload, unpack(records))
 -- end

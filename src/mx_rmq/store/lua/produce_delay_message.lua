@@ -1,8 +1,8 @@
 -- produce_delay_message: (new) -> delayed
 --
--- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. Which
--- ids are new is decided as in produce_normal_message. Rings the scheduler only when one of them
--- is due before everything that waits already.
+-- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. What a
+-- message's `how` and record are, and which ids are new, is as in produce_normal_message. Rings the
+-- scheduler only when one of them is due before everything that waits already.
 --
 -- Returns  as produce_normal_message
 -- Cost     O(log D) a message, D delayed
@@ -24,9 +24,9 @@ local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
 local dedup_ms    = tonumber(ARGV[3]) -- how long an own id stays taken, 0: not at all
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local each        = 5 -- per message: id, own, maker, record, priority, delay_ms, at_ms
+local each        = 5 -- per message: id, how, record, delay_ms, at_ms
 
-local width = 7
+local width = 5
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -45,12 +45,20 @@ end
 -- end
 
 -- shared: who is new
-local answer, fresh, marks, seen, generated, taken = {}, {}, {}, {}, {}, {}
-local remembered = redis.call('ZCARD', recent) > 0
+local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
+local owns, makers, priorities = {}, {[''] = 0}, {[''] = 'normal'}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
-  if ARGV[i + 1] == '1' then any_own = true else generated[#generated + 1] = ARGV[i] end
+  local id, how = ARGV[i], ARGV[i + 1]
+  if not priorities[how] then
+    local own, maker, priority = string.match(how, '^([01]) (%d+) (%l+)$')
+    owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
+  end
+  if owns[how] then any_own = true else generated[#generated + 1] = id end
+  ids[#ids + 1] = id
 end
+local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
+if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
 if any_own then
   any_dead = redis.call('HLEN', dlq_payload) > 0
   any_quarantined = redis.call('HLEN', error_parse_payload) > 0
@@ -64,10 +72,10 @@ for first = 1, #generated, 64 do
   local found = redis.call('HMGET', payload, unpack(generated, first, upto))
   for n = 1, #found do surprise = surprise or found[n] end
 end
-for i = each, #ARGV, width do
-  local id, own, status = ARGV[i], ARGV[i + 1] == '1', '1'
-  local maker = own and tonumber(ARGV[i + 2]) or 0
-  local taken_until = remembered and redis.call('ZSCORE', recent, id)
+for n = 1, #ids do
+  local i, id, status = each + (n - 1) * width, ids[n], '1'
+  local how = ARGV[i + 1]
+  local own, maker = owns[how], makers[how]
   local made, refused
   if maker > 0 then
     local kept = redis.call('GET', KEYS[maker]) or ''
@@ -80,7 +88,7 @@ for i = each, #ARGV, width do
     status = 'd'
   elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
-  elseif taken_until and tonumber(taken_until) > now then
+  elseif taken_until[n] and tonumber(taken_until[n]) > now then
     status = 'f'
   elseif made and made - refused >= tonumber(string.match(id, '%d+$')) then
     status = 'f'
@@ -94,7 +102,7 @@ for i = each, #ARGV, width do
       marks[#marks + 1] = id
     end
   end
-  answer[#answer + 1] = status
+  answer[n] = status
 end
 local stale, recent_ttl = {}, 0
 if remembered then
@@ -116,8 +124,8 @@ local rung = redis.call('LLEN', doorbell_delay)
 local soonest = math.huge
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(fresh) do
-  local due = tonumber(ARGV[i + 6]) or now + tonumber(ARGV[i + 5])
-  local level = due_times[ARGV[i + 4]]
+  local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
+  local level = due_times[priorities[ARGV[i + 1]]]
   level[#level + 1] = due
   level[#level + 1] = ARGV[i]
   soonest = math.min(soonest, due)
@@ -156,7 +164,7 @@ local stamp, records = string.format('{"created_at":%.0f,', now), {}
 for n = 1, #fresh do
   local i = fresh[n]
   records[2 * n - 1] = ARGV[i]
-  records[2 * n] = string.gsub(ARGV[i + 3], '^{', stamp)
+  records[2 * n] = stamp .. ARGV[i + 2]
 end
 redis.call('HSET', payload, unpack(records))
 -- end

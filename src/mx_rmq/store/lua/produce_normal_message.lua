@@ -6,6 +6,11 @@
 -- a caller's own, after a lost reply, the receipt of the lane that made it (KEYS[maker]) tells
 -- whether it was stored.
 --
+-- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
+-- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 13 low' an own one
+-- that a lane made whose receipt is KEYS[13]. A record comes without its first brace: that and the
+-- server's time are put before it here.
+--
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
 --          or it exists already: l live, d dead, q quarantined, f finished a short time ago.
 --          Or 'full': the cap refuses the whole call.
@@ -28,9 +33,9 @@ local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
 local dedup_ms    = tonumber(ARGV[3]) -- how long an own id stays taken, 0: not at all
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local each        = 5 -- per message: id, own, maker, record, priority
+local each        = 5 -- per message: id, how, record
 
-local width = 5
+local width = 3
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -49,12 +54,20 @@ end
 -- end
 
 -- shared: who is new
-local answer, fresh, marks, seen, generated, taken = {}, {}, {}, {}, {}, {}
-local remembered = redis.call('ZCARD', recent) > 0
+local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
+local owns, makers, priorities = {}, {[''] = 0}, {[''] = 'normal'}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
-  if ARGV[i + 1] == '1' then any_own = true else generated[#generated + 1] = ARGV[i] end
+  local id, how = ARGV[i], ARGV[i + 1]
+  if not priorities[how] then
+    local own, maker, priority = string.match(how, '^([01]) (%d+) (%l+)$')
+    owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
+  end
+  if owns[how] then any_own = true else generated[#generated + 1] = id end
+  ids[#ids + 1] = id
 end
+local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
+if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
 if any_own then
   any_dead = redis.call('HLEN', dlq_payload) > 0
   any_quarantined = redis.call('HLEN', error_parse_payload) > 0
@@ -68,10 +81,10 @@ for first = 1, #generated, 64 do
   local found = redis.call('HMGET', payload, unpack(generated, first, upto))
   for n = 1, #found do surprise = surprise or found[n] end
 end
-for i = each, #ARGV, width do
-  local id, own, status = ARGV[i], ARGV[i + 1] == '1', '1'
-  local maker = own and tonumber(ARGV[i + 2]) or 0
-  local taken_until = remembered and redis.call('ZSCORE', recent, id)
+for n = 1, #ids do
+  local i, id, status = each + (n - 1) * width, ids[n], '1'
+  local how = ARGV[i + 1]
+  local own, maker = owns[how], makers[how]
   local made, refused
   if maker > 0 then
     local kept = redis.call('GET', KEYS[maker]) or ''
@@ -84,7 +97,7 @@ for i = each, #ARGV, width do
     status = 'd'
   elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
-  elseif taken_until and tonumber(taken_until) > now then
+  elseif taken_until[n] and tonumber(taken_until[n]) > now then
     status = 'f'
   elseif made and made - refused >= tonumber(string.match(id, '%d+$')) then
     status = 'f'
@@ -98,7 +111,7 @@ for i = each, #ARGV, width do
       marks[#marks + 1] = id
     end
   end
-  answer[#answer + 1] = status
+  answer[n] = status
 end
 local stale, recent_ttl = {}, 0
 if remembered then
@@ -111,8 +124,8 @@ answer = table.concat(answer)
 local behind = {high = {}, normal = {}, low = {}}
 for n = 1, #fresh do
   local i = fresh[n]
-  local ids = behind[ARGV[i + 4]]
-  ids[#ids + 1] = ARGV[i]
+  local level = behind[priorities[ARGV[i + 1]]]
+  level[#level + 1] = ARGV[i]
 end
 if #behind.high > 0 then redis.call('LLEN', pending_high) end
 if #behind.normal > 0 then redis.call('LLEN', pending) end
@@ -146,7 +159,7 @@ local stamp, records = string.format('{"created_at":%.0f,', now), {}
 for n = 1, #fresh do
   local i = fresh[n]
   records[2 * n - 1] = ARGV[i]
-  records[2 * n] = string.gsub(ARGV[i + 3], '^{', stamp)
+  records[2 * n] = stamp .. ARGV[i + 2]
 end
 redis.call('HSET', payload, unpack(records))
 -- end
