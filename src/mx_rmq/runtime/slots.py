@@ -169,8 +169,17 @@ class Slots:
         capacity = self.concurrency - self._left_free(topic, but=others) + ahead
         share = max(capacity // (1 + others), min(ahead, CHUNK))
         own = min(topic.limit + ahead, share) - topic.held
-        least = 0 if topic.held or ahead >= CHUNK else 1
-        return max(min(own, capacity - self._held), least)
+        return max(min(own, capacity - self._held), self._least(topic, ahead))
+
+    def _least(self, topic: TopicSlots, ahead: int) -> int:
+        """Return how many may be taken of a topic of which nothing is here, although all is full.
+
+        One, so that nobody has to wait for the end of others' handlers, or a batch if it is quick:
+        with many topics, one a call would be so slow that it never became a batch.
+        """
+        if topic.held or ahead >= CHUNK:
+            return 0
+        return max(1, min(ahead, self.concurrency + self.prefetch - self._held))
 
     def _pace(self) -> int:
         """Return how many messages are done in so short a time that they may be taken ahead."""

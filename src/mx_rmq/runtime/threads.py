@@ -69,7 +69,7 @@ class Call:
 
     def _leave(self) -> None:
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None and self._interrupted:
                 _raise_in(self._thread, None)  # what has not struck by now, never shall
             self._thread = None
 
