@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from math import inf, nan
 from typing import TYPE_CHECKING, Any
@@ -486,3 +487,37 @@ async def test_middleware_may_refuse_a_produce_or_send_it_elsewhere(
 async def test_all_errors_have_one_root() -> None:
     assert issubclass(InvalidInput, MxRmqError)
     assert issubclass(InvalidInput, ValueError)
+
+
+@on_servers
+async def test_a_refused_message_behind_a_call_under_way_is_told_with_what_is_stored(
+    raw: Redis, server: Server
+) -> None:
+    class Heads(Middleware):
+        async def produce(self, messages: Sequence[Any], call_next: Any) -> list[str]:
+            large = {"h": "x" * 70_000}
+            ids: list[str] = await call_next(
+                [replace(one, headers=large) if one.payload == 1500 else one for one in messages]
+            )
+            return ids
+
+    async with queue(server.url, middleware=[Heads()]) as mq:
+        with pytest.raises(PartlyProduced) as caught:
+            await mq.produce_many("t", range(2000))
+        assert len(caught.value.ids) == 1000
+        assert (await mq.store.views.counts("t")).pending == 1000
+
+
+@on_servers
+async def test_a_cancelled_produce_many_leaves_no_call_behind(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        await mq.produce("t", 0)
+        for turns in range(25):
+            task = asyncio.create_task(mq.produce_many("t", range(2500)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not [one for one in asyncio.all_tasks() if "producer" in one.get_name()]

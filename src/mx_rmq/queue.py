@@ -301,7 +301,8 @@ class MessageQueue:
                 retry=retry,
                 headers=headers or {},
             )
-            return (await self._around([outgoing]))[0]
+            (produced,) = await self._around([outgoing])
+            return produced
         fields = _fields(delay, _timestamp(at), priority, ttl, max_attempts, retry, headers or {})
         draft = self._draft(payload, id, fields)
         return (await self._open_producer().produce(topic, draft)).id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import threading
 import time
@@ -796,3 +797,57 @@ async def test_a_context_variable_that_cannot_be_compared_does_no_harm(
     assert ran == list(range(10))
     assert seen.of(events.Released) == []
     assert troubles == []
+
+
+async def test_a_consumer_that_is_cancelled_when_it_wakes_costs_no_wake_up(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url) as mq:
+        runs: list[int] = []
+        tasks: list[asyncio.Task[Any]] = []
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            runs.append(payload)
+            task = asyncio.current_task()
+            assert task is not None
+            tasks.append(task)
+
+        async with Worker(mq) as worker:
+            await mq.produce("t", 1)
+            await until(lambda: runs == [1] and not slots_of(worker).held)
+            assert worker._cast is not None
+            consumer = worker._cast._consumer
+            wake = consumer._wake
+
+            def wake_and_cancel() -> None:  # a timer that the handler left behind strikes now
+                wake()
+                while tasks:
+                    tasks.pop().cancel()
+
+            consumer._wake = wake_and_cancel  # type: ignore[method-assign]
+            await mq.produce("t", 2)
+            await mq.produce("t", 3)
+            await until(lambda: sorted(runs) == [1, 2, 3], within=5.0)
+            assert consumer._woken == 0
+
+
+async def test_middleware_may_hand_on_a_copy_to_a_plain_function(
+    raw: Redis, server: Server
+) -> None:
+    class Changes(Middleware):
+        async def handle(self, delivery: Delivery, call_next: Any) -> Any:
+            changed = copy.copy(delivery)
+            changed.payload = "changed"
+            return await call_next(changed)
+
+    async with queue(server.url, middleware=[Changes()]) as mq:
+        got: list[Any] = []
+
+        @mq.handler("t", max_attempts=1)
+        def plain(payload: Any) -> None:
+            got.append(payload)
+
+        async with Worker(mq):
+            await mq.produce("t", 1)
+            await until(lambda: got == ["changed"], within=3.0)

@@ -231,6 +231,34 @@ def test_many_quick_topics_get_a_batch_each_in_turn(time: Time) -> None:
     assert sum(taken) <= 210
 
 
+def test_what_was_handed_back_late_is_not_taken_ahead_again(time: Time) -> None:
+    slots = make("a", "b", concurrency=2, prefetch=200, a=1)
+    a, b = slots.topics.values()
+    work(slots, a, time, 2000, took=0.0002)
+    assert slots.ahead(a) > 20
+    take_in(slots, a, 20)
+    assert slots.next() is not None  # it runs and does not end
+    for _ in range(5):
+        time.now += 0.1
+        take_in(slots, b, 500)
+        while (held := slots.next()) is not None:  # they keep the pace up
+            held.started_at = time.now
+            time.now += 0.0002
+            finish(slots, held)
+    slots.take_back()
+    assert slots.ahead(b) > 20
+    assert slots.ahead(a) == 0
+
+
+def test_a_worker_that_stands_still_takes_nothing_ahead(time: Time) -> None:
+    slots = make("a", concurrency=2, prefetch=200)
+    (a,) = slots.topics.values()
+    work(slots, a, time, 2000, took=0.0002)
+    assert slots.ahead(a) > 20
+    time.now += 1
+    assert slots.ahead(a) == 0
+
+
 # turns
 
 

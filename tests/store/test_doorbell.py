@@ -209,3 +209,20 @@ async def test_a_broken_doorbell_does_not_deafen_the_others(
     await raw.set(store.keys.of("broken").doorbell, "no list")
     await pending(store)
     assert await bell.wait(["broken", TOPIC], [], 2) == Ring(TOPIC, False)
+
+
+async def test_a_doorbell_that_rings_again_and_again_does_not_drown_the_others(
+    raw: Redis, store: Store
+) -> None:
+    bell = store.doorbell()
+    heard: list[Ring | None] = []
+    keys = store.keys
+    await raw.lpush(keys.of("b").doorbell, "1")
+    await raw.lpush(keys.of("c").doorbell_delay, "1")
+    for _ in range(4):
+        await raw.lpush(keys.of("a").doorbell, "1")
+        heard.append(await bell.wait(["a", "b"], ["c"], 1.0))
+    await bell.close()
+    assert Ring("b", delay=False) in heard
+    assert Ring("c", delay=True) in heard
+    await raw.delete(keys.of("a").doorbell)

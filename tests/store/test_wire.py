@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import uvloop
 from redis import exceptions as redis_errors
 from redis.asyncio import Redis
 
+from mx_rmq.store.store import Store
 from mx_rmq.store.wire import Wire, Wires
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind
+from tests.runtime.stage import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -233,3 +236,34 @@ def test_a_wire_that_is_lost_refuses_the_next_call(play: Any, server: Server) ->
         await client.aclose()
 
     play(test())
+
+
+async def test_who_waits_for_a_wire_gets_one_though_others_come_at_once(server: Server) -> None:
+    client = Redis.from_url(server.url)
+    some = Wires(client.connection_pool.make_connection, most=2)
+    turns = [0] * 5
+    end = time.monotonic() + 1.0
+
+    async def caller(number: int) -> None:
+        while time.monotonic() < end:
+            await some.send(("ECHO", str(number)), 5.0)
+            turns[number] += 1
+
+    await asyncio.gather(*(caller(number) for number in range(5)))
+    await some.close()
+    await client.aclose()
+    assert min(turns) > max(turns) / 2
+
+
+async def test_what_is_connecting_when_wires_close_is_closed_too(
+    raw: Redis, server: Server
+) -> None:
+    store = await Store.open(server.url, patience=2.0)
+    await raw.client_pause(300)
+    calls = [asyncio.create_task(store.get_next_delay_task("t")) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    await store.close()
+    await asyncio.gather(*calls, return_exceptions=True)
+    wires = store._connection.wires
+    assert wires is not None
+    await until(lambda: not wires._all, within=3.0)

@@ -85,7 +85,7 @@ class Consumer:
         self._timeouts = Timeouts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
-        self._delivered: dict[Delivery, Held] = {}
+        self._delivered: dict[tuple[str, str, int], Held] = {}
         self._call = {
             topic: self._caller(topic.handler, middleware) for topic in slots.topics.values()
         }
@@ -147,8 +147,11 @@ class Consumer:
             if held is None:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
-                await waiter
-                self._woken -= 1
+                try:
+                    await waiter
+                finally:  # also if somebody cancels this task, who has no business here
+                    if waiter.done() and not waiter.cancelled():
+                        self._woken -= 1
                 continue
             if self._woken < WAKE:
                 self.start_ready()
@@ -256,11 +259,12 @@ class Consumer:
             deadline=None if timeout is None else self._clock.now() / 1000 + timeout,
             extend=extend,
         )
-        self._delivered[delivery] = held
+        key = (message.topic, message.id, held.claim.token)  # middleware may hand on a copy
+        self._delivered[key] = held
         try:
             await handle(delivery)
         finally:
-            del self._delivered[delivery]
+            del self._delivered[key]
 
     def _extend(self, held: Held, seconds: float) -> None:
         if held.interrupt is not None:  # else it has ended meanwhile
@@ -274,7 +278,8 @@ class Consumer:
             given = arguments(delivery.payload, delivery)
             if handler.is_async:
                 return function(*given)
-            return self._in_thread(self._delivered[delivery], given)
+            held = self._delivered[delivery.topic, delivery.id, delivery.fence]
+            return self._in_thread(held, given)
 
         return call
 

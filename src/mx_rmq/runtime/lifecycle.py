@@ -142,8 +142,10 @@ class Lifecycle:
                 self._lost(held)
                 continue
             self._slots.gone(held)
-            if wanted:
+            if wanted and type(held.outcome) is kind:
                 self._tell(held)
+            elif wanted:  # handed back at the end of the worker; then its handler ended after all
+                self._bus.emit(events.Released(topic, held.claim.id))
         self._on_settled(batch[0].topic)
 
     async def _apply(self, topic: str, kind: type, batch: list[Held]) -> list[Settled]:

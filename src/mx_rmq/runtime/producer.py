@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.errors import InvalidInput, ProduceUnknown, QueueFull
+from mx_rmq.core.errors import InvalidInput, MxRmqError, ProduceUnknown, QueueFull
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -74,14 +74,23 @@ class Producer:
         The next call is prepared while the server works on the last one.
         """
         sending: asyncio.Task[list[Produced]] | None = None
-        for chunk in chunks(drafts):
-            call = self.prepare(topic, chunk)
+        try:
+            for chunk in chunks(drafts):
+                try:
+                    call = self.prepare(topic, chunk)
+                except MxRmqError:  # refused; but what is under way may be stored
+                    if sending is not None:
+                        yield [produced.id for produced in await sending]
+                    raise
+                if sending is not None:
+                    yield [produced.id for produced in await sending]
+                sending = asyncio.create_task(self._store.produce(call), name="mx-rmq producer")
+                await asyncio.sleep(0)  # so that it is on its way
             if sending is not None:
                 yield [produced.id for produced in await sending]
-            sending = asyncio.create_task(self._store.produce(call), name="mx-rmq producer")
-            await asyncio.sleep(0)  # so that it is on its way
-        if sending is not None:
-            yield [produced.id for produced in await sending]
+        finally:
+            if sending is not None:
+                sending.cancel()  # nothing, unless the caller was cancelled
 
     def prepare(self, topic: str, drafts: Sequence[Draft]) -> Prepared:
         """Get the call of messages of one kind ready: see `chunks`."""

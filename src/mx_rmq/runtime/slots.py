@@ -186,7 +186,8 @@ class Slots:
         now = time.monotonic()
         passed = now - self._since
         if passed >= MEASURE:
-            self._rate = (self._rate + self._finished / passed) / 2
+            rate = self._finished / passed
+            self._rate = rate + (self._rate - rate) * 0.5 ** (passed / MEASURE)
             self._finished, self._since = 0, now
         return min(self.prefetch, int(self._rate * AHEAD))
 
@@ -261,6 +262,7 @@ class Slots:
         for topic in self.topics.values():
             while topic.waiting and topic.waiting[0].taken_at < taken_before:
                 taken.append(topic.waiting.popleft())
+                topic.took = inf  # too slow to be taken ahead, until one has ended
         self.waiting -= len(taken)
         for held in taken:
             held.settling = True

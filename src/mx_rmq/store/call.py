@@ -108,7 +108,7 @@ class Caller:
                     raise
                 # Refused after a lost reply: the first copy may still be on its way.
                 sent = sent or _was_sent(error)
-                if not passes or time.monotonic() + pause > deadline:
+                if not passes or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; again in %.2f s", what, error, pause)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter

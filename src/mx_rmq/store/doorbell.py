@@ -66,6 +66,9 @@ class Doorbell:
         self._waiting = False
         self._broken: dict[str, float] = {}
         """Keys of a wrong type, and until when nobody asks for them, on the monotonic clock."""
+        self._heard = 0
+        self._rung: dict[str, int] = {}
+        """When each doorbell was last heard, as a number that grows."""
 
     async def wait(
         self, topics: Collection[str], delays: Collection[str], seconds: float
@@ -75,6 +78,9 @@ class Doorbell:
         rings = {of(topic).doorbell: Ring(topic, delay=False) for topic in topics}
         rings |= {of(topic).doorbell_delay: Ring(topic, delay=True) for topic in delays}
         heard = [key for key in rings if self._broken.get(key, 0) < time.monotonic()]
+        # The server takes the first that rings: who was heard last comes last, or busy topics
+        # would drown the others.
+        heard.sort(key=lambda key: self._rung.get(key, 0))
         self._waiting = True
         try:
             within = OVERDUE + seconds
@@ -93,7 +99,12 @@ class Doorbell:
         finally:
             self._waiting = False
         self._link.answered()
-        return rings.get(reply[0].decode()) if reply else None
+        if not reply:
+            return None
+        key = reply[0].decode()
+        self._heard += 1
+        self._rung[key] = self._heard
+        return rings.get(key)
 
     async def unblock(self) -> None:
         """End a wait that is under way, so that the next one can listen to other doorbells."""

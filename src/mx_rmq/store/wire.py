@@ -151,22 +151,24 @@ class Wires:
         self._idle: list[Wire] = []
         self._all: set[Wire] = set()
         self._opening = 0
-        self._queue: deque[asyncio.Future[None]] = deque()
+        self._queue: deque[asyncio.Future[Wire | None]] = deque()
+        self._closed = False
 
     async def send(self, words: tuple[Value, ...], within: float) -> Any:
         """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
+        if self._closed:
+            raise redis_errors.ConnectionError("closed; not connecting to the server any more")
         call = pack(words)
         wire = self._idle.pop() if self._idle else await self._open(within)
         try:
             return await wire.ask(call, within)
         finally:
-            if wire.is_open:
-                self._idle.append(wire)
-            if self._queue:
-                self._admit()
+            if wire.is_open:  # else it is handed on when it is gone
+                self._hand_on(wire)
 
     async def close(self) -> None:
         """Hang up everywhere."""
+        self._closed = True
         wires = list(self._all)
         for wire in wires:
             wire.close()
@@ -174,44 +176,54 @@ class Wires:
             await asyncio.wait([wire.gone for wire in wires], timeout=1.0)
 
     async def _open(self, within: float) -> Wire:
-        """Return a wire, a new one unless there are too many."""
-        while not self._idle and len(self._all) + self._opening >= self._most:
-            turn = asyncio.get_running_loop().create_future()
+        """Return a wire, a new one unless there are too many: then the next that is free."""
+        while len(self._all) + self._opening >= self._most:
+            turn: asyncio.Future[Wire | None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
             try:
-                await turn
+                wire = await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._admit()  # the turn was ours; it is another's now
+                if turn.done() and not turn.cancelled():  # it was ours; it is another's now
+                    self._hand_on(turn.result())
                 raise
-        if self._idle:
-            return self._idle.pop()
+            if wire is not None and wire.is_open:
+                return wire
         self._opening += 1
         try:
             async with asyncio.timeout(within):
                 wire = await Wire.open(self._connect())
+            self._all.add(wire)
         except TimeoutError as error:
             raise redis_errors.TimeoutError("no answer when connecting to the server") from error
         finally:
             self._opening -= 1
-            self._admit()
-        self._all.add(wire)
+            if len(self._all) + self._opening < self._most:
+                self._hand_on(None)
         wire.gone.add_done_callback(lambda _: self._forget(wire))
+        if self._closed:
+            wire.close()
         return wire
 
     def _forget(self, wire: Wire) -> None:
         self._all.discard(wire)
         if wire in self._idle:
             self._idle.remove(wire)
-        self._admit()
+        self._hand_on(None)
 
-    def _admit(self) -> None:
-        """Let the next one try who waits for a wire."""
+    def _hand_on(self, wire: Wire | None) -> None:
+        """Give a wire, or without one the leave to open one, to whoever waits longest.
+
+        It never lies about while somebody waits, or those who come again at once would take it
+        every time.
+        """
+        free = wire if wire is not None and wire.is_open else None
         while self._queue:
             turn = self._queue.popleft()
             if not turn.done():
-                turn.set_result(None)
+                turn.set_result(free)
                 return
+        if free is not None:
+            self._idle.append(free)
 
 
 def pack(words: tuple[Value, ...]) -> bytes:
