@@ -303,8 +303,13 @@ class MessageQueue:
             )
             (produced,) = await self._around([outgoing])
             return produced
-        fields = _fields(delay, _timestamp(at), priority, ttl, max_attempts, retry, headers or {})
-        draft = self._draft(payload, id, fields)
+        options = (delay, at, ttl, max_attempts, retry, headers, id)
+        if options == _NONE and priority == Priority.NORMAL:
+            draft = self.store.draft(payload)
+        else:
+            due = _timestamp(at)
+            fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers or {})
+            draft = self._draft(payload, id, fields)
         return (await self._open_producer().produce(topic, draft)).id
 
     async def produce_many(
@@ -417,7 +422,7 @@ class MessageQueue:
         return self.store.draft(payload, id=id, **fields)
 
 
-_NONE: Final = (None,) * 5
+_NONE: Final = (None,) * 7
 
 
 def _fields(
@@ -430,9 +435,6 @@ def _fields(
     headers: dict[str, str],
 ) -> dict[str, Any]:
     """Return the options of a produce as a draft has them; refuse wrong ones."""
-    given = (delay, at, ttl, max_attempts, retry)
-    if given == _NONE and not headers and priority == Priority.NORMAL:
-        return {}
     if delay is not None and at is not None:
         raise InvalidInput(f"delay={delay!r} and at={at!r} are both given; one decides")
     return {

@@ -49,14 +49,16 @@ class Producer:
         self._store = store
         self._lines: dict[tuple[str, bool], _Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._quiet = asyncio.Event()
+        self._quiet: asyncio.Event | None = None
+        """Set when a line falls quiet, if somebody waits for that."""
 
     async def produce(self, topic: str, draft: Draft) -> Produced:
         """Produce one message, together with those that others produce at this moment."""
-        line = self._lines.get((topic, is_delayed(draft)))
+        delayed = is_delayed(draft)
+        line = self._lines.get((topic, delayed))
         if line is None:
             self._store.keys.of(topic)  # refuses a bad name
-            line = self._lines[topic, is_delayed(draft)] = _Line()
+            line = self._lines[topic, delayed] = _Line()
         if line.busy:
             done: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
             line.waiting.append((draft, done))
@@ -94,24 +96,29 @@ class Producer:
 
     def prepare(self, topic: str, drafts: Sequence[Draft]) -> Prepared:
         """Get the call of messages of one kind ready: see `chunks`."""
-        kind = "delay" if is_delayed(drafts[0]) else "normal"
-        return self._store.prepare(f"produce_{kind}_message", topic, drafts)
+        delayed = is_delayed(drafts[0])
+        script = "produce_delay_message" if delayed else "produce_normal_message"
+        return self._store.prepare(script, topic, drafts)
 
     async def close(self) -> None:
         """Wait until nothing waits any more."""
         while any(line.busy for line in self._lines.values()):
-            self._quiet.clear()
+            self._quiet = asyncio.Event()
             await self._quiet.wait()
 
     def _go_on(self, topic: str, line: _Line) -> None:
         """A caller has his answer: send what has come meanwhile."""
         if not line.waiting:
-            line.busy = False
-            self._quiet.set()
+            self._fall_quiet(line)
             return
         task = asyncio.create_task(self._send(topic, line), name="mx-rmq producer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _fall_quiet(self, line: _Line) -> None:
+        line.busy = False
+        if self._quiet is not None:
+            self._quiet.set()
 
     async def _send(self, topic: str, line: _Line) -> None:
         try:
@@ -126,8 +133,7 @@ class Producer:
                 await self._send_batch(topic, batch)
                 await asyncio.sleep(0)  # those who have their answers may come again, together
         finally:
-            line.busy = False
-            self._quiet.set()
+            self._fall_quiet(line)
             while line.waiting:  # only if the event loop ends
                 line.waiting.popleft()[1].cancel()
 

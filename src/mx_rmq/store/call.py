@@ -64,7 +64,7 @@ class Caller:
         reply_within: float = REPLY_WITHIN,
         wires: Wires | None = None,
     ) -> None:
-        self._send: Callable[..., Awaitable[Any]] = client.execute_command
+        self._client: Callable[..., Awaitable[Any]] = client.execute_command
         self._wires = wires
         self._patience = patience
         self._link = link or Link()
@@ -74,22 +74,30 @@ class Caller:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script, again and again until it has an answer or patience ends."""
+        send = self._execute if self._wires is None else self._wires.send
+        words = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._insist(script.name, self._run_once, script, keys, args)
+            return await self._insist(script.name, send, words, script.source)
         except redis_errors.RedisError as error:
             raise await self._refusal(script, keys, error) from error
 
     async def command(self, name: str, *words: Value) -> Any:
         """Run a plain command that is harmless to repeat."""
         try:
-            return await self._insist(name, self._execute, name, *words)
+            return await self._insist(name, self._execute, (name, *words))
         except redis_errors.RedisError as error:
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
             wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
             raise wrong(f"{name}: {error}") from error
 
-    async def _insist(self, what: str, attempt: Callable[..., Awaitable[Any]], *about: Any) -> Any:
+    async def _insist(
+        self,
+        what: str,
+        send: Callable[[tuple[Value, ...], float], Awaitable[Any]],
+        words: tuple[Value, ...],
+        source: str = "",
+    ) -> Any:
         if self.closed:
             raise ServerUnavailable(f"{what}: the store is closed")
         deadline = time.monotonic() + self._patience
@@ -97,9 +105,12 @@ class Caller:
         sent = False
         while True:
             try:
-                answer = await attempt(*about)
+                answer = await send(words, self._reply_within)
                 self._link.answered()
                 return answer
+            except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
+                words = ("EVAL", source, *words[2:])
+                continue
             except redis_errors.RedisError as error:
                 passes = _passes(error)
                 if passes:
@@ -114,32 +125,18 @@ class Caller:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _run_once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        words = (len(keys), *keys, *args)
-        try:
-            return await self._evaluate("EVALSHA", script.sha, *words)
-        except redis_errors.NoScriptError:
-            return await self._evaluate("EVAL", script.source, *words)
-
-    def _evaluate(self, *words: Value) -> Awaitable[Any]:
-        if self._wires is None:
-            return self._execute(*words)
-        return self._wires.send(words, self._reply_within)
-
-    async def _execute(self, *words: Value) -> Any:
-        """Send one command on a connection that nobody else uses; wait for the reply.
+    async def _execute(self, words: tuple[Value, ...], within: float) -> Any:
+        """Send one command on a connection of the client; wait so many seconds for the reply.
 
         The time limit is ours, not the client's: before Python 3.12 its way of waiting could
         swallow a cancellation.
         """
         async with self._free:
             try:
-                async with asyncio.timeout(self._reply_within):
-                    return await self._send(*words)
+                async with asyncio.timeout(within):
+                    return await self._client(*words)
             except TimeoutError as error:
-                raise redis_errors.TimeoutError(
-                    f"no reply within {self._reply_within:g} s"
-                ) from error
+                raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
 
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
         if sent:
@@ -168,7 +165,7 @@ class Caller:
     async def _wrong_keys(self, script: Script, keys: Sequence[str]) -> str:
         found = []
         for key, wanted in zip(keys, script.types, strict=False):
-            kind = (await self._execute("TYPE", key)).decode()
+            kind = (await self._execute(("TYPE", key), self._reply_within)).decode()
             if kind not in ("none", wanted.lower()):
                 found.append(f"key {key} holds a {kind}, not a {wanted.lower()}")
         return "; ".join(found) or "a key held a wrong type"
