@@ -328,7 +328,7 @@ class MessageQueue:
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids.
 
-        They go out in calls of up to 1,000. Everything is checked before the first call; if a
+        They go out in calls of up to 500. Everything is checked before the first call; if a
         later one fails, `PartlyProduced` says which are stored.
         """
         if isinstance(payloads, str | bytes | bytearray | Mapping):

@@ -14,8 +14,7 @@ from mx_rmq import (
     QueueFull,
     ServerUnavailable,
 )
-from mx_rmq.runtime.producer import BYTES, chunks
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.runtime.producer import BYTES, CHUNK, chunks
 from tests.lab.messages import draft, drafts
 from tests.lab.proxy import Proxy
 from tests.runtime.stage import commands, on_servers, queue
@@ -227,9 +226,9 @@ async def test_a_server_that_is_away_is_told_to_every_caller(
 # chunks
 
 
-def test_a_chunk_holds_a_thousand_messages() -> None:
-    sizes = [len(chunk) for chunk in chunks(drafts(2 * MAX_BATCH + 1))]
-    assert sizes == [MAX_BATCH, MAX_BATCH, 1]
+def test_a_chunk_holds_500_messages() -> None:
+    sizes = [len(chunk) for chunk in chunks(drafts(2 * CHUNK + 1))]
+    assert sizes == [CHUNK, CHUNK, 1]
 
 
 def test_a_chunk_holds_a_megabyte_or_one_message() -> None:

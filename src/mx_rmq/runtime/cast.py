@@ -256,7 +256,6 @@ class Cast:
 
     def _on_taken(self) -> None:
         self._consumer.start_ready()
-        self._keeper.wake()
         if self._hoarding is None and self._slots.waiting:
             loop = asyncio.get_running_loop()
             self._hoarding = loop.call_later(HOARD, self._hand_back_late)

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
 
+LOOK: Final = 0.25
+LOOK_IDLE: Final = 0.5
+"""Seconds between two looks at what is held. Nobody wakes the thread for a new message: it would
+want Python's global lock at the very moment at which the handler shall begin."""
+
 PAST_TIMEOUT: Final = 5.0
 """Seconds past its timeout for which a handler that blocks the loop keeps its lease."""
 
@@ -67,7 +72,6 @@ class Keeper:
         self._main_thread = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
-        self._asleep = False
         self._ended = False
         self._heard_at = 0.0
         self._reported = False
@@ -83,22 +87,14 @@ class Keeper:
         )
         self._thread.start()
 
-    def wake(self) -> None:
-        """Something is held again."""
-        if self._asleep:
-            self._signal()
-
     async def stop(self) -> None:
         """End the thread. Nothing happens if it does not run."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._ended = True
-            self._signal()
+            if self._loop is not None and self._wake is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._wake.set)
             await asyncio.to_thread(thread.join)
-
-    def _signal(self) -> None:
-        if self._loop is not None and self._wake is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._wake.set)
 
     # in the thread
 
@@ -106,26 +102,24 @@ class Keeper:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         async with self._store.twin(patience=1.0) as store:
             while not self._ended:
-                self._wake.clear()
-                self._asleep = True  # before the look: who puts something in afterwards, wakes us
                 idle = not self._slots.held
-                if not idle:
-                    self._asleep = False
+                if idle:
+                    self._heard_at = time.monotonic()  # nothing runs, so nothing stands still
+                else:
                     try:
                         self._watch()
                         await self.extend(store)
                         await self.hand_back(store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
                         self._complaints.failed(error)
-                pause = None if idle else min(self._every / 2, 0.25)
+                pause = min(self._every / 2, LOOK_IDLE if idle else LOOK)
                 began = time.monotonic()
                 try:
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
-                # Nothing was heard because nothing ran, or because all of us stood still.
-                if pause is None or time.monotonic() - began > pause + BLOCKED_AFTER / 2:
+                if time.monotonic() - began > pause + BLOCKED_AFTER / 2:  # all of us stood still
                     self._heard_at = time.monotonic()
 
     async def extend(self, store: Store) -> None:

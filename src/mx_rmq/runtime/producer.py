@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BYTES: Final = 1_048_576
 """Bytes of payload in one call, or a single message: a call shall not hold up the server."""
 
+CHUNK: Final = 500
+"""Messages in one call of `produce_all`: the next one is prepared while the server works on it."""
+
 ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
 
@@ -174,7 +177,7 @@ def chunks(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
         own = len(draft.payload) + ENVELOPE
         size += own
         waits = bool(draft.delay) or draft.at is not None
-        if chunk and (size > BYTES or waits != delayed or len(chunk) == MAX_BATCH):
+        if chunk and (size > BYTES or waits != delayed or len(chunk) == CHUNK):
             yield chunk
             chunk, size = [], own
         delayed = waits
