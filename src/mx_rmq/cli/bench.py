@@ -196,7 +196,8 @@ def _introduce(here: Place) -> None:
     where = "a server of its own" if here.own else "the server"
     kept = "with an append-only file" if nature.persists else "without append-only file"
     _tell(f"{where}: {nature.name} {nature.version}, {kept}")
-    _tell(f"Python {platform.python_version()}, {_loop()}, {os.cpu_count()} cores")
+    load = os.getloadavg()[0]
+    _tell(f"Python {platform.python_version()}, {_loop()}, {os.cpu_count()} cores, load {load:.1f}")
 
 
 def _tell(text: str) -> None:
@@ -228,6 +229,8 @@ def _print(here: Place, figures: list[Figure], seconds: float) -> None:
     print_table(("", "measured", "goal", "", ""), rows)
     judged = [figure.met for figure in figures if figure.met is not None]
     click.echo(f"\n{sum(judged)} of {len(judged)} goals met; measured in {seconds:,.0f} s")
+    if not all(judged):
+        click.echo("other work on the machine, a slow one and --quick make figures worse")
     if not here.own:
         click.echo("* what other clients sent meanwhile is in it")
 
