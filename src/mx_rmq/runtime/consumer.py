@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -35,7 +34,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Interrupted, end_if_forked
+from mx_rmq.runtime.threads import Generation, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ class Consumer:
         """Consumers that are about to ask for a message."""
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
-        self._pid = os.getpid()
+        self._generation = Generation()
 
     def start_ready(self) -> None:
         """Let everything run that may start now."""
@@ -199,7 +198,7 @@ class Consumer:
                 raise
             error = raised  # the policy decides about it
         finally:
-            end_if_forked(self._pid)
+            self._generation.end_if_forked()
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)

@@ -34,7 +34,7 @@ class Call:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._interrupted = False
-        self._pid = os.getpid()
+        self._generation = Generation()
         self.done: asyncio.Future[Any] = self._loop.create_future()
 
     def run(self) -> None:
@@ -44,7 +44,7 @@ class Call:
             result = self._context.run(self._inside)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
             error = raised
-        end_if_forked(self._pid)
+        self._generation.end_if_forked()
         with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
             self._loop.call_soon_threadsafe(self._tell, result, error)
 
@@ -128,10 +128,29 @@ class Threads:
             call.run()
 
 
-def end_if_forked(pid: int) -> None:
-    """End a child that a handler has forked and let go on: it must not become a second worker."""
-    if os.getpid() != pid:
-        os._exit(0)
+class Generation:
+    """Tells whether this is still the process in which it was made.
+
+    Without asking the system, which takes longer than all else that is done for a message.
+    """
+
+    count = 0
+    """How often the process was forked on its way here."""
+
+    def __init__(self) -> None:
+        self._count = Generation.count
+
+    def end_if_forked(self) -> None:
+        """End a child that a handler has forked and let go on: it must not be a second worker."""
+        if Generation.count != self._count:
+            os._exit(0)
+
+
+def _forked() -> None:
+    Generation.count += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
