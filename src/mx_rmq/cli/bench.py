@@ -230,7 +230,7 @@ def _print(here: Place, figures: list[Figure], seconds: float) -> None:
     judged = [figure.met for figure in figures if figure.met is not None]
     click.echo(f"\n{sum(judged)} of {len(judged)} goals met; measured in {seconds:,.0f} s")
     if not all(judged):
-        click.echo("other work on the machine, a slow one and --quick make figures worse")
+        _tell("other work on the machine, a slow one and --quick make figures worse")
     if not here.own:
         click.echo("* what other clients sent meanwhile is in it")
 
