@@ -10,7 +10,6 @@ are read by a thread that sleeps meanwhile, so nothing competes with what is mea
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.queue import MessageQueue
+from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.worker import Worker
 
 if TYPE_CHECKING:
@@ -159,17 +159,6 @@ class Member:
 def _say(answer: Any) -> None:
     sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
     sys.stdout.flush()
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes event loops: uvloop, if it is installed."""
-    try:
-        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
-            "uvloop"
-        ).new_event_loop
-    except ImportError:
-        return None
-    return factory
 
 
 async def _live(duty: Duty) -> None:

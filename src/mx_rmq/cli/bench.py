@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mx_rmq.bench.load import Trouble
-from mx_rmq.bench.member import loop_factory
 from mx_rmq.bench.parts import PARTS
 from mx_rmq.bench.place import PREFIX, look, place, prefix_of_its_own
 from mx_rmq.bench.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.output import as_json, print_json, print_table, printable
 from mx_rmq.core.errors import MxRmqError
+from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.store.connect import check_url, without_password
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 import signal
@@ -21,10 +20,11 @@ from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.events import WorkerStarted, WorkerStopped
+from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.worker import SIGNALS, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
     from mx_rmq.queue import MessageQueue
 
@@ -188,7 +188,7 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
         _leave_soon(code)
         return code
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(until_stopped())
 
 
@@ -234,17 +234,6 @@ def _leave_soon(code: int) -> None:
     timer = threading.Timer(LEAVE_WITHIN, leave)
     timer.daemon = True
     timer.start()
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return what makes event loops: uvloop, if it is installed."""
-    try:
-        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
-            "uvloop"
-        ).new_event_loop
-    except ImportError:
-        return None
-    return factory
 
 
 class _Formatter(logging.Formatter):
