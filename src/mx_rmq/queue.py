@@ -9,19 +9,25 @@ from copy import copy
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from itertools import groupby
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.cron import Cron
-from mx_rmq.core.errors import InvalidInput, MxRmqError, NotOpen, PartlyProduced, ProduceUnknown
+from mx_rmq.core.errors import (
+    InvalidInput,
+    MxRmqError,
+    NotConfirmed,
+    NotOpen,
+    PartlyProduced,
+    ProduceUnknown,
+)
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
 from mx_rmq.core.names import check_id, check_topic
+from mx_rmq.core.partition import check_key
 from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.producer import Producer
@@ -54,6 +60,12 @@ class MessageQueue:
         prefix: str | None = None,
         lease: float | None = None,
         patience: float | None = None,
+        username: str | None = None,
+        password: str | None = None,
+        password_file: str | None = None,
+        confirm: str | None = None,
+        confirm_replicas: int | None = None,
+        confirm_within: float | None = None,
         max_payload: int | None = None,
         max_pending: int | None = None,
         dedup: float | None = None,
@@ -68,6 +80,12 @@ class MessageQueue:
             prefix=prefix,
             lease=lease,
             patience=patience,
+            username=username,
+            password=password,
+            password_file=password_file,
+            confirm=confirm,
+            confirm_replicas=confirm_replicas,
+            confirm_within=confirm_within,
             max_payload=max_payload,
             max_pending=max_pending,
             dedup=dedup,
@@ -77,7 +95,8 @@ class MessageQueue:
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
         )
-        check_url(self.settings.url)
+        check_url(self.settings.address)
+        self._confirm = self.settings.confirmation()
         self.events = Events()
         """Whoever wants to know what happens subscribes here."""
         self.handlers: dict[str, Handler] = {}
@@ -101,8 +120,13 @@ class MessageQueue:
         max_attempts: int = 5,
         max_crashes: int = 3,
         retry: Any = None,
+        partitions: int | None = None,
     ) -> Callable[[F], F]:
-        """Declare the function below as the handler of a topic."""
+        """Declare the function below as the handler of a topic.
+
+        With `partitions` and concurrency=1, the messages of a partition are handled one at a time
+        and in order, over all workers.
+        """
         if callable(topic):
             raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
         check_topic(topic)
@@ -119,6 +143,7 @@ class MessageQueue:
                     max_attempts=max_attempts,
                     max_crashes=max_crashes,
                     retry=retry,
+                    partitions=partitions,
                 )
             )
             return function
@@ -180,7 +205,7 @@ class MessageQueue:
             raise InvalidInput("the queue is open; it can be moved only while it is closed")
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
-        check_url(moved.url)
+        check_url(moved.address)
         self.settings = moved
 
     def another(self) -> MessageQueue:
@@ -212,15 +237,15 @@ class MessageQueue:
             raise InvalidInput("the queue is open already; close it before it is opened again")
         settings = self.settings
         store = await Store.open(
-            settings.url,
+            settings.address,
             prefix=settings.prefix,
             limits=settings.limits,
             patience=settings.patience,
         )
-        store.link.on_lost = lambda error: self.events.emit(ServerLost(error))
-        store.link.on_back = lambda seconds: self.events.emit(ServerBack(seconds))
+        store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
+        store.links.on_back = lambda seconds: self.events.emit(ServerBack(seconds))
         self._store, self._loop = store, asyncio.get_running_loop()
-        self._producer = Producer(store)
+        self._producer = Producer(store, self.handlers)
 
     async def close(self) -> None:
         """Stop the workers that run on it, finish what is being produced, and disconnect."""
@@ -283,10 +308,13 @@ class MessageQueue:
         headers: dict[str, str] | None = None,
         max_attempts: int | None = None,
         retry: Any = None,
+        key: str | None = None,
+        confirm: str | None = None,
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost.
 
         An own `id` that is taken makes no second message; the id is returned all the same.
+        Messages of the same `key` go to the same partition of the topic.
         """
         if self._around is not None:
             outgoing = Outgoing(
@@ -300,6 +328,8 @@ class MessageQueue:
                 max_attempts=max_attempts,
                 retry=retry,
                 headers=headers or {},
+                key=key,
+                confirm=confirm,
             )
             (produced,) = await self._around([outgoing])
             return produced
@@ -310,7 +340,10 @@ class MessageQueue:
             due = _timestamp(at)
             fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers or {})
             draft = self._draft(payload, id, fields)
-        return (await self._open_producer().produce(topic, draft)).id
+        if key is not None:
+            check_key(key)
+        far = self._confirm if confirm is None else self.settings.confirmation(confirm)
+        return (await self._open_producer().produce(topic, draft, key=key, confirm=far)).id
 
     async def produce_many(
         self,
@@ -325,6 +358,8 @@ class MessageQueue:
         headers: dict[str, str] | None = None,
         max_attempts: int | None = None,
         retry: Any = None,
+        keys: Sequence[str] | None = None,
+        confirm: str | None = None,
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids.
 
@@ -338,6 +373,8 @@ class MessageQueue:
         payloads = list(payloads)
         if ids is not None and len(ids) != len(payloads):
             raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
+        if keys is not None and len(keys) != len(payloads):
+            raise InvalidInput(f"{len(keys)} keys for {len(payloads)} payloads")
         if not payloads:
             return []
         due, headers = _timestamp(at), headers or {}
@@ -349,7 +386,9 @@ class MessageQueue:
                 draft(payload, id=None if id is None else check_id(id), **fields)
                 for payload, id in zip(payloads, own, strict=True)
             ]
-            return await self._send_all([(topic, drafts)])
+            if keys is not None:
+                keys = [check_key(key) for key in keys]
+            return await self._send_all([_Run(topic, drafts, keys, confirm)])
         outgoing = [
             Outgoing(
                 topic=topic,
@@ -362,54 +401,76 @@ class MessageQueue:
                 max_attempts=max_attempts,
                 retry=retry,
                 headers=headers,
+                key=None if keys is None else keys[place],
+                confirm=confirm,
             )
-            for payload, id in zip(payloads, own, strict=True)
+            for place, (payload, id) in enumerate(zip(payloads, own, strict=True))
         ]
         return await self._around(outgoing)
 
     async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
         """Produce what has come through all middleware."""
         drafts = [
-            (
-                one.topic,
-                self._draft(
-                    one.payload,
-                    one.id,
-                    _fields(
-                        one.delay,
-                        one.at,
-                        one.priority,
-                        one.ttl,
-                        one.max_attempts,
-                        one.retry,
-                        one.headers,
-                    ),
+            self._draft(
+                one.payload,
+                one.id,
+                _fields(
+                    one.delay,
+                    one.at,
+                    one.priority,
+                    one.ttl,
+                    one.max_attempts,
+                    one.retry,
+                    one.headers,
                 ),
             )
             for one in messages
         ]
-        if len(drafts) == 1:
-            return [(await self._open_producer().produce(*drafts[0])).id]
-        runs = groupby(drafts, key=itemgetter(0))
-        return await self._send_all([(topic, [draft for _, draft in run]) for topic, run in runs])
+        keys = [None if one.key is None else check_key(one.key) for one in messages]
+        if len(messages) == 1:
+            (one,), confirm = messages, self.settings.confirmation(messages[0].confirm)
+            producing = self._open_producer().produce(
+                one.topic, drafts[0], key=keys[0], confirm=confirm
+            )
+            return [(await producing).id]
+        runs: list[_Run] = []
+        for one, draft, key in zip(messages, drafts, keys, strict=True):
+            kind = (one.topic, one.confirm, key is None)
+            if not runs or runs[-1].kind != kind:
+                runs.append(_Run(one.topic, [], None if key is None else [], one.confirm))
+            runs[-1].drafts.append(draft)
+            if key is not None and runs[-1].keys is not None:
+                runs[-1].keys.append(key)
+        return await self._send_all(runs)
 
-    async def _send_all(self, runs: list[tuple[str, list[Draft]]]) -> list[str]:
+    async def _send_all(self, runs: list[_Run]) -> list[str]:
         """Produce runs of messages, each of one topic."""
-        store, producer = self.store, self._open_producer()
-        total = sum(len(drafts) for _, drafts in runs)
-        for topic, _ in runs:
-            store.keys.of(topic)  # refuses a bad name
-        ids: list[str] = []
-        for topic, drafts in runs:
+        producer = self._open_producer()
+        for run in runs:
+            check_topic(run.topic)
+        confirms = [self.settings.confirmation(run.confirm) for run in runs]
+        ids: list[str | None] = [None] * sum(len(run.drafts) for run in runs)
+        unconfirmed: NotConfirmed | None = None
+        first = 0
+        for run, confirm in zip(runs, confirms, strict=True):
             try:
-                async for stored in producer.produce_all(topic, drafts):
-                    ids += stored
+                produce = producer.produce_all
+                async for stored in produce(run.topic, run.drafts, keys=run.keys, confirm=confirm):
+                    for place, id in zip(stored.places, stored.ids, strict=True):
+                        ids[first + place] = id
+                    if stored.unconfirmed is not None:
+                        before = () if unconfirmed is None else unconfirmed.ids
+                        unconfirmed = stored.unconfirmed.of((*before, *stored.ids))
             except MxRmqError as error:
-                if not ids:
+                kept = [id for id in ids if id is not None]
+                if not kept:
                     raise
                 unknown = error.ids if isinstance(error, ProduceUnknown) else ()
-                raise PartlyProduced(str(error), ids, unknown, total) from error
-        return ids
+                raise PartlyProduced(str(error), kept, unknown, len(ids)) from error
+            first += len(run.drafts)
+        if unconfirmed is not None:
+            raise unconfirmed
+        return [id for id in ids if id is not None]
 
     def _open_producer(self) -> Producer:
         if self._producer is None:
@@ -420,6 +481,20 @@ class MessageQueue:
         if id is not None:
             check_id(id)
         return self.store.draft(payload, id=id, **fields)
+
+
+class _Run(NamedTuple):
+    """Messages of one topic that go out together."""
+
+    topic: str
+    drafts: list[Draft]
+    keys: list[str] | None
+    confirm: str | None
+
+    @property
+    def kind(self) -> tuple[str, str | None, bool]:
+        """What messages of one run have in common."""
+        return self.topic, self.confirm, self.keys is None
 
 
 _NONE: Final = (None,) * 7

@@ -14,7 +14,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.login import with_login
 from mx_rmq.core.names import check_prefix, check_topic, check_worker
 
 DAY: Final = 86_400.0
@@ -63,18 +65,43 @@ class QueueSettings(Limits):
     """What a MessageQueue goes by, its limits included. Times in seconds."""
 
     url: str = field(default="", repr=False)
-    """The server: redis://, rediss://, valkey://, unix:// or embedded://DIR. Required."""
+    """The server: redis://, rediss://, valkey://, unix://, embedded://DIR, redis+sentinel:// or
+    redis+cluster://. Required."""
+    username: str | None = None
+    """The server's user, if the URL names none."""
+    password: str | None = field(default=None, repr=False)
+    """Its password, if the URL holds none."""
+    password_file: str | None = None
+    """A file that holds the password instead; it is read anew for every connection."""
     prefix: str = "mx-rmq"
     """What every key begins with: queues of different prefixes do not see each other."""
     lease: float = field(default=30.0, metadata=_range(0.1, DAY))
     """How long a worker may be silent before its messages are given to another one."""
     patience: float = field(default=10.0, metadata=_range(0, 300))
     """How long a call goes on trying while the server is away."""
+    confirm: str = "stored"
+    """How far a message must have come before produce returns: stored, replicated or fsynced."""
+    confirm_replicas: int = field(default=1, metadata=_range(1, 100))
+    """Replicas that must have it, if it shall be replicated or fsynced."""
+    confirm_within: float = field(default=1.0, metadata=_range(0.001, 60))
+    """How long produce waits for them."""
 
     @classmethod
     def load(cls, **arguments: Any) -> QueueSettings:
         """Return the settings from arguments (None: not given), environment, file and defaults."""
         return cls(**_load(cls, arguments))
+
+    @property
+    def address(self) -> str:
+        """The URL with the login that is set beside it. Not for showing."""
+        return with_login(self.url, self.username, self.password, self.password_file)
+
+    def confirmation(self, level: str | None = None) -> Confirm | None:
+        """Return what a produce waits for, at this level or at the one that is set."""
+        chosen = check_level(self.confirm if level is None else level)
+        if chosen is Level.STORED:
+            return None
+        return Confirm(chosen, self.confirm_replicas, self.confirm_within)
 
     @property
     def limits(self) -> Limits:
@@ -121,9 +148,12 @@ def _checked(known: Field[Any], value: Any, said: str) -> Any:
         return _url(value, said)
     if value is None and known.default is None:
         return None
+    if known.name in ("username", "password", "password_file"):
+        return _word(known, value, said)
     if known.name == "topics":
         return _topics(value, said)
-    check = {"prefix": check_prefix, "name": check_worker}[known.name]
+    checks = {"prefix": check_prefix, "name": check_worker, "confirm": check_level}
+    check = checks[known.name]
     try:
         return check(value)
     except InvalidInput as error:
@@ -148,6 +178,12 @@ def _url(value: Any, said: str) -> str:
         raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or write url into {FILE}")
     if not isinstance(value, str):  # not shown: it may hold a password
         raise InvalidInput(f"{said} is of type {type(value).__name__}, not a text")
+    return value
+
+
+def _word(known: Field[Any], value: Any, said: str) -> str:
+    if not isinstance(value, str) or not value:  # not shown: it may be a password
+        raise InvalidInput(f"{said} is not a text with something in it")
     return value
 
 

@@ -10,6 +10,7 @@ MxRmqError
 │   └── ServerFull          the server is at its maxmemory
 ├── OutcomeUnknown          the reply was lost and the deadline passed: done or not done
 │   └── ProduceUnknown      … of a produce; repeating it with the same ids is safe
+├── NotConfirmed            a produce is stored, but not as far as it was asked to be
 ├── PartlyProduced          a produce_many that failed on the way; says which ids are stored
 ├── ScriptFailed            the server ran a script and answered with an error
 │   └── WrongType           a key of the topic holds something else than it should
@@ -91,6 +92,26 @@ class ProduceUnknown(OutcomeUnknown):
     def __init__(self, reason: str, ids: Sequence[str]) -> None:
         super().__init__(reason)
         self.ids = tuple(ids)
+
+
+class NotConfirmed(MxRmqError):
+    """Messages are stored, but not as far as `confirm` asked for, within its time.
+
+    They exist and will be handled. Only if the primary is lost now may they be lost with it. To
+    wait again, produce them again with these ids: it makes no second copy.
+    """
+
+    def __init__(self, what: str, level: str, within: float, ids: Sequence[str]) -> None:
+        stored = "the message is" if len(ids) == 1 else f"{len(ids):,} messages are"
+        super().__init__(f"{stored} stored, but not {level} within {within:g} s: {what}")
+        self.what = what
+        self.level = level
+        self.within = within
+        self.ids = tuple(ids)
+
+    def of(self, ids: Sequence[str]) -> NotConfirmed:
+        """Return the same about other messages."""
+        return NotConfirmed(self.what, self.level, self.within, ids)
 
 
 class PartlyProduced(MxRmqError):

@@ -26,6 +26,7 @@ from typing import (
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
+from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder
 from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
 
@@ -64,6 +65,13 @@ class Handler:
     """Attempts that ended with their worker, after which a message is dead."""
     retry: Policy = _USUAL
     """When the next attempt comes."""
+    partitions: int | None = None
+    """How many partitions its topic has, at the least; None: it is not said here."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the messages of a partition are handled one at a time, over all workers."""
+        return self.partitions is not None and self.concurrency == 1
 
     @classmethod
     def of(
@@ -78,6 +86,7 @@ class Handler:
         max_attempts: int = 5,
         max_crashes: int = 3,
         retry: Any = None,
+        partitions: int | None = None,
     ) -> Handler:
         """Make a handler of a function, or refuse it. `names`: the local names where it stands."""
         check_topic(topic)
@@ -102,6 +111,7 @@ class Handler:
             max_attempts=_whole(where, max_attempts=max_attempts),
             max_crashes=_whole(where, max_crashes=max_crashes),
             retry=_policy(where, retry),
+            partitions=None if partitions is None else _partitions(where, partitions),
         )
 
     def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
@@ -263,6 +273,13 @@ def _seconds(where: str, value: Any) -> float:
             f"{where}: timeout={value!r:.80} is not a number of seconds above 0 (to 10 years)"
         )
     return float(value)
+
+
+def _partitions(where: str, value: Any) -> int:
+    try:
+        return check_partitions(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from error
 
 
 def _policy(where: str, value: Any) -> Policy:

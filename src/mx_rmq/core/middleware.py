@@ -35,6 +35,9 @@ class Outgoing:
     max_attempts: int | None = None
     retry: Any = None
     headers: dict[str, str] = field(default_factory=dict)
+    key: str | None = None
+    """Messages of the same key go to the same partition."""
+    confirm: str | None = None
 
 
 class Middleware:

@@ -11,6 +11,7 @@ from typing import Final
 from mx_rmq.core.errors import InvalidInput
 
 TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+PARTITION: Final = re.compile(rf"{TOPIC.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
 ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
@@ -20,6 +21,13 @@ SHOWN: Final = 80
 def check_topic(topic: str) -> str:
     """Return the topic, or refuse it."""
     return _check("topic", topic, TOPIC)
+
+
+def check_partition(name: str) -> str:
+    """Return the name of a topic or of a partition, or refuse it."""
+    if isinstance(name, str) and PARTITION.fullmatch(name):
+        return name
+    return check_topic(name)
 
 
 def check_id(id: str) -> str:

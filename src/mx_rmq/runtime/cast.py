@@ -14,17 +14,15 @@ import msgspec
 from mx_rmq.core import events
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.core.partition import partitions
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.keeper import Keeper
 from mx_rmq.runtime.lifecycle import Lifecycle
-from mx_rmq.runtime.lookout import Lookout
 from mx_rmq.runtime.loop import Loop
-from mx_rmq.runtime.monitor import Monitor
-from mx_rmq.runtime.scheduler import Scheduler
+from mx_rmq.runtime.site import Site
 from mx_rmq.runtime.slots import Slots, Stopped
 from mx_rmq.runtime.threads import Threads
 
@@ -73,12 +71,12 @@ class Cast:
         self._name = name
         self._store = store
         self._bus = bus
-        self._started = time.time()
+        self._began = time.time()
+        self._serving = True
         self._beats = 0
-        clock = ServerClock()
-        self._slots = Slots(
-            handlers.values(), concurrency=settings.concurrency, prefetch=settings.prefetch
-        )
+        self._lease = lease
+        self._handlers = handlers
+        self._slots = Slots((), concurrency=settings.concurrency, prefetch=settings.prefetch)
         self._threads = Threads(settings.concurrency)
         self._lifecycle = Lifecycle(
             store, self._slots, bus, worker=name, on_settled=self._on_settled
@@ -86,7 +84,6 @@ class Cast:
         self._consumer = Consumer(
             self._slots,
             self._threads,
-            clock,
             worker=name,
             lease=lease,
             middleware=middleware,
@@ -95,31 +92,12 @@ class Cast:
         self._dispatcher = Dispatcher(
             store,
             self._slots,
-            clock,
             worker=name,
             lease=round(lease * 1000),
             on_taken=self._on_taken,
             on_quiet=self._on_quiet,
         )
-        self._scheduler = Scheduler(store, handlers, on_moved=self._dispatcher.ready)
-        self._monitor = Monitor(
-            store,
-            handlers,
-            clock,
-            bus,
-            worker=name,
-            lease=lease,
-            circumstances=self._consumer.circumstances,
-        )
-        self._lookout = Lookout(
-            store,
-            self._slots,
-            clock,
-            self._dispatcher,
-            self._scheduler,
-            self._monitor,
-            lease=lease,
-        )
+        self._sites: dict[int, Site] = {}
         self._keeper = Keeper(
             store,
             self._slots,
@@ -130,8 +108,9 @@ class Cast:
             on_lost=self._on_lost,
             on_handed_back=self._on_handed_back,
         )
-        self._crons = Crons(store, crons, clock, bus)
-        self._janitor = Janitor(store, handlers)
+        self._cron_list = tuple(crons)
+        self._crons: list[Crons] = []
+        self._janitor = Janitor(store, self._slots.topics)
         self._beating = Loop("beat", self.beat)
         self._settled = asyncio.Event()
         self._hoarding: asyncio.TimerHandle | None = None
@@ -140,21 +119,25 @@ class Cast:
         """Start everybody. Only the first line can fail: then nobody has started."""
         await self.beat()
         self._keeper.start()
-        self._lookout.looking.start()
-        self._lookout.listening.start()
-        self._scheduler.loop.start()
-        self._monitor.loop.start()
-        self._crons.loop.start()
+        self._serve()
+        for number, site in self._sites.items():
+            crons = [cron for cron in self._cron_list if self._store.site_of(cron.topic) == number]
+            if crons:
+                self._crons.append(Crons(self._store, crons, site.clock, self._bus))
+        for fired in self._crons:
+            fired.loop.start()
         self._janitor.loop.start()
         self._beating.start()
-        topics = tuple(self._slots.topics)
+        topics = tuple(self._handlers)
         self._bus.emit(events.WorkerStarted(self._name, topics, self._slots.concurrency))
 
     async def stop(self, *, grace: float) -> bool:
         """Go down the ladder; say whether everything was settled or handed back."""
+        self._serving = False
         self._bus.emit(events.WorkerStopping(self._name, self._slots.running, grace))
-        await self._crons.loop.stop()
-        await self._lookout.stop()
+        for crons in self._crons:
+            await crons.loop.stop()
+        await asyncio.gather(*(site.go_deaf() for site in self._sites.values()))
         await self._dispatcher.stop(CANCEL_WITHIN)
         if self._hoarding is not None:
             self._hoarding.cancel()
@@ -164,17 +147,19 @@ class Cast:
         await self._cancel()
         await self._lifecycle.flush(CANCEL_WITHIN)
         self._lifecycle.close()
-        await self._scheduler.loop.stop()
-        await self._monitor.loop.stop()
-        await self._janitor.loop.stop()
         await self._beating.stop()
+        await asyncio.gather(*(site.stop() for site in self._sites.values()))
+        await self._janitor.loop.stop()
         await self._keeper.stop()
         await self._consumer.close()
         self._threads.close()
         with suppress(MxRmqError, TimeoutError):
             async with asyncio.timeout(CANCEL_WITHIN):
-                await self._lookout.hand_back_rings()
-                await self._store.forget_worker(self._name)
+                await asyncio.gather(
+                    self._store.forget_worker(self._name),
+                    *(site.hand_back_rings() for site in self._sites.values()),
+                    return_exceptions=True,  # one server may be away
+                )
         clean = not self._slots.held and not self._lifecycle.abandoned
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
@@ -188,18 +173,49 @@ class Cast:
         about = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "started": self._started,
-            "topics": list(self._slots.topics),
+            "started": self._began,
+            "topics": list(self._handlers),
             "concurrency": self._slots.concurrency,
             "running": self._slots.running,
             "held": len(self._slots.held),
         }
-        if self._beats % 4 == 0:  # the registry of topics may have been lost meanwhile
-            await self._store.register_topics(list(self._slots.topics))
+        known = self._store.partitions
+        await self._store.register_topics(  # again and again: the registry may have been lost
+            {
+                topic: max(handler.partitions or 1, known.get(topic, 1))
+                for topic, handler in self._handlers.items()
+            }
+        )
+        if self._beats:
+            self._serve()
         forget = FORGET if self._beats == 0 else 0
         await self._store.beat_worker(self._name, msgspec.json.encode(about), forget=forget)
         self._beats += 1
         return BEAT
+
+    def _serve(self) -> None:
+        """Take up every partition of every topic, also those that have come up meanwhile."""
+        if not self._serving:
+            return
+        for topic, handler in self._handlers.items():
+            for name in partitions(topic, self._store.partitions.get(topic, 1)):
+                if name not in self._slots.topics:
+                    number = self._store.site_of(name)
+                    site = self._sites.get(number) or self._open_site(number)
+                    site.add(self._slots.add(handler, name, site.clock))
+
+    def _open_site(self, number: int) -> Site:
+        site = self._sites[number] = Site(
+            self._store,
+            number,
+            self._dispatcher,
+            self._bus,
+            worker=self._name,
+            lease=self._lease,
+            circumstances=self._consumer.circumstances,
+        )
+        site.start()
+        return site
 
     async def until_empty(self, *, delayed: bool) -> None:
         """Wait until nothing is left to do in any topic."""
@@ -272,10 +288,11 @@ class Cast:
     def _on_settled(self, topic: TopicSlots) -> None:
         self._settled.set()
         self._dispatcher.fill(topic)
-        self._lookout.listen_anew()
+        for site in self._sites.values():  # room for this one is room for others
+            site.listen_anew()
 
-    def _on_quiet(self) -> None:
-        self._lookout.listen_anew()
+    def _on_quiet(self, topic: TopicSlots) -> None:
+        self._sites[self._store.site_of(topic.name)].listen_anew()
 
     def _on_lost(self, held: Held) -> None:
         if held not in self._slots.held or held.settling:

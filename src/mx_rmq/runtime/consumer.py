@@ -68,7 +68,6 @@ class Consumer:
         self,
         slots: Slots,
         threads: Threads,
-        clock: ServerClock,
         *,
         worker: str,
         lease: float,
@@ -77,7 +76,6 @@ class Consumer:
     ) -> None:
         self._slots = slots
         self._threads = threads
-        self._clock = clock
         self._worker = worker
         self._lease = lease
         self._settle = settle
@@ -85,9 +83,8 @@ class Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
         self._delivered: dict[tuple[str, str, int], Held] = {}
-        self._call = {
-            topic: self._caller(topic.handler, middleware) for topic in slots.topics.values()
-        }
+        self._middleware = middleware
+        self._calls: dict[Handler, _Call] = {}
         self._idle: list[asyncio.Future[None]] = []
         self._woken = 0
         """Consumers that are about to ask for a message."""
@@ -159,7 +156,7 @@ class Consumer:
             try:
                 outcome = await self._handle(held, task)
             except Exception as error:
-                logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.topic)
+                logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.name)
                 outcome = _set_aside(held, error)
             finally:
                 del running[task]
@@ -179,7 +176,7 @@ class Consumer:
         try:
             message = held.message = codec.decode_as(held.record, handler.topic, held.claim.id)
             if message.ttl is not None:
-                dead = expired(message, self._clock.now())
+                dead = expired(message, held.topic.clock.now())
                 if dead is not None:
                     return dead
             payload = handler.decode(message.payload) if handler.wants_payload else None
@@ -190,7 +187,8 @@ class Consumer:
         held.interrupt = task.cancel
         error: BaseException | None = None
         try:
-            await self._call[held.topic](held, message, payload)
+            call = self._calls.get(handler) or self._call(handler)
+            await call(held, message, payload)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -218,12 +216,17 @@ class Consumer:
         if held.stopped is Stopped.TIMEOUT and interrupted:
             timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
             error = timeout.with_traceback(error.__traceback__)
-        return after_error(message, handler, error, self.circumstances())
+        return after_error(message, handler, error, self.circumstances(held.topic.clock))
 
-    def circumstances(self) -> Circumstances:
+    def circumstances(self, clock: ServerClock) -> Circumstances:
         """Return what a decision depends on."""
         chance = random.random()  # noqa: S311 - jitter
-        return Circumstances(now=self._clock.now(), worker=self._worker, chance=chance)
+        return Circumstances(now=clock.now(), worker=self._worker, chance=chance)
+
+    def _call(self, handler: Handler) -> _Call:
+        """Return how a handler is called, from now on."""
+        call = self._calls[handler] = self._caller(handler, self._middleware)
+        return call
 
     def _caller(self, handler: Handler, middleware: Sequence[Middleware]) -> _Call:
         """Return how a handler is called: most need neither a Delivery nor middleware."""
@@ -239,13 +242,13 @@ class Consumer:
         return lambda held, message, payload: function()
 
     async def _deliver(self, held: Held, message: Message, payload: Any, handle: Handle) -> None:
-        timeout = held.topic.handler.timeout
+        timeout, clock = held.topic.handler.timeout, held.topic.clock
 
         def extend(seconds: float) -> float | None:
             if timeout is None:
                 return None
             self._loop.call_soon_threadsafe(self._extend, held, seconds)
-            return self._clock.now() / 1000 + seconds
+            return clock.now() / 1000 + seconds
 
         delivery = Delivery(
             id=message.id,
@@ -255,7 +258,7 @@ class Consumer:
             fence=held.claim.token,
             headers=message.headers,
             created_at=message.created_at / 1000,
-            deadline=None if timeout is None else self._clock.now() / 1000 + timeout,
+            deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
         )
         key = (message.topic, message.id, held.claim.token)  # middleware may hand on a copy

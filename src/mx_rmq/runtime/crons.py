@@ -28,7 +28,7 @@ TICK: Final = "cron-tick"
 
 
 class Crons:
-    """Fires the schedules of one worker."""
+    """Fires the schedules of one site."""
 
     def __init__(
         self, store: Store, crons: Iterable[Cron], clock: ServerClock, bus: Events

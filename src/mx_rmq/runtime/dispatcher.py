@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Backoff, Complaints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
-    from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.store.answers import Leased
@@ -35,37 +35,37 @@ class Dispatcher:
         self,
         store: Store,
         slots: Slots,
-        clock: ServerClock,
         *,
         worker: str,
         lease: int,
         on_taken: Callable[[], None],
-        on_quiet: Callable[[], None],
+        on_quiet: Callable[[TopicSlots], None],
     ) -> None:
         self._store = store
         self._slots = slots
-        self._clock = clock
         self._worker = worker
         self._lease = lease
         self._on_taken = on_taken
         self._on_quiet = on_quiet
-        self._calls: dict[str, int] = dict.fromkeys(slots.topics, 0)
+        self._calls: Counter[TopicSlots] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._backoffs = {topic: Backoff() for topic in slots.topics.values()}
+        self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
         self._complaints = Complaints("dispatcher")
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
 
-    def hears_all(self, hearing: Collection[str]) -> bool:
+    def hears_all(self, hearing: Collection[str], topics: Collection[TopicSlots]) -> bool:
         """Say at once, if it is so, that every topic is heard of which nothing is known."""
+        if len(hearing) == len(topics):
+            return True
         known = len(self._slots.ready) + len(self._pausing)
-        return len(hearing) + known >= len(self._slots.topics)
+        return len(topics) == len(self._slots.topics) and len(hearing) + known >= len(topics)
 
-    def listens_to(self) -> list[str]:
-        """Return the topics whose doorbell matters now: nothing known to wait, room to take it."""
+    def listens_to(self, topics: Iterable[TopicSlots]) -> list[str]:
+        """Return those whose doorbell matters now: nothing known to wait, room to take it."""
         return [
-            name
-            for name, topic in self._slots.topics.items()
+            topic.name
+            for topic in topics
             if topic not in self._slots.ready
             and topic not in self._pausing
             and self._slots.room(topic) > 0
@@ -118,7 +118,7 @@ class Dispatcher:
     def _ask(self, topic: TopicSlots) -> bool:
         """Ask for messages of a topic, if there is room; say whether there was."""
         asked = False
-        while self._calls[topic.topic] < OUTSTANDING and (room := self._slots.worth(topic)):
+        while self._calls[topic] < OUTSTANDING and (room := self._slots.worth(topic)):
             _ = self._begin(topic, room)
             asked = True
         if asked:
@@ -128,7 +128,7 @@ class Dispatcher:
     def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
         count = min(room, BATCH)
         self._slots.ask(topic, count)
-        self._calls[topic.topic] += 1
+        self._calls[topic] += 1
         task = asyncio.create_task(self._take(topic, count), name="mx-rmq dispatch")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -139,7 +139,11 @@ class Dispatcher:
         began = time.monotonic()
         try:
             taken = await self._store.dispatch_message(
-                topic.topic, self._worker, count=count, lease=self._lease
+                topic.name,
+                self._worker,
+                count=count,
+                lease=self._lease,
+                alone=topic.handler.ordered,
             )
             messages = taken.messages
         except Exception as error:  # noqa: BLE001 - whatever it is, the dispatcher goes on
@@ -147,18 +151,20 @@ class Dispatcher:
             self._pause(topic)
             return
         finally:
-            self._calls[topic.topic] -= 1
+            self._calls[topic] -= 1
             self._slots.answered(topic, count, messages, began)
         self._backoffs[topic].reset()
-        self._clock.heard(taken.now)
+        topic.clock.heard(taken.now)
         if messages:
             self._on_taken()
         if len(messages) == count:  # so there is more
             self._slots.ready[topic] = None
             self.fill(topic)
+        elif messages and topic.handler.ordered:  # what came behind them, others were refused
+            self._slots.ready[topic] = None
         else:  # the next ring will tell
             self._slots.ready.pop(topic, None)
-            self._on_quiet()
+            self._on_quiet(topic)
 
     def _pause(self, topic: TopicSlots) -> None:
         """Leave a topic alone for a moment."""
@@ -170,4 +176,4 @@ class Dispatcher:
 
     def _resume(self, topic: TopicSlots) -> None:
         del self._pausing[topic]
-        self.ready(topic.topic)
+        self.ready(topic.name)

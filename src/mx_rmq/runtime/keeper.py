@@ -24,7 +24,7 @@ from mx_rmq.runtime.slots import Stopped
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.consumer import Consumer
@@ -76,6 +76,8 @@ class Keeper:
         self._heard_at = 0.0
         self._reported = False
         self._complaints = Complaints("keeper of the leases")
+        self._busy: dict[int, asyncio.Task[None]] = {}
+        """The sites to which a call is under way."""
 
     def start(self) -> None:
         """Start the thread. Call it in the event loop whose leases it keeps."""
@@ -121,6 +123,8 @@ class Keeper:
                     pass
                 if time.monotonic() - began > pause + BLOCKED_AFTER / 2:  # all of us stood still
                     self._heard_at = time.monotonic()
+            for task in self._busy.values():
+                task.cancel()
 
     async def extend(self, store: Store) -> None:
         """Extend what was not extended for a third of the lease; tell what is lost."""
@@ -135,7 +139,7 @@ class Keeper:
                 batch = due[topic][start : start + MAX_BATCH]
                 claims = [held.claim for held in batch]
                 lease = round(self._lease * 1000)
-                lost = await store.extend_lease(topic.topic, self._worker, claims, lease=lease)
+                lost = await store.extend_lease(topic.name, self._worker, claims, lease=lease)
                 tokens = {claim.token for claim in lost}
                 for held in batch:
                     if held.claim.token not in tokens:
@@ -143,7 +147,7 @@ class Keeper:
                     elif self._main_loop is not None:
                         self._main_loop.call_soon_threadsafe(self._on_lost, held)
 
-        await each(due, extend, self._complaints)
+        await self._by_site(due, extend)
 
     def _is_given_up(self, held: Held, now: float) -> bool:
         """Say whether a lease shall not be kept any longer.
@@ -173,12 +177,40 @@ class Keeper:
             for start in range(0, len(waiting[topic]), MAX_BATCH):
                 batch = waiting[topic][start : start + MAX_BATCH]
                 claims = [(held.claim, priority_of(held)) for held in batch]
-                await store.release_message(topic.topic, self._worker, claims)
+                await store.release_message(topic.name, self._worker, claims)
                 for held in batch:
                     if self._main_loop is not None:
                         self._main_loop.call_soon_threadsafe(self._on_handed_back, held)
 
-        await each(waiting, release, self._complaints)
+        await self._by_site(waiting, release)
+
+    async def _by_site(
+        self, topics: Iterable[TopicSlots], duty: Callable[[TopicSlots], Awaitable[object]]
+    ) -> None:
+        """Do a duty for topics. A server that does not answer holds up its own ones alone."""
+        sites: dict[int, list[TopicSlots]] = defaultdict(list)
+        for topic in topics:
+            sites[self._store.site_of(topic.name)].append(topic)
+        begun = []
+        for site in sites.keys() - self._busy.keys():
+            task = asyncio.create_task(self._do(site, sites[site], duty), name="mx-rmq keeper")
+            self._busy[site] = task
+            begun.append(task)
+        if begun:
+            await asyncio.wait(begun, timeout=self._every / 4)
+
+    async def _do(
+        self,
+        site: int,
+        topics: list[TopicSlots],
+        duty: Callable[[TopicSlots], Awaitable[object]],
+    ) -> None:
+        try:
+            await each(topics, duty, self._complaints)
+        except Exception as error:  # noqa: BLE001 - the next turn comes soon
+            self._complaints.failed(error)
+        finally:
+            del self._busy[site]
 
     def _watch(self) -> None:
         """See whether the event loop still runs."""

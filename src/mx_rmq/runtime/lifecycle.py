@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
@@ -59,12 +59,11 @@ class Lifecycle:
         self._bus = bus
         self._worker = worker
         self._on_settled = on_settled
-        self._waiting: dict[str, dict[type, deque[Held]]] = {
-            topic: {
+        self._waiting: defaultdict[str, dict[type, deque[Held]]] = defaultdict(
+            lambda: {
                 kind: deque() for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine)
             }
-            for topic in slots.topics
-        }
+        )
         self._flushing: dict[str, asyncio.Task[None]] = {}
         self._closed = False
         self.abandoned = 0
@@ -72,7 +71,7 @@ class Lifecycle:
 
     def settle(self, held: Held, outcome: Outcome | None) -> None:
         """Apply an outcome soon; None: the message is no longer ours."""
-        topic = held.topic.topic
+        topic = held.topic.name
         if outcome is None:
             self._lost(held)
         if outcome is None or self._closed:
@@ -145,7 +144,7 @@ class Lifecycle:
             if wanted and type(held.outcome) is kind:
                 self._tell(held)
             elif wanted:  # handed back at the end of the worker; then its handler ended after all
-                self._bus.emit(events.Released(topic, held.claim.id))
+                self._bus.emit(events.Released(held.topic.topic, held.claim.id))
         self._on_settled(batch[0].topic)
 
     async def _apply(self, topic: str, kind: type, batch: list[Held]) -> list[Settled]:
@@ -169,7 +168,7 @@ class Lifecycle:
         if isinstance(outcome, Quarantine):
             about = Quarantined.of(
                 id=held.claim.id,
-                topic=topic,
+                topic=held.topic.topic,
                 error=outcome.error,
                 data=held.record,
                 worker=worker,

@@ -1,7 +1,7 @@
 """The lookout: knows when there is something to do, and tells who does it.
 
-It hears the doorbells of all topics on one connection, and looks around every ten seconds in
-case a ring was lost: with one call for all topics, so an idle worker costs the server almost
+It hears the doorbells of all topics of a site on one connection, and looks around every ten seconds
+in case a ring was lost: with one call for all of them, so an idle worker costs a server almost
 nothing, however many topics it serves.
 """
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.monitor import Monitor
     from mx_rmq.runtime.scheduler import Scheduler
-    from mx_rmq.runtime.slots import Slots
+    from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
+    from mx_rmq.store.doorbell import Doorbell
 
 LISTEN: Final = 5.0
 """Seconds that one wait for a ring takes. A connection that stays silent for longer is dead."""
@@ -28,12 +29,13 @@ LOOK_AROUND: Final = 10.0
 
 
 class Lookout:
-    """Wakes dispatcher, scheduler and monitor."""
+    """Wakes dispatcher, scheduler and monitor for the topics of one site."""
 
     def __init__(
         self,
         store: Store,
-        slots: Slots,
+        doorbell: Doorbell,
+        topics: dict[str, TopicSlots],
         clock: ServerClock,
         dispatcher: Dispatcher,
         scheduler: Scheduler,
@@ -42,13 +44,13 @@ class Lookout:
         lease: float,
     ) -> None:
         self._store = store
-        self._slots = slots
+        self._doorbell = doorbell
+        self._topics = topics
         self._clock = clock
         self._dispatcher = dispatcher
         self._scheduler = scheduler
         self._monitor = monitor
         self._every = min(LOOK_AROUND, lease)
-        self._doorbell = store.doorbell()
         self._hearing: frozenset[str] | None = None
         """The topics that the wait under way listens to; None: none is under way."""
         self._unblocking: asyncio.Task[None] | None = None
@@ -59,16 +61,17 @@ class Lookout:
         """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
         if self._hearing is None or self._unblocking is not None:
             return
-        if self._dispatcher.hears_all(self._hearing):
+        topics = self._topics.values()
+        if self._dispatcher.hears_all(self._hearing, topics):
             return
-        if not self._hearing.issuperset(self._dispatcher.listens_to()):
+        if not self._hearing.issuperset(self._dispatcher.listens_to(topics)):
             self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
 
     async def listen(self) -> float:
         """Wait for one ring and pass it on."""
-        self._hearing = frozenset(self._dispatcher.listens_to())
+        self._hearing = frozenset(self._dispatcher.listens_to(self._topics.values()))
         try:
-            ring = await self._doorbell.wait(self._hearing, self._slots.topics, LISTEN)
+            ring = await self._doorbell.wait(self._hearing, self._topics, LISTEN)
         finally:
             self._hearing = None
         if ring is None:
@@ -82,7 +85,7 @@ class Lookout:
 
     async def look_around(self) -> float:
         """See what is pending, due or overdue in every topic."""
-        seen = await self._store.survey_topics(list(self._slots.topics))
+        seen = await self._store.survey_topics(list(self._topics))
         self._clock.heard(seen.now)
         for topic, survey in seen.topics.items():
             if survey.pending:
@@ -101,7 +104,7 @@ class Lookout:
 
     async def hand_back_rings(self) -> None:
         """Ring for the other workers, where something is pending."""
-        seen = await self._store.survey_topics(list(self._slots.topics))
+        seen = await self._store.survey_topics(list(self._topics))
         for topic, survey in seen.topics.items():
             if survey.pending:
                 await self._store.ring_doorbell(topic)

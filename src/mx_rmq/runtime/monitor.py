@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.store import Store
     from mx_rmq.store.answers import TakenOver
+    from mx_rmq.store.link import Link
 
 BATCH: Final = 100
 STOOD_STILL: Final = 1.0
@@ -34,7 +35,7 @@ STOOD_STILL: Final = 1.0
 
 
 class Monitor:
-    """Watches the leases of every worker, in the topics of this one."""
+    """Watches the leases of every worker, in the topics of one site that this one serves."""
 
     def __init__(
         self,
@@ -45,7 +46,8 @@ class Monitor:
         *,
         worker: str,
         lease: float,
-        circumstances: Callable[[], Circumstances],
+        link: Link,
+        circumstances: Callable[[ServerClock], Circumstances],
     ) -> None:
         self._store = store
         self._handlers = handlers
@@ -54,8 +56,9 @@ class Monitor:
         self._worker = worker
         self._lease = lease
         self._hold_back = min(lease / 3, 10.0) + 0.5
+        self._link = link
         self._circumstances = circumstances
-        self._deadlines: dict[str, float | None] = dict.fromkeys(handlers)
+        self._deadlines: dict[str, float | None] = {}
         """When to look, on the monotonic clock; None: nothing is in processing."""
         self._expected_at = float("inf")
         self._stood_still_at = float("-inf")
@@ -64,7 +67,7 @@ class Monitor:
 
     def saw(self, topic: str, wait: int | None) -> None:
         """Somebody looked around and saw the next lease run out in `wait` ms."""
-        known = self._deadlines[topic]
+        known = self._deadlines.get(topic)
         act = None if wait is None else time.monotonic() + wait / 1000
         self._deadlines[topic] = act
         if act is not None and (known is None or act < known):
@@ -76,7 +79,7 @@ class Monitor:
         late = now - self._expected_at
         if late > STOOD_STILL and now - self._stood_still_at > 4 * self._hold_back:
             self._stood_still_at = now  # not again and again, or a busy loop would never recover
-        troubled = max(self._store.link.back_at, self._clock.jumped_at, self._stood_still_at)
+        troubled = max(self._link.back_at, self._clock.jumped_at, self._stood_still_at)
         pause = troubled + self._hold_back - now
         if pause <= 0:
             topics = [one for one, at in self._deadlines.items() if at is not None and at <= now]
@@ -99,8 +102,10 @@ class Monitor:
         survey = (await self._store.survey_topics([topic])).topics[topic]
         self.saw(topic, survey.deadline)
 
-    async def _decide(self, topic: str, one: TakenOver) -> None:
+    async def _decide(self, name: str, one: TakenOver) -> None:
         store, worker = self._store, self._worker
+        handler = self._handlers[name]
+        topic = handler.topic
         self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
         try:
             message = codec.decode_as(one.record, topic, one.id)
@@ -108,17 +113,17 @@ class Monitor:
             about = Quarantined.of(
                 id=one.id, topic=topic, error=error, data=one.record, worker=worker
             )
-            if await store.handle_parse_error(topic, worker, one.claim, about):
+            if await store.handle_parse_error(name, worker, one.claim, about):
                 self._bus.emit(events.Quarantined(topic, one.id, str(error)))
             return
-        outcome = after_crash(message, self._handlers[topic], one.lost_by, self._circumstances())
+        outcome = after_crash(message, handler, one.lost_by, self._circumstances(self._clock))
         attempt = outcome.message.attempts
         if isinstance(outcome, DeadLetter):
-            if await store.move_to_dlq(topic, worker, one.claim, outcome.message):
+            if await store.move_to_dlq(name, worker, one.claim, outcome.message):
                 self._bus.emit(events.Died(topic, one.id, attempt, outcome.message.reason))
         elif isinstance(outcome, RetryLater):
             again = Retried(one.claim, outcome.message, outcome.delay)
-            (done,) = await store.retry_message(topic, worker, [again])
+            (done,) = await store.retry_message(name, worker, [again])
             if done:
                 delay = outcome.delay / 1000
                 self._bus.emit(events.Retried(topic, one.id, attempt, delay, str(outcome.error)))

@@ -7,15 +7,24 @@ the next one. A lone caller waits for nobody.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from typing import TYPE_CHECKING, Final
+import random
+import time
+from collections import defaultdict, deque
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mx_rmq.core.errors import InvalidInput, MxRmqError, ProduceUnknown, QueueFull
+from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
+from mx_rmq.core.names import check_topic
+from mx_rmq.core.partition import MOST, number_for, number_in, partition
+from mx_rmq.store.lane import maker_of
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
+    from mx_rmq.core.confirm import Confirm
+    from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Draft
     from mx_rmq.store import Store
     from mx_rmq.store.answers import Produced
@@ -27,6 +36,12 @@ BYTES: Final = 1_048_576
 CHUNK: Final = 500
 """Messages in one call of `produce_all`: the next one is prepared while the server works on it."""
 
+RUN: Final = 16
+"""Messages of a `produce_all` that go to the same partition together, at the least."""
+
+LEARN_EVERY: Final = 10.0
+"""Seconds after which a producer looks whether topics have got more partitions."""
+
 ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
 
@@ -34,12 +49,24 @@ ENVELOPE: Final = 300
 _Waiting = tuple["Draft", "asyncio.Future[Produced]"]
 
 
+class Stored(NamedTuple):
+    """What one call of many has stored."""
+
+    places: Sequence[int]
+    """Which of the messages it were."""
+    ids: list[str]
+    """Theirs, in the same order."""
+    unconfirmed: NotConfirmed | None = None
+
+
 class _Line:
-    """What waits to be produced to one topic, by one script."""
+    """What waits to be produced to one topic or partition, by one script."""
 
-    __slots__ = ("busy", "waiting")
+    __slots__ = ("busy", "confirm", "name", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, confirm: Confirm | None) -> None:
+        self.name = name
+        self.confirm = confirm
         self.busy = False
         """A call is under way, or about to be made."""
         self.waiting: deque[_Waiting] = deque()
@@ -48,54 +75,168 @@ class _Line:
 class Producer:
     """Produces to the topics of one store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, handlers: Mapping[str, Handler] | None = None) -> None:
         self._store = store
-        self._lines: dict[tuple[str, bool], _Line] = {}
+        self._handlers = handlers or {}
+        self._lines: dict[tuple[str, bool, Confirm | None], _Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet: asyncio.Event | None = None
         """Set when a line falls quiet, if somebody waits for that."""
+        self._learning: dict[str, asyncio.Task[None]] = {}
+        self._learners = 0
+        """Callers who wait to hear how many partitions their topic has."""
+        self._learn_at = time.monotonic() + LEARN_EVERY
+        """When to ask again how many partitions there are."""
+        self._looking: asyncio.Task[None] | None = None
+        self._turns: defaultdict[str, count[int]] = defaultdict(_from_anywhere)
 
-    async def produce(self, topic: str, draft: Draft) -> Produced:
+    async def produce(
+        self, topic: str, draft: Draft, *, key: str | None = None, confirm: Confirm | None = None
+    ) -> Produced:
         """Produce one message, together with those that others produce at this moment."""
+        if topic not in self._store.partitions:
+            await self._learn(topic)
+        name = self._partition(topic, draft.id, key)
         delayed = is_delayed(draft)
-        line = self._lines.get((topic, delayed))
+        line = self._lines.get((name, delayed, confirm))
         if line is None:
-            self._store.keys.of(topic)  # refuses a bad name
-            line = self._lines[topic, delayed] = _Line()
+            line = self._lines[name, delayed, confirm] = _Line(name, confirm)
         if line.busy:
             done: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
             line.waiting.append((draft, done))
             return await done
         line.busy = True
         try:
-            (produced,) = await self._store.produce(self.prepare(topic, [draft]))
+            (produced,) = await self._store.produce(self.prepare(name, [draft]), confirm)
         finally:
-            self._go_on(topic, line)
+            self._go_on(line)
         return produced
 
-    async def produce_all(self, topic: str, drafts: Sequence[Draft]) -> AsyncIterator[list[str]]:
-        """Produce messages in order, in as many calls as they need; yield the ids of each call.
+    async def produce_all(
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        *,
+        keys: Sequence[str] | None = None,
+        confirm: Confirm | None = None,
+    ) -> AsyncIterator[Stored]:
+        """Produce messages in order, in as many calls as they need; yield what each call stored.
 
         The next call is prepared while the server works on the last one.
         """
-        sending: asyncio.Task[list[Produced]] | None = None
+        if topic not in self._store.partitions:
+            await self._learn(topic)
+        sending: asyncio.Task[Stored] | None = None
         try:
-            for chunk in chunks(drafts):
+            for name, places in self._deal(topic, drafts, keys):
+                chunk = [drafts[place] for place in places]
                 try:
-                    call = self.prepare(topic, chunk)
+                    call = self.prepare(name, chunk)
                 except MxRmqError:  # refused; but what is under way may be stored
                     if sending is not None:
-                        yield [produced.id for produced in await sending]
+                        yield await sending
                     raise
                 if sending is not None:
-                    yield [produced.id for produced in await sending]
-                sending = asyncio.create_task(self._store.produce(call), name="mx-rmq producer")
+                    yield await sending
+                sending = asyncio.create_task(
+                    self._store_all(call, places, confirm), name="mx-rmq producer"
+                )
                 await asyncio.sleep(0)  # so that it is on its way
             if sending is not None:
-                yield [produced.id for produced in await sending]
+                yield await sending
         finally:
             if sending is not None:
                 sending.cancel()  # nothing, unless the caller was cancelled
+
+    async def _store_all(
+        self, call: Prepared, places: Sequence[int], confirm: Confirm | None
+    ) -> Stored:
+        try:
+            produced = await self._store.produce(call, confirm)
+        except NotConfirmed as error:
+            return Stored(places, list(error.ids), error)
+        return Stored(places, [one.id for one in produced])
+
+    # partitions
+
+    def _partition(self, topic: str, id: str | None, key: str | None) -> str:
+        """Return the partition that a message goes to.
+
+        The same id goes to the same one, or it could be there twice: an id that was made for a
+        partition back to it, whatever the key.
+        """
+        if time.monotonic() >= self._learn_at:
+            self._learn_again()
+        parts = self._store.partitions[topic]
+        if parts == 1:
+            return topic
+        if id is not None and maker_of(id) and number_in(id) < parts:
+            return partition(topic, number_in(id))
+        if key is None:
+            key = id
+        return (
+            self._in_turn(topic, parts) if key is None else partition(topic, number_for(key, parts))
+        )
+
+    def _in_turn(self, topic: str, parts: int) -> str:
+        """Return the next partition, of those whose server answers if there are any."""
+        for _ in range(parts):
+            name = partition(topic, next(self._turns[topic]) % parts)
+            if not self._store.link_of(self._store.site_of(name)).is_failing:
+                return name
+        return name
+
+    def _deal(
+        self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
+    ) -> Iterator[tuple[str, Sequence[int]]]:
+        """Cut messages into calls: say to which partition each goes, and the places of its own."""
+        if keys is None and all(draft.id is None for draft in drafts):
+            parts = self._store.partitions[topic]
+            run = max(RUN, -(-len(drafts) // parts)) if parts > 1 else len(drafts)
+            for start in range(0, len(drafts), run):
+                name = self._partition(topic, None, None)
+                for chunk in chunks(drafts, range(start, min(start + run, len(drafts)))):
+                    yield name, chunk
+            return
+        dealt: dict[str, list[int]] = {}
+        for place, draft in enumerate(drafts):
+            name = self._partition(topic, draft.id, None if keys is None else keys[place])
+            dealt.setdefault(name, []).append(place)
+        for name, places in dealt.items():
+            for chunk in chunks(drafts, places):
+                yield name, chunk
+
+    async def _learn(self, topic: str) -> None:
+        """Find out how many partitions a topic has; whoever wants that now, shares the answer."""
+        check_topic(topic)
+        learning = self._learning.get(topic)
+        if learning is None:
+            handler = self._handlers.get(topic)
+            declared = (handler.partitions if handler else None) or 1
+            learning = asyncio.create_task(
+                self._store.register(topic, declared), name="mx-rmq producer"
+            )
+            self._learning[topic] = learning
+            learning.add_done_callback(lambda _: self._learning.pop(topic))
+        self._learners += 1
+        try:
+            await asyncio.shield(learning)
+        finally:
+            self._learners -= 1
+            if self._quiet is not None:
+                self._quiet.set()
+
+    def _learn_again(self) -> None:
+        """See whether topics have grown, without waiting for it."""
+        self._learn_at = time.monotonic() + LEARN_EVERY
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_at_all(), name="mx-rmq producer")
+
+    async def _look_at_all(self) -> None:
+        with suppress(MxRmqError):  # then the next time
+            await self._store.register_topics(dict(self._store.partitions))
+
+    # lines
 
     def prepare(self, topic: str, drafts: Sequence[Draft]) -> Prepared:
         """Get the call of messages of one kind ready: see `chunks`."""
@@ -105,16 +246,19 @@ class Producer:
 
     async def close(self) -> None:
         """Wait until nothing waits any more."""
-        while any(line.busy for line in self._lines.values()):
+        while self._learners or any(line.busy for line in self._lines.values()):
             self._quiet = asyncio.Event()
             await self._quiet.wait()
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
 
-    def _go_on(self, topic: str, line: _Line) -> None:
+    def _go_on(self, line: _Line) -> None:
         """A caller has his answer: send what has come meanwhile."""
         if not line.waiting:
             self._fall_quiet(line)
             return
-        task = asyncio.create_task(self._send(topic, line), name="mx-rmq producer")
+        task = asyncio.create_task(self._send(line), name="mx-rmq producer")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -123,7 +267,7 @@ class Producer:
         if self._quiet is not None:
             self._quiet.set()
 
-    async def _send(self, topic: str, line: _Line) -> None:
+    async def _send(self, line: _Line) -> None:
         try:
             while line.waiting:
                 batch = [line.waiting.popleft()]
@@ -133,26 +277,29 @@ class Producer:
                     if size > BYTES:
                         break
                     batch.append(line.waiting.popleft())
-                await self._send_batch(topic, batch)
+                await self._send_batch(line, batch)
                 await asyncio.sleep(0)  # those who have their answers may come again, together
         finally:
             self._fall_quiet(line)
             while line.waiting:  # only if the event loop ends
                 line.waiting.popleft()[1].cancel()
 
-    async def _send_batch(self, topic: str, batch: list[_Waiting]) -> None:
+    async def _send_batch(self, line: _Line, batch: list[_Waiting]) -> None:
         try:
-            call = self.prepare(topic, [draft for draft, _ in batch])
-            produced = await self._store.produce(call)
+            call = self.prepare(line.name, [draft for draft, _ in batch])
+            produced = await self._store.produce(call, line.confirm)
         except (QueueFull, InvalidInput) as error:
             if len(batch) == 1:
                 _fail(batch[0], error)
                 return
             for one in batch:  # it need not be true of all: each caller gets his own answer
-                await self._send_batch(topic, [one])
+                await self._send_batch(line, [one])
         except ProduceUnknown as error:
             for one, id in zip(batch, error.ids, strict=True):
                 _fail(one, ProduceUnknown(str(error), [id]))
+        except NotConfirmed as error:
+            for one, id in zip(batch, error.ids, strict=True):
+                _fail(one, error.of([id]))
         except BaseException as error:
             for one in batch:
                 _fail(one, error)
@@ -169,21 +316,25 @@ def is_delayed(draft: Draft) -> bool:
     return bool(draft.delay) or draft.at is not None
 
 
-def chunks(drafts: Sequence[Draft]) -> Iterator[list[Draft]]:
-    """Cut a sequence of drafts into parts that one call may carry, in order."""
-    chunk: list[Draft] = []
-    size, delayed = 0, False
-    for draft in drafts:
+def chunks(drafts: Sequence[Draft], places: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut the drafts at some places into parts that one call may carry, in order."""
+    start, size, delayed = 0, 0, False
+    for at, place in enumerate(places):
+        draft = drafts[place]
         own = len(draft.payload) + ENVELOPE
         size += own
         waits = bool(draft.delay) or draft.at is not None
-        if chunk and (size > BYTES or waits != delayed or len(chunk) == CHUNK):
-            yield chunk
-            chunk, size = [], own
+        if at > start and (size > BYTES or waits != delayed or at - start == CHUNK):
+            yield places[start:at]
+            start, size = at, own
         delayed = waits
-        chunk.append(draft)
-    if chunk:
-        yield chunk
+    if start < len(places):
+        yield places[start:]
+
+
+def _from_anywhere() -> count[int]:
+    """Count from a number of its own: producers that begin together shall not go in step."""
+    return count(random.randrange(MOST))  # noqa: S311 - no secret
 
 
 def _size(draft: Draft) -> int:

@@ -25,17 +25,24 @@ STAND_IN: Final = 1.0
 
 
 class Scheduler:
-    """Knows the next due time of each topic."""
+    """Knows the next due time of each topic of one site."""
 
     def __init__(
         self, store: Store, topics: Iterable[str], *, on_moved: Callable[[str], None]
     ) -> None:
+        self.loop = Loop("scheduler", self.step)
+        self._complaints = Complaints("scheduler")
         self._store = store
         self._on_moved = on_moved
-        self._due: dict[str, float | None] = dict.fromkeys(topics, 0.0)
+        self._due: dict[str, float | None] = {}
         """When to act, on the monotonic clock; None: nothing is delayed."""
-        self._complaints = Complaints("scheduler")
-        self.loop = Loop("scheduler", self.step)
+        for topic in topics:
+            self.add(topic)
+
+    def add(self, topic: str) -> None:
+        """Take up a topic."""
+        self._due[topic] = 0.0
+        self.loop.wake()
 
     def rung(self, topic: str) -> None:
         """An earlier due time has come up in a topic."""

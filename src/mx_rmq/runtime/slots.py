@@ -18,6 +18,8 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.runtime.clock import ServerClock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -96,12 +98,16 @@ class Held:
 
 
 class TopicSlots:
-    """What this worker has of one topic."""
+    """What this worker has of one topic, or of one partition of it."""
 
-    def __init__(self, handler: Handler, limit: int) -> None:
+    def __init__(self, handler: Handler, name: str, limit: int, clock: ServerClock) -> None:
         self.handler = handler
         self.topic = handler.topic
+        self.name = name
+        """What the store calls it: the topic, or topic/number."""
         self.limit = limit
+        self.clock = clock
+        """The clock of the server where it lives."""
         self.waiting: deque[Held] = deque()
         self.running = 0
         self.held = 0
@@ -118,10 +124,8 @@ class Slots:
     def __init__(self, handlers: Iterable[Handler], *, concurrency: int, prefetch: int) -> None:
         self.concurrency = concurrency
         self.prefetch = prefetch
-        self.topics = {
-            handler.topic: TopicSlots(handler, min(handler.concurrency or concurrency, concurrency))
-            for handler in handlers
-        }
+        self.topics: dict[str, TopicSlots] = {}
+        """By what the store calls them."""
         self.held: dict[Held, None] = {}
         """Every message that is leased to this worker, in the order in which they came.
 
@@ -137,10 +141,19 @@ class Slots:
         """Handlers that have ended since the rate was last measured."""
         self._since = time.monotonic()
         self._rate = 0.0
-        self._resting = len(self.topics)
+        self._resting = 0
         """Topics of which nothing runs."""
         self._turns: deque[TopicSlots] = deque()
         """The topics below their limit that have something waiting, the next one first."""
+        for handler in handlers:
+            self.add(handler, handler.topic, ServerClock())
+
+    def add(self, handler: Handler, name: str, clock: ServerClock) -> TopicSlots:
+        """Take up a topic, or a partition of one."""
+        limit = min(handler.concurrency or self.concurrency, self.concurrency)
+        topic = self.topics[name] = TopicSlots(handler, name, limit, clock)
+        self._resting += 1
+        return topic
 
     def ahead(self, topic: TopicSlots) -> int:
         """Return how many messages of a topic may be taken ahead of free slots."""
@@ -152,12 +165,14 @@ class Slots:
 
     def room(self, topic: TopicSlots) -> int:
         """Return how many more messages of a topic may be taken now."""
+        if topic.held and topic.handler.ordered:  # the server gives none while we have some
+            return 0
         return self._room(topic, self.ahead(topic))
 
     def worth(self, topic: TopicSlots) -> int:
         """Return how many to ask for now; 0: it is better to wait until there is more room."""
         ahead = self.ahead(topic)
-        if topic.held >= topic.limit + ahead:
+        if topic.held >= topic.limit + ahead or (topic.held and topic.handler.ordered):
             return 0
         room = self._room(topic, ahead)
         if ahead >= CHUNK:

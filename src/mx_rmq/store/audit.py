@@ -193,7 +193,7 @@ class Audit:
             reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
-        now = await self._now()
+        now = await self._now(keys)
         for index, ids, ttl in (
             (keys.dlq, reading.dead_index, self._limits.dlq_ttl),
             (keys.error_parse_queue, reading.quarantine_index, self._limits.quarantine_ttl),
@@ -269,8 +269,8 @@ class Audit:
         reply = await self._caller.run(script, names, args)
         return [Places(*(code - ord("0") for code in counts)) for counts in reply]
 
-    async def _now(self) -> int:
+    async def _now(self, keys: TopicKeys) -> int:
         if self._clock is not None:
             return self._clock()
-        seconds, micros = await self._caller.command("TIME")
+        seconds, micros = await self._caller.command("TIME", at=keys.payload)
         return int(seconds) * 1000 + int(micros) // 1000

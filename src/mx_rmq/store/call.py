@@ -10,28 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import re
+import ssl
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as redis_errors
+from redis.asyncio.sentinel import MasterNotFoundError
 
 from mx_rmq.core.errors import (
+    InvalidInput,
     OutcomeUnknown,
     ScriptFailed,
     ServerFull,
     ServerUnavailable,
     WrongType,
 )
-from mx_rmq.store.connect import CONNECTIONS
-from mx_rmq.store.link import Link
+from mx_rmq.store.link import Links
+from mx_rmq.store.wire import Unreached
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from redis.asyncio import Redis
-
+    from mx_rmq.core.confirm import Confirm
     from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.wire import Wires
+    from mx_rmq.store.servers import Node, Servers
+
+    Send = Callable[[Node, tuple[Value, ...], float], Awaitable[Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -41,50 +46,107 @@ REPLY_WITHIN: Final = 5.0
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
+RECEIPT_MS: Final = 600_000
+"""How long receipts are kept, as the scripts keep them."""
+
+HOPS: Final = 5
+"""How often a call follows nodes that name each other, before it waits a moment."""
+
 _LATER: Final = (
     redis_errors.ConnectionError,
     redis_errors.TimeoutError,
     redis_errors.ReadOnlyError,
     redis_errors.TryAgainError,
     redis_errors.ClusterDownError,
+    redis_errors.AskError,
 )
 _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """What passes by itself: nobody there, or a refusal before the script's first write."""
 
+_DENIED: Final = re.compile(r"(?i)no permissions|can't (run|access)|NOPERM")
+"""What servers say to a user who lacks a right."""
+_LINE: Final = re.compile(r"user_script: ?(\d+)")
+
 
 class Caller:
-    """Runs scripts on one server."""
+    """Runs scripts where their keys are."""
 
     def __init__(
         self,
-        client: Redis,
+        servers: Servers,
         *,
         patience: float,
-        link: Link | None = None,
+        links: Links | None = None,
         reply_within: float = REPLY_WITHIN,
-        wires: Wires | None = None,
     ) -> None:
-        self._client: Callable[..., Awaitable[Any]] = client.execute_command
-        self._wires = wires
+        self.servers = servers
+        self.links = Links() if links is None else links
         self._patience = patience
-        self._link = link or Link()
         self._reply_within = reply_within
-        self._free = asyncio.Semaphore(CONNECTIONS)
+        self._confirms: set[tuple[int, str]] = set()
+        """What servers are known to confirm."""
         self.closed = False
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         """Run a script, again and again until it has an answer or patience ends."""
-        send = self._execute if self._wires is None else self._wires.send
         words = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        key = keys[0] if keys else ""  # without one, any server will do
         try:
-            return await self._insist(script.name, send, words, script.source)
+            return await self._insist(script.name, key, _send, words, script.source)
         except redis_errors.RedisError as error:
             raise await self._refusal(script, keys, error) from error
 
-    async def command(self, name: str, *words: Value) -> Any:
-        """Run a plain command that is harmless to repeat."""
+    async def run_confirmed(
+        self, script: Script, keys: Sequence[str], args: Sequence[Value], confirm: Confirm
+    ) -> tuple[Any, str]:
+        """Run a script that leaves a receipt; return its answer, and what is not confirmed of it.
+
+        Waiting covers what the connection itself has written. A call that comes again writes
+        nothing, so its receipt is written to: what replicas have then, they have all of it.
+        """
+        receipt = keys[script.place["receipt"]]
+
+        async def send(node: Node, words: tuple[Value, ...], within: float) -> Any:
+            commands = [words, ("PEXPIRE", receipt, RECEIPT_MS), confirm.command]
+            answer, kept, waited = await node.send_all(commands, within + confirm.within)
+            if isinstance(answer, Exception):
+                raise answer
+            for reply in (kept, waited):
+                if isinstance(reply, Exception):  # it is stored, but the server has changed sides
+                    raise redis_errors.ConnectionError(str(reply)) from reply
+            return answer, confirm.missing(waited)
+
+        await self._check_confirm(keys[0], confirm)
+        words = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
-            return await self._insist(name, self._execute, (name, *words))
+            found: tuple[Any, str] = await self._insist(
+                script.name, keys[0], send, words, script.source
+            )
+            return found
+        except redis_errors.RedisError as error:
+            raise await self._refusal(script, keys, error) from error
+
+    async def _check_confirm(self, key: str, confirm: Confirm) -> None:
+        """Refuse, before anything is stored, what the server of a key can never confirm."""
+        site = self.servers.site_of(key)
+        if (site, confirm.level) in self._confirms:
+            return
+        name, *_ = confirm.command
+        probe = ("WAITAOF", 1, 0, 1) if name == "WAITAOF" else ("WAIT", 0, 1)
+        try:
+            await self._insist(str(name), key, _send, probe)
+        except redis_errors.RedisError as error:
+            raise InvalidInput(
+                f"confirm={confirm.level.value!r} cannot be had from this server; nothing was "
+                f"stored: {error}"
+            ) from error
+        self._confirms.add((site, confirm.level))
+
+    async def command(self, name: str, *words: Value, at: str | None = None) -> Any:
+        """Run a plain command that is harmless to repeat, where its first key is, or `at` a key."""
+        key = str(words[0]) if at is None else at
+        try:
+            return await self._insist(name, key, _execute, (name, *words))
         except redis_errors.RedisError as error:
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
@@ -94,7 +156,8 @@ class Caller:
     async def _insist(
         self,
         what: str,
-        send: Callable[[tuple[Value, ...], float], Awaitable[Any]],
+        key: str,
+        send: Send,
         words: tuple[Value, ...],
         source: str = "",
     ) -> Any:
@@ -103,18 +166,34 @@ class Caller:
         deadline = time.monotonic() + self._patience
         pause = FIRST_PAUSE
         sent = False
+        hops = 0
+        site = self.servers.site_of(key)
+        link = self.links[site]
+        asked: Node | None = None
         while True:
             try:
-                answer = await send(words, self._reply_within)
-                self._link.answered()
+                if asked is None:
+                    answer = await send(self.servers.node_at(site), words, self._reply_within)
+                else:
+                    answer = await asked.send_asking(words, self._reply_within)
+                link.answered()
                 return answer
             except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
                 words = ("EVAL", source, *words[2:])
                 continue
             except redis_errors.RedisError as error:
+                asked = None
+                if isinstance(error, redis_errors.AskError) and hops < HOPS:
+                    named = self.servers.redirected(error)
+                    hops += 1
+                    if isinstance(error, redis_errors.MovedError):
+                        continue
+                    if send is _send:  # the slot is on its way there
+                        asked = named
+                        continue
                 passes = _passes(error)
                 if passes:
-                    self._link.failed(error)
+                    link.failed(error)
                 elif not sent:
                     raise
                 # Refused after a lost reply: the first copy may still be on its way.
@@ -122,21 +201,10 @@ class Caller:
                 if not passes or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; again in %.2f s", what, error, pause)
+            hops = 0
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
+            await self.servers.look_again()
             pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def _execute(self, words: tuple[Value, ...], within: float) -> Any:
-        """Send one command on a connection of the client; wait so many seconds for the reply.
-
-        The time limit is ours, not the client's: before Python 3.12 its way of waiting could
-        swallow a cancellation.
-        """
-        async with self._free:
-            try:
-                async with asyncio.timeout(within):
-                    return await self._client(*words)
-            except TimeoutError as error:
-                raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
 
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
         if sent:
@@ -156,41 +224,81 @@ class Caller:
                 f"{script.name}: the server does not let this user in with this password; "
                 f"nothing was changed: {words}"
             )
+        if _is_tls(error):
+            return ServerUnavailable(
+                f"{script.name}: no TLS with this server; nothing was changed: {words}"
+            )
         if _is_full(error):
             return ServerFull(_full(script.name))
         if "WRONGTYPE" in words:
             return WrongType(f"{script.name}: {await self._wrong_keys(script, keys)}")
+        if _DENIED.search(words):
+            return ScriptFailed(f"{script.name}: {_denied(script, keys, words)}")
         return ScriptFailed(f"{script.name}: {words}")
 
     async def _wrong_keys(self, script: Script, keys: Sequence[str]) -> str:
         found = []
         for key, wanted in zip(keys, script.types, strict=False):
-            kind = (await self._execute(("TYPE", key), self._reply_within)).decode()
+            node = self.servers.node_at(self.servers.site_of(key))
+            try:
+                kind = (await node.execute(("TYPE", key), self._reply_within)).decode()
+            except redis_errors.RedisError:  # it is away, or we may not: then nobody knows which
+                break
             if kind not in ("none", wanted.lower()):
                 found.append(f"key {key} holds a {kind}, not a {wanted.lower()}")
         return "; ".join(found) or "a key held a wrong type"
 
 
-def _is_login(error: BaseException | None) -> bool:
-    """Say whether the server refused the user: the client wraps what goes wrong at the connect."""
+def _send(node: Node, words: tuple[Value, ...], within: float) -> Awaitable[Any]:
+    return node.send(words, within)
+
+
+def _execute(node: Node, words: tuple[Value, ...], within: float) -> Awaitable[Any]:
+    return node.execute(words, within)
+
+
+def _is_login(error: BaseException) -> bool:
+    """Say whether the server refused the user."""
+    refusals = redis_errors.AuthenticationError | redis_errors.AuthorizationError
+    return any(isinstance(cause, refusals) for cause in _causes(error))
+
+
+def _is_tls(error: BaseException) -> bool:
+    """Say whether one side refused the other's certificate, or does not speak TLS at all."""
+    passing = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
+    return any(
+        isinstance(cause, ssl.SSLError) and not isinstance(cause, passing)
+        for cause in _causes(error)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Walk through what an error wraps: the client wraps what goes wrong at the connect."""
     while error is not None:
-        if isinstance(error, redis_errors.AuthenticationError | redis_errors.AuthorizationError):
-            return True
-        error = error.__cause__
-    return False
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _passes(error: Exception) -> bool:
-    if _is_login(error):
+    if _is_login(error) or _is_tls(error):
         return False
     if isinstance(error, _LATER):
         return True
     return any(code in str(error) for code in _LATER_CODES)
 
 
+def _denied(script: Script, keys: Sequence[str], words: str) -> str:
+    """Name what a user may not do: the server names no key, and in a script only the line."""
+    line = _LINE.search(words)
+    what = script.call_at(int(line[1]), keys) if line else None
+    what = what or f"scripts on {', '.join(dict.fromkeys(keys))}"
+    return f"this user may not run {what} (ACL SETUSER): {words}"
+
+
 def _was_sent(error: Exception) -> bool:
     """Say whether the server may have run the call."""
-    if isinstance(error, redis_errors.BusyLoadingError | redis_errors.ResponseError):
+    before = Unreached | MasterNotFoundError | redis_errors.BusyLoadingError
+    if isinstance(error, before | redis_errors.ResponseError):
         return False
     return "connecting to" not in str(error)
 

@@ -1,4 +1,13 @@
-"""URL -> client.
+"""URL -> servers.
+
+    redis://HOST:PORT/DB                        one server; rediss:// with TLS
+    unix:///PATH, embedded://DIR                one on this machine
+    redis+sentinel://HOST,HOST/NAME/DB          whoever is the primary NAME; rediss+sentinel://
+    redis+cluster://HOST,HOST                   a cluster; rediss+cluster://
+
+A login may stand before the hosts (user:password@), or the password in a file that the option
+`password_file` names; that one is read for every connection, so a changed password needs no
+restart. The other options behind a ? are the client library's.
 
 The client never resends by itself (call.py does) and never decodes: ids and records are bytes of
 anybody.
@@ -8,100 +17,230 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, unquote, urlsplit
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from redis.asyncio import ConnectionPool, Redis
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.store.cluster import Cluster
+from mx_rmq.store.servers import CONNECTIONS, Node, OneServer
 from mx_rmq.store.wire import Wires
 
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
 
-CONNECTIONS: Final = 50
-"""Calls under way at once; more wait for their turn."""
+    from mx_rmq.store.servers import Servers
 
 CONNECT_WITHIN: Final = 5.0
 """Seconds that a connection may take."""
 
+SENTINEL_WITHIN: Final = 1.0
+"""Seconds that a Sentinel has to say who the primary is; then the next one is asked."""
+
+SCHEMES: Final = (
+    "redis",
+    "rediss",
+    "valkey",
+    "valkeys",
+    "unix",
+    "embedded",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+cluster",
+    "rediss+cluster",
+)
+_PORTS: Final = {"cluster": 6379, "sentinel": 26379}
 _OURS: Final = frozenset(
     ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
 )
-SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix", "embedded")
+"""Options of the client that decide how we read replies."""
 
 
-@dataclass(slots=True)
-class Connection:
-    """A client, wires for the script calls, and the server behind them if that is our own."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Address:
+    """What a URL says."""
 
-    client: RedisClient
-    server: EmbeddedServer | None = None
-    wires: Wires | None = None
+    scheme: str
+    """redis, rediss, unix or embedded."""
+    way: str
+    """How the server is found: sentinel, cluster, or by its address alone."""
+    login: str
+    """As it stands in the URL, with its @."""
+    hosts: list[str]
+    path: str
+    options: dict[str, str]
 
-    @classmethod
-    def of(cls, client: RedisClient, server: EmbeddedServer | None = None) -> Connection:
-        """Return a client with wires like its own connections."""
-        return cls(client, server, Wires(client.connection_pool.make_connection, most=CONNECTIONS))
+    def plain(self, host: str, path: str = "") -> str:
+        """Return the URL of one of the hosts, as the client library reads it."""
+        query = urlencode(self.options)
+        return f"{self.scheme}://{self.login}{host}{path}" + (f"?{query}" if query else "")
 
-    async def close(self) -> None:
-        """Close all connections, then stop the server if we started it."""
+
+class PasswordFile(CredentialProvider):
+    """Reads the password from a file, for every connection."""
+
+    def __init__(self, path: str, user: str | None) -> None:
+        self._path = Path(path)
+        self._user = user
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, with the user if there is one."""
         try:
-            if self.wires is not None:
-                await self.wires.close()
-            await self.client.aclose()
-        finally:
-            if self.server is not None:
-                await asyncio.shield(_stop(self.server))
-
-
-async def _stop(server: EmbeddedServer) -> None:
-    try:
-        await asyncio.to_thread(server.stop)
-    except RuntimeError:  # the interpreter is ending and starts no threads any more
-        server.stop()
+            password = self._path.read_text(encoding="utf-8").strip()
+        except ValueError:  # whose text shows a piece of it
+            raise OSError(f"{self._path} does not hold a password: it is not UTF-8") from None
+        return (password,) if self._user is None else (self._user, password)
 
 
 def check_url(url: str) -> None:
     """Refuse what is not the URL of a server. Connects to nothing."""
-    scheme, rest = _parts(url)
-    if scheme != "embedded":
-        _ = _client(f"{scheme}://{rest}")
+    address = _read(url)
+    if address.scheme != "embedded":
+        _servers(address, url)
 
 
-async def connect(url: str) -> Connection:
-    """Make a client for a URL. `embedded://DIR` starts its own server, or joins the running one."""
-    scheme, rest = _parts(url)
-    if scheme == "embedded":
-        server = await _start(rest)
-        return Connection.of(_client(server.url), server)
-    return Connection.of(_client(f"{scheme}://{rest}"))
+async def connect(url: str) -> Servers:
+    """Return the servers of a URL. `embedded://DIR` starts its own, or joins the running one."""
+    address = _read(url)
+    if address.scheme == "embedded":
+        server = await _start(address.path)
+        return OneServer(Node.of(_client(server.url, url)), server)
+    servers = _servers(address, url)
+    await servers.look_again()
+    return servers
 
 
-def _parts(url: str) -> tuple[str, str]:
-    """Split a URL into a scheme that the client knows, or embedded, and the rest."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in SCHEMES:
+def _read(url: str) -> Address:
+    """Split a URL into its parts."""
+    said, separator, rest = url.partition("://")
+    scheme, _, way = said.partition("+")
+    scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
+    if not separator or (f"{scheme}+{way}" if way else scheme) not in SCHEMES or said[-1:] == "+":
         raise InvalidInput(
             f"URL {without_password(url)!r} does not begin with one of "
             + ", ".join(f"{known}://" for known in SCHEMES)
         )
-    if scheme == "embedded" and not rest:
-        raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
-    return {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme), rest
-
-
-def another(connection: Connection) -> Connection:
-    """Return a connection like this one, with sockets of its own."""
-    pool = connection.client.connection_pool
-    options = dict(pool.connection_kwargs)
-    return Connection.of(
-        Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
+    if scheme == "embedded":
+        if not rest:
+            raise InvalidInput("embedded:// names no directory: embedded://./data, for example")
+        return Address(scheme, way, "", [], rest, {})
+    front, _, query = rest.partition("?")
+    before, at, front = front.rpartition("@")
+    hosts, slash, path = front.partition("/")
+    return Address(
+        scheme,
+        way,
+        before + at,
+        [_with_port(one, way) for one in hosts.split(",")] if way else [hosts],
+        slash + path,
+        dict(parse_qsl(query, keep_blank_values=True)),
     )
+
+
+def _with_port(host: str, way: str) -> str:
+    return host if re.search(r":\w+$", host) else f"{host}:{_PORTS[way]}"
+
+
+def _servers(address: Address, url: str) -> Servers:
+    if address.way == "cluster":
+        return _cluster(address, url)
+    if address.way == "sentinel":
+        return _sentinel(address, url)
+    (host,) = address.hosts
+    if address.scheme != "unix" and "," in host:
+        raise _refused(url)
+    return OneServer(Node.of(_client(address.plain(host, address.path), url)))
+
+
+def _cluster(address: Address, url: str) -> Cluster:
+    if address.path not in ("", "/", "/0"):
+        raise InvalidInput(f"URL {without_password(url)!r}: a cluster has database 0 alone")
+    pools = [_client(address.plain(host), url).connection_pool for host in address.hosts]
+    seeds = [(pool.connection_kwargs["host"], pool.connection_kwargs["port"]) for pool in pools]
+    return Cluster(seeds, pools[0].connection_class, dict(pools[0].connection_kwargs))
+
+
+def _sentinel(address: Address, url: str) -> OneServer:
+    named = re.fullmatch(r"/([^/]+)(/\d*)?", address.path)
+    if named is None:
+        raise InvalidInput(
+            f"URL {without_password(url)!r} does not say which primary: "
+            "redis+sentinel://HOST:26379,HOST:26379/NAME, for example"
+        )
+    own = {
+        name: value for name, value in address.options.items() if not name.startswith("sentinel_")
+    }
+    theirs = {name: value for name, value in own.items() if name.startswith("ssl_")}
+    user = quote(address.options.get("sentinel_username", ""), safe="")
+    password = quote(address.options.get("sentinel_password", ""), safe="")
+    if "sentinel_password_file" in address.options:
+        theirs["password_file"] = address.options["sentinel_password_file"]
+    login = f"{user}:{password}@" if user or password else ""
+    sentinels = Address(address.scheme, "", login, address.hosts, "", theirs)
+    data = Address(address.scheme, "", address.login, address.hosts, named[2] or "", own)
+    primary = unquote(named[1])
+
+    def node() -> Node:
+        guards = Sentinel([])  # type: ignore[no-untyped-call]
+        guards.sentinels = [
+            _client(sentinels.plain(host), url, within=SENTINEL_WITHIN) for host in sentinels.hosts
+        ]
+        pattern = _client(data.plain(data.hosts[0], data.path), url).connection_pool
+        options = dict(pattern.connection_kwargs)
+        del options["host"], options["port"]
+        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+            primary, guards, ssl=address.scheme == "rediss", **options
+        )
+        return SentinelNode(Redis.from_pool(pool), guards, primary)
+
+    return OneServer(node(), renew=node)
+
+
+class SentinelNode(Node):
+    """Whoever is the primary, says Sentinel."""
+
+    def __init__(self, client: RedisClient, guards: Sentinel, name: str) -> None:
+        wires = Wires(client.connection_pool.make_connection, most=CONNECTIONS)
+        wires.on_late = self._look
+        super().__init__(client, wires)
+        self._guards = guards
+        self._name = name
+        self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The primary's name."""
+        return self._name
+
+    def _look(self) -> None:
+        """The primary is slow to answer: perhaps there is another one."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._ask_who(), name="mx-rmq sentinel")
+
+    async def _ask_who(self) -> None:
+        with suppress(redis_errors.RedisError):
+            address = await self._guards.discover_master(self._name)
+            if self.wires is not None and self.wires.leads_elsewhere(address):
+                self.wires.hang_up()
+
+    async def close(self) -> None:
+        """Close all connections, those to the Sentinels too."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await super().close()
+        for sentinel in self._guards.sentinels:
+            await sentinel.aclose()
 
 
 async def _start(directory: str) -> EmbeddedServer:
@@ -119,7 +258,7 @@ def without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     rest, question, query = (rest if separator else url).partition("?")
     rest += question + "&".join(
-        f"{name}=***" if unquote(name).lower() == "password" else name + equals + value
+        f"{name}=***" if unquote(name).lower().endswith("password") else name + equals + value
         for name, equals, value in (one.partition("=") for one in query.split("&"))
     )
     before, at, host = rest.rpartition("@")
@@ -128,28 +267,46 @@ def without_password(url: str) -> str:
     return scheme + separator + shown if separator else shown
 
 
-def _client(url: str) -> RedisClient:
+def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
+    """Return the client of one server. `url` is what the user wrote, for the error."""
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(plain)
         if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
             raise ValueError  # the client would take database 0 instead
-        if _OURS & parse_qs(parts.query).keys():
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        if _OURS & options.keys():
             raise ValueError  # these decide how we read replies
+        for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+            if name in options and not Path(options[name]).is_file():
+                raise InvalidInput(f"{name}={options[name]} names no file")
+        login: dict[str, Any] = {}
+        if path := options.pop("password_file", None):
+            user = unquote(parts.username) if parts.username else options.pop("username", None)
+            login["credential_provider"] = PasswordFile(path, user)
+            host = parts.netloc.rpartition("@")[2]
+            plain = parts._replace(netloc=host, query=urlencode(options)).geturl()
         client = Redis.from_url(
-            url,
+            plain,
             decode_responses=False,
             encoding_errors="surrogateescape",
             retry=Retry(NoBackoff(), 0),
             retry_on_error=[],
-            socket_timeout=None,
-            socket_connect_timeout=CONNECT_WITHIN,
+            socket_timeout=within,
+            socket_connect_timeout=within or CONNECT_WITHIN,
+            **login,
         )
         pool = client.connection_pool
         pool.connection_class(**pool.connection_kwargs)  # refuses options that nobody knows
+    except InvalidInput:
+        raise
     except (ValueError, TypeError):  # whose words may hold a piece of the password
-        raise InvalidInput(
-            f"URL {without_password(url)!r} is not one: in a password, write / as %2F, # as %23, "
-            "? as %3F and @ as %40; ports and databases are numbers; options behind a ? are those "
-            "of the redis client"
-        ) from None
+        raise _refused(url) from None
     return client
+
+
+def _refused(url: str) -> InvalidInput:
+    return InvalidInput(
+        f"URL {without_password(url)!r} is not one: in a password, write / as %2F, # as %23, "
+        "? as %3F and @ as %40; ports and databases are numbers; options behind a ? are those "
+        "of the redis client"
+    )

@@ -1,4 +1,4 @@
-"""The doorbells of many topics, heard on a connection of their own.
+"""The doorbells of the topics of one site, heard on a connection of their own.
 
 Blocking is only ever on doorbells, never on data: what a broken connection can lose is a ring,
 and a ring costs time, not a message.
@@ -13,22 +13,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis import exceptions as redis_errors
 
-from mx_rmq.core.errors import (
-    MxRmqError,
-    OutcomeUnknown,
-    ScriptFailed,
-    ServerUnavailable,
-)
-from mx_rmq.store.wire import Wire, pack
+from mx_rmq.core.errors import ScriptFailed, ServerUnavailable
+from mx_rmq.store.wire import LATE, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from redis.asyncio.connection import AbstractConnection
+    from collections.abc import Collection
 
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
-    from mx_rmq.store.link import Link
+    from mx_rmq.store.servers import Node
+    from mx_rmq.store.wire import Wire
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +47,15 @@ class Ring(NamedTuple):
 class Doorbell:
     """One blocking connection."""
 
-    def __init__(
-        self, connect: Callable[[], AbstractConnection], caller: Caller, keys: Keys, link: Link
-    ) -> None:
-        self._connect = connect
+    def __init__(self, caller: Caller, keys: Keys, site: int) -> None:
         self._caller = caller
+        self._servers = caller.servers
         self._keys = keys
-        self._link = link
+        self._site = site
+        self._link = caller.links[site]
         self._wire: Wire | None = None
+        self._node: Node | None = None
+        """The server at the other end of the wire."""
         self._number: int | None = None
         """The server's number of this connection; None: not known yet."""
         self._waiting = False
@@ -85,13 +80,21 @@ class Doorbell:
         try:
             within = OVERDUE + seconds
             wire = self._wire or await self._open(within)
-            reply = await wire.ask(pack(("BLPOP", *heard, f"{seconds:.3f}")), within)
+            reply = await wire.ask(
+                pack(("BLPOP", *heard, f"{seconds:.3f}")), within, late=LATE + seconds
+            )
         except redis_errors.ResponseError as error:
+            if _is_elsewhere(error):
+                await self.close()
+                if isinstance(error, redis_errors.MovedError):
+                    self._servers.redirected(error)
+                raise ServerUnavailable(f"the doorbells are elsewhere: {error}") from error
             await self._find_broken(heard, error)
             return await self.wait(topics, delays, seconds)
         except (redis_errors.RedisError, OSError, TimeoutError) as error:
             await self.close()
             self._link.failed(error)
+            await self._servers.look_again()
             raise ServerUnavailable(f"the doorbells cannot be heard: {error}") from error
         except BaseException:
             await self.close()  # a reply may still come
@@ -115,13 +118,11 @@ class Doorbell:
                 if self._number == NAMELESS:
                     await self.close()
                     return
-                if self._number is not None and await self._caller.command(
-                    "CLIENT UNBLOCK", self._number
-                ):
-                    return
-            except (ServerUnavailable, OutcomeUnknown):
-                return  # then the wait has ended, too
-            except MxRmqError:  # the user may not: then the connection is given up
+                if self._node is not None and self._number is not None:
+                    words = ("CLIENT UNBLOCK", self._number)
+                    if await self._node.execute(words, OVERDUE):
+                        return
+            except redis_errors.RedisError:  # it is away, or we may not: we give the wait up
                 await self.close()
                 return
             await asyncio.sleep(0.001)  # the wait has not reached the server yet
@@ -149,10 +150,18 @@ class Doorbell:
 
     async def _open(self, within: float) -> Wire:
         self._number = None
-        async with asyncio.timeout(within):
-            wire = self._wire = await Wire.open(self._connect())
+        self._node = self._servers.node_at(self._site)
+        wire = self._wire = await self._node.open_apart(within)
         try:
             self._number = await wire.ask(pack(("CLIENT", "ID")), within)
         except redis_errors.ResponseError:  # the user may not
             self._number = NAMELESS
         return wire
+
+
+def _is_elsewhere(error: Exception) -> bool:
+    """Say whether the server is not, or not for now, the one to ask."""
+    moving = redis_errors.AskError | redis_errors.TryAgainError | redis_errors.ClusterDownError
+    if isinstance(error, moving | redis_errors.ReadOnlyError):
+        return True
+    return "UNBLOCKED" in str(error)  # while we waited: it has become a replica

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import PATIENCE
-
-if TYPE_CHECKING:
-    from mx_rmq.store.connect import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +39,27 @@ class Nature:
     memory: int
     maxmemory: int
     """Bytes; 0: no limit."""
+    nodes: int = 1
+    """Servers that hold keys; the rest is said of the first of them."""
 
 
 class Gauge:
     """A connection of its own to a server, for reading its counters."""
 
-    def __init__(self, connection: Connection, caller: Caller) -> None:
-        self._connection = connection
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
+        self._keys = caller.servers.key_of_each(lambda number: f"{{{number}}}")
 
     @classmethod
     async def open(cls, url: str, *, patience: float = PATIENCE) -> Self:
         """Connect. `embedded://DIR` starts its own server, or joins the running one."""
-        connection = await connect(url)
+        servers = await connect(url)
         reply_within = min(REPLY_WITHIN, max(1.0, patience))
-        caller = Caller(connection.client, patience=patience, reply_within=reply_within)
-        return cls(connection, caller)
+        return cls(Caller(servers, patience=patience, reply_within=reply_within))
 
     async def nature(self) -> Nature:
         """Return what kind of server it is."""
-        info = await self._caller.command("INFO")
+        info, *_ = await self._info()
         valkey = info.get("valkey_version")
         return Nature(
             name="Valkey" if valkey else "Redis",
@@ -69,34 +67,49 @@ class Gauge:
             persists=bool(info.get("aof_enabled")),
             memory=int(info.get("used_memory", 0)),
             maxmemory=int(info.get("maxmemory", 0)),
+            nodes=len(self._keys),
         )
 
     async def read(self) -> Reading:
-        """Return its counters."""
-        info = await self._caller.command("INFO", "ALL")
-        calls, busy = _work(info)
+        """Return the counters, of all nodes together."""
+        readings = [_reading(info) for info in await self._info("ALL")]
         return Reading(
-            calls=calls,
-            busy=busy,
-            cpu=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
-            memory=int(info["used_memory"]),
-            freeing=int(info.get("lazyfree_pending_objects", 0)),
+            calls=sum(one.calls for one in readings),
+            busy=sum(one.busy for one in readings),
+            cpu=sum(one.cpu for one in readings),
+            memory=sum(one.memory for one in readings),
+            freeing=sum(one.freeing for one in readings),
         )
 
     async def busy(self) -> int:
         """Return the microseconds alone: cheaper, for a stopwatch."""
-        return _work(await self._caller.command("INFO", "COMMANDSTATS"))[1]
+        return sum(_work(info)[1] for info in await self._info("COMMANDSTATS"))
+
+    async def _info(self, *sections: str) -> list[dict[str, Any]]:
+        """Return what each node says of itself."""
+        return [await self._caller.command("INFO", *sections, at=key) for key in self._keys]
 
     async def close(self) -> None:
         """Close the connection; stop the server if it was started for it."""
         self._caller.closed = True
-        await self._connection.close()
+        await self._caller.servers.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _reading(info: dict[str, Any]) -> Reading:
+    calls, busy = _work(info)
+    return Reading(
+        calls=calls,
+        busy=busy,
+        cpu=float(info["used_cpu_user"]) + float(info["used_cpu_sys"]),
+        memory=int(info["used_memory"]),
+        freeing=int(info.get("lazyfree_pending_objects", 0)),
+    )
 
 
 def _work(info: dict[str, Any]) -> tuple[int, int]:

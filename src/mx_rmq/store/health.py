@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,7 +11,7 @@ from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
-from mx_rmq.store.preflight import preflight
+from mx_rmq.store.preflight import look_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,22 +56,38 @@ class Health:
 
 
 async def examine(url: str, *, prefix: str, patience: float) -> Health:
-    """Look a server over. One that would be refused is described all the same."""
+    """Look the servers over. One that would be refused is described all the same."""
     keys = Keys(prefix)
-    connection = await connect(url)
+    servers = await connect(url)
     try:
         reply_within = min(REPLY_WITHIN, max(1.0, patience))
-        caller = Caller(connection.client, patience=patience, reply_within=reply_within)
-        findings = [await _clock(caller)]
-        info = await _info(caller)
-        findings += _settings(info) if info else [_NO_INFO]
-        replica = info.get("role") == "slave"
-        features, usable = (None, False) if replica else await _features(caller, keys)
+        caller = Caller(servers, patience=patience, reply_within=reply_within)
+        scratch = servers.key_of_each(keys.scratch) or [keys.scratch(0)]
+        found = [await _examine(caller, keys, key) for key in scratch]
+        if len(found) > 1:
+            names = [servers.node_at(servers.site_of(key)).name for key in scratch]
+            found = [_of_node(name, one) for name, one in zip(names, found, strict=True)]
     finally:
-        await connection.close()
+        await servers.close()
+    findings = [finding for one in found for finding in one.findings]
+    return Health(tuple(findings), all(one.usable for one in found))
+
+
+async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
+    """Look at the server of a key."""
+    findings = [await _clock(caller, scratch)]
+    info = await _info(caller, scratch)
+    findings += _settings(info) if info else [_NO_INFO]
+    replica = info.get("role") == "slave"
+    features, usable = (None, False) if replica else await _features(caller, keys, scratch)
     if features is not None:
         findings.insert(0, features)
     return Health(tuple(findings), usable)
+
+
+def _of_node(name: str, health: Health) -> Health:
+    findings = [replace(one, what=f"node {name}: {one.what}") for one in health.findings]
+    return Health(tuple(findings), health.usable)
 
 
 _NO_INFO: Final = Finding(
@@ -81,17 +97,17 @@ _NO_INFO: Final = Finding(
 )
 
 
-async def _info(caller: Caller) -> dict[str, Any]:
+async def _info(caller: Caller, scratch: str) -> dict[str, Any]:
     try:
-        info: dict[str, Any] = await caller.command("INFO")
+        info: dict[str, Any] = await caller.command("INFO", at=scratch)
     except ScriptFailed:
         return {}
     return info
 
 
-async def _features(caller: Caller, keys: Keys) -> tuple[Finding | None, bool]:
+async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[Finding | None, bool]:
     try:
-        found = await preflight(caller, keys)
+        found = await look_over(caller, keys, scratch)
     except MissingRights as error:
         return Finding(Severity.BAD, str(error)), False
     except UnsafeServer:
@@ -102,9 +118,9 @@ async def _features(caller: Caller, keys: Keys) -> tuple[Finding | None, bool]:
     return Finding(Severity.OK, what), True
 
 
-async def _clock(caller: Caller) -> Finding:
+async def _clock(caller: Caller, scratch: str) -> Finding:
     before = time.time()
-    seconds, micros = await caller.command("TIME")
+    seconds, micros = await caller.command("TIME", at=scratch)
     after = time.time()
     server = int(seconds) + int(micros) / 1_000_000
     ahead = max(server - after, before - server, 0.0)

@@ -1,7 +1,9 @@
 """Every key, its type and its meaning. No other file spells one.
 
 Every key of a topic carries the topic as its hash tag, so all of them live in one cluster slot
-and one script can change them together.
+and one script can change them together. A topic of several partitions has such a set of keys for
+each: the first under its own name, the others under {topic/1}, {topic/2}, … To the store each of
+them is a topic.
 
     mx-rmq:{topic}:payload                    HASH    id -> record
     mx-rmq:{topic}:pending[:high|:low]        LIST    ids, newest first; taken from the right
@@ -17,7 +19,8 @@ and one script can change them together.
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
     mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
-    mx-rmq:topics                             SET     every topic that was ever produced to
+    mx-rmq:topics                             HASH    every topic that was ever produced to ->
+                                                      how many partitions it has
     mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
 """
@@ -29,7 +32,7 @@ from typing import Final
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.core.names import check_prefix, check_topic
+from mx_rmq.core.names import check_partition, check_prefix
 
 DEFAULT_PREFIX: Final = "mx-rmq"
 
@@ -90,14 +93,17 @@ class Keys:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
         self.workers = f"{prefix}:workers"
-        self.scratch = f"{prefix}:{{preflight}}:scratch"
         self._known: dict[str, TopicKeys] = {}
 
+    def scratch(self, number: int) -> str:
+        """Return a key to try things with. Of different numbers, they are of different slots."""
+        return f"{self.prefix}:{{preflight{number or ''}}}:scratch"
+
     def of(self, topic: str) -> TopicKeys:
-        """Return a topic's keys; refuse a name that is not one."""
+        """Return the keys of a topic, or of a partition; refuse a name that is not one."""
         known = self._known.get(topic)
         if known is None:
-            base = f"{self.prefix}:{{{check_topic(topic)}}}"
+            base = f"{self.prefix}:{{{check_partition(topic)}}}"
             known = self._known[topic] = TopicKeys(
                 topic=topic,
                 payload=f"{base}:payload",

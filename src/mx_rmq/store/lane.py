@@ -9,10 +9,13 @@ from collections import defaultdict
 from typing import Final, Self
 
 from mx_rmq.core.errors import InvalidInput, QueueFull
+from mx_rmq.core.partition import suffix
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 13
-_GENERATED: Final = re.compile(rf"([{_ALPHABET}]{{{_LENGTH}}})-[0-9]{{1,15}}", re.ASCII)
+_GENERATED: Final = re.compile(
+    rf"([{_ALPHABET}]{{{_LENGTH}}})-[0-9]{{1,15}}(\.[0-9]{{1,4}})?", re.ASCII
+)
 
 
 class Lane:
@@ -24,16 +27,17 @@ class Lane:
     and a number, too.
     """
 
-    __slots__ = ("_home", "name", "number")
+    __slots__ = ("_home", "_suffix", "name", "number")
 
-    def __init__(self, home: list[Lane]) -> None:
+    def __init__(self, home: list[Lane], topic: str = "") -> None:
         self._home = home
+        self._suffix = suffix(topic)
         self.name = "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
         self.number = 0
 
     def id_at(self, offset: int) -> str:
         """Return the id of the offset-th message of the next call, from 1."""
-        return f"{self.name}-{self.number + offset}"
+        return f"{self.name}-{self.number + offset}{self._suffix}"
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +69,7 @@ class Lanes:
             self._pid = os.getpid()
             self._idle.clear()
         idle = self._idle[topic]
-        return idle.pop() if idle else Lane(idle)
+        return idle.pop() if idle else Lane(idle, topic)
 
 
 def maker_of(id: str) -> str | None:

@@ -13,19 +13,26 @@ AWAY_AFTER: Final = 1.0
 
 
 class Link:
-    """The state of the way to one server."""
+    """The state of the way to one site."""
 
     def __init__(self) -> None:
         self._failing_since: float | None = None
+        self._failed_at = float("-inf")
         self._away = False
         self.back_at = float("-inf")
         """When the server was last heard again after it was away, on the monotonic clock."""
         self.on_lost: Callable[[str], None] | None = None
         self.on_back: Callable[[float], None] | None = None
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last call, a moment ago, did not get through."""
+        failing = self._failing_since is not None
+        return failing and time.monotonic() - self._failed_at < AWAY_AFTER
+
     def failed(self, error: Exception) -> None:
         """A call did not get through."""
-        now = time.monotonic()
+        now = self._failed_at = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
         elif not self._away and now - self._failing_since >= AWAY_AFTER:
@@ -44,3 +51,28 @@ class Link:
             self.back_at = time.monotonic()
             if self.on_back is not None:
                 self.on_back(seconds)
+
+
+class Links(dict[int, Link]):
+    """The links of all sites. Whether any of them is lost is told once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lost = 0
+        self.on_lost: Callable[[str], None] | None = None
+        self.on_back: Callable[[float], None] | None = None
+
+    def __missing__(self, site: int) -> Link:
+        link = self[site] = Link()
+        link.on_lost, link.on_back = self._one_lost, self._one_back
+        return link
+
+    def _one_lost(self, error: str) -> None:
+        self._lost += 1
+        if self._lost == 1 and self.on_lost is not None:
+            self.on_lost(error)
+
+    def _one_back(self, seconds: float) -> None:
+        self._lost -= 1
+        if self._lost == 0 and self.on_back is not None:
+            self.on_back(seconds)

@@ -6,12 +6,12 @@ Every read is bounded: so many ids, and contents in replies of a few MiB.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,12 +47,18 @@ class Found:
     """When it was archived, ms. Dead and quarantined ones have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundPage:
-    """Some messages of a state, and from where to go on; None: that was the last page."""
+class Entry(NamedTuple):
+    """An id in its place. Those of a state sort in its order, also those of several partitions."""
 
-    messages: list[Found]
-    after: tuple[int, ...] | None
+    rank: float
+    """What the state is ordered by, if that is a time; else nothing."""
+    level: int
+    position: int
+    """Which it is of its level."""
+    partition: int
+    id: bytes
+    at: float | None
+    """The time for which it stands there, ms; pending ones have none."""
 
 
 class Pages:
@@ -100,27 +106,49 @@ class Pages:
             return None
         return Found(id=id, state=state, data=data, archived=at)
 
-    async def page(
-        self, topic: str, state: State, *, start: Sequence[int] = (), count: int = 100
-    ) -> FoundPage:
-        """Return some messages of a state, in its order, from where the page before ended.
+    async def entries(
+        self, topic: str, state: State, start: Sequence[int], count: int
+    ) -> list[Entry]:
+        """Return some ids of a state, in its order; `start` says how many of each level to skip.
 
         Pending ones in the order in which they are taken, delayed ones by due time, those in
         processing by deadline, archived ones newest first.
         """
-        keys = self._keys.of(topic)
-        indexes = _indexes(keys, state)
-        starts = list(start) or [0] * len(indexes)
-        if len(starts) != len(indexes) or not all(0 <= at < 2**52 for at in starts):
-            raise InvalidInput(f"start={tuple(starts)} is not where a page of {state} ended")
-        check_count(count)
-        read = self._lists if state is State.PENDING else self._sorted_sets
-        entries = await read(state, indexes, starts, count + 1)  # one more: is there a next page?
-        chosen = entries[:count]
-        passed = Counter(level for level, _, _ in chosen)
-        after = tuple(at + passed[level] for level, at in enumerate(starts))
-        messages = await self._messages(keys, state, [(id, at) for _, id, at in chosen])
-        return FoundPage(messages, after if len(entries) > count else None)
+        indexes = _indexes(self._keys.of(topic), state)
+        found: list[Entry] = []
+        for level, (key, first) in enumerate(zip(indexes, start, strict=True)):
+            wanted = count - len(found) if state is State.PENDING else count
+            if not wanted:
+                break  # lower levels come later
+            ids = await self._slice(key, state, first, wanted)
+            for position, (id, at) in enumerate(ids, first):
+                rank = 0.0 if at is None else -at if _is_archive(state) else at
+                found.append(Entry(rank, level, position, number_of(topic), id, at))
+        return sorted(found)[:count]
+
+    async def read(self, topic: str, state: State, entries: Sequence[Entry]) -> list[Found | None]:
+        """Read what belongs to ids. None: it has left its place meanwhile."""
+        keys, archive = self._keys.of(topic), _is_archive(state)
+        ids = [entry.id for entry in entries]
+        payload = keys.archive_of(state)[1] if archive else keys.payload
+        contents = await self._contents(payload, ids)
+        leases: list[bytes | None] = [None] * len(ids)
+        if ids and state is State.PROCESSING:
+            leases = await self._caller.command("HMGET", keys.processing, *ids)
+        return [
+            None
+            if data is None or (lease is None and state is State.PROCESSING)
+            else Found(
+                id=_id(entry.id),
+                state=state,
+                data=data,
+                due=_ms(entry.at) if state is State.DELAYED else None,
+                lease=lease,
+                deadline=_ms(entry.at) if state is State.PROCESSING else None,
+                archived=_ms(entry.at) if archive else None,
+            )
+            for entry, data, lease in zip(entries, contents, leases, strict=True)
+        ]
 
     async def oldest_archived(
         self, topic: str, state: State, *, start: int, count: int
@@ -140,55 +168,17 @@ class Pages:
         records = await self._contents(keys.payload, ids)
         return [record for record in records if record is not None]
 
-    async def _lists(
-        self, state: State, indexes: Sequence[str], starts: Sequence[int], count: int
-    ) -> list[tuple[int, bytes, Any]]:
-        """Read list after list from the right, where ids are taken."""
-        entries: list[tuple[int, bytes, Any]] = []
-        for level, (key, start) in enumerate(zip(indexes, starts, strict=True)):
-            if rest := count - len(entries):
-                ids = await self._caller.command("LRANGE", key, -start - rest, -start - 1)
-                entries += [(level, id, None) for id in reversed(ids)]
-        return entries
-
-    async def _sorted_sets(
-        self, state: State, indexes: Sequence[str], starts: Sequence[int], count: int
-    ) -> list[tuple[int, bytes, Any]]:
-        """Read the sorted sets as if they were one."""
+    async def _slice(
+        self, key: str, state: State, start: int, count: int
+    ) -> list[tuple[bytes, float | None]]:
+        """Return so many ids of an index and their times, from a position on."""
+        last = start + count - 1
+        if state is State.PENDING:  # from the right, where ids are taken
+            ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
+            return [(id, None) for id in reversed(ids)]
         command = "ZREVRANGE" if _is_archive(state) else "ZRANGE"
-        entries: list[tuple[int, bytes, Any]] = []
-        for level, (key, start) in enumerate(zip(indexes, starts, strict=True)):
-            last = start + count - 1
-            found = await self._caller.command(command, key, start, last, "WITHSCORES")
-            entries += [(level, id, score) for id, score in found]
-        if len(indexes) > 1:
-            entries.sort(key=lambda entry: entry[2])
-        return entries[:count]
-
-    async def _messages(
-        self, keys: TopicKeys, state: State, entries: Sequence[tuple[bytes, Any]]
-    ) -> list[Found]:
-        """Read what belongs to the ids. One that has left its place meanwhile is not shown."""
-        ids = [id for id, _ in entries]
-        archive = _is_archive(state)
-        payload = keys.archive_of(state)[1] if archive else keys.payload
-        contents = await self._contents(payload, ids)
-        leases: list[bytes | None] = [None] * len(ids)
-        if ids and state is State.PROCESSING:
-            leases = await self._caller.command("HMGET", keys.processing, *ids)
-        return [
-            Found(
-                id=_id(id),
-                state=state,
-                data=data,
-                due=_ms(at) if state is State.DELAYED else None,
-                lease=lease,
-                deadline=_ms(at) if state is State.PROCESSING else None,
-                archived=_ms(at) if archive else None,
-            )
-            for (id, at), data, lease in zip(entries, contents, leases, strict=True)
-            if data is not None and (lease is not None or state is not State.PROCESSING)
-        ]
+        found = await self._caller.command(command, key, start, last, "WITHSCORES")
+        return [(id, at) for id, at in found]
 
     async def _contents(self, key: str, ids: Sequence[bytes]) -> list[bytes | None]:
         """Read fields of a hash, few at a time when they are long: no reply shall be huge."""
@@ -200,6 +190,11 @@ class Pages:
             mean = sum(len(data or b"") for data in found) // len(found)
             step = max(1, min(LONGEST_STEP, REPLY_BYTES // max(1, mean)))
         return contents
+
+
+def levels(state: State) -> int:
+    """Return how many levels the ids of a state are listed by: its priorities, or one."""
+    return 3 if state in (State.PENDING, State.DELAYED) else 1
 
 
 def check_count(count: int) -> int:

@@ -5,17 +5,27 @@ Features are found by trying, never by version: every Valkey says that it is Red
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import NoPermissionError
 
-from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
+from mx_rmq.core.errors import (
+    MissingRights,
+    OutcomeUnknown,
+    ScriptFailed,
+    ServerUnavailable,
+    UnsafeServer,
+)
 from mx_rmq.store.script import load, names
 
 if TYPE_CHECKING:
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
+
+
+AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +39,41 @@ class Preflight:
 
 
 async def preflight(caller: Caller, keys: Keys) -> Preflight:
-    """Look at the server; refuse one that would lose messages."""
-    missing = await _missing(caller, keys)
+    """Look at every server; refuse one that would lose messages."""
+    scratch = caller.servers.key_of_each(keys.scratch) or [keys.scratch(0)]
+    found = await asyncio.gather(
+        *(look_over(caller, keys, key) for key in scratch), return_exceptions=True
+    )
+    seen = [one for one in found if isinstance(one, Preflight)]
+    for error in found:
+        if isinstance(error, BaseException) and not (seen and isinstance(error, AWAY)):
+            raise error
+    warnings = [warning for one in seen for warning in one.warnings]
+    if len(seen) < len(scratch):
+        warnings.append(
+            f"{len(scratch) - len(seen)} of {len(scratch)} nodes did not answer, so nobody knows "
+            "whether they can be used"
+        )
+    return Preflight(
+        hexpire=all(one.hexpire for one in seen), warnings=tuple(dict.fromkeys(warnings))
+    )
+
+
+async def look_over(caller: Caller, keys: Keys, scratch: str) -> Preflight:
+    """Look at the server of a key to try things with."""
+    missing = await _missing(caller, keys, scratch)
     hexpire = "HEXPIRE" not in missing
     missing.pop("HEXPIRE", None)
     if missing:
         raise MissingRights(_what_is_missing(missing))
-    return Preflight(hexpire=hexpire, warnings=tuple(await _settings(caller)))
+    return Preflight(hexpire=hexpire, warnings=tuple(await _settings(caller, scratch)))
 
 
-async def _missing(caller: Caller, keys: Keys) -> dict[str, str]:
+async def _missing(caller: Caller, keys: Keys, scratch: str) -> dict[str, str]:
     script = load("preflight")
     wanted = sorted(set().union(*(load(name).commands for name in names())) - {"SADD", "SREM"})
     try:
-        reply = await caller.run(script, [keys.scratch], script.arguments({}, list(wanted)))
+        reply = await caller.run(script, [scratch], script.arguments({}, list(wanted)))
     except ScriptFailed as error:
         if isinstance(error.__cause__, NoPermissionError):
             raise MissingRights(
@@ -69,9 +100,9 @@ def _what_is_missing(missing: dict[str, str]) -> str:
     )
 
 
-async def _settings(caller: Caller) -> list[str]:
+async def _settings(caller: Caller, scratch: str) -> list[str]:
     try:
-        info: dict[str, Any] = await caller.command("INFO")
+        info: dict[str, Any] = await caller.command("INFO", at=scratch)
     except ScriptFailed:
         return ["the user may not run INFO, so nobody knows whether the server evicts or persists"]
     policy = info.get("maxmemory_policy", "noeviction")

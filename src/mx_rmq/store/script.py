@@ -28,6 +28,7 @@ _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MUL
 _EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
 _STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTILINE)
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
+_CALL: Final = re.compile(r"redis\.p?call\('([A-Z]+)', (\w+)")
 
 LUA: Final = resources.files("mx_rmq.store") / "lua"
 
@@ -83,6 +84,13 @@ class Script:
             repeated=stride is not None,
             commands=frozenset(_COMMAND.findall(source)),
         )
+
+    def call_at(self, line: int, keys: Sequence[str]) -> str | None:
+        """Return the command and the key that a line is about, if it says so."""
+        lines = self.source.splitlines()
+        call = _CALL.search(lines[line - 1]) if line <= len(lines) else None
+        place = self.place.get(call[2]) if call else None
+        return None if call is None or place is None else f"{call[1]} {keys[place]}"
 
     def arguments(self, named: Mapping[str, Value], items: Sequence[Value] = ()) -> list[Value]:
         """Put arguments in the script's order, then the items'; refuse what does not fit."""

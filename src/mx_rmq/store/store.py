@@ -1,4 +1,4 @@
-"""The store: one server, all its transitions, its reads and its audit."""
+"""The store: the servers of one URL, all transitions, the reads and the audit."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Final, Self
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import REPLY_WITHIN, Caller
-from mx_rmq.store.connect import Connection, another, connect, without_password
+from mx_rmq.store.connect import connect, without_password
 from mx_rmq.store.doorbell import Doorbell
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
-from mx_rmq.store.link import Link
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
 from mx_rmq.store.views import Views
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.core.config import Limits
+    from mx_rmq.store.link import Link
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +35,18 @@ class Store(Transitions):
 
     def __init__(
         self,
-        connection: Connection,
         caller: Caller,
         keys: Keys,
         found: Preflight,
         *,
-        link: Link | None = None,
         limits: Limits | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(caller, keys, limits=limits, hexpire=found.hexpire, clock=clock)
-        self._connection = connection
+        self._servers = caller.servers
         self._found = found
-        self.link = link or Link()
-        """Whether the server is there."""
+        self.links = caller.links
+        """Whether the servers are there."""
         self.warnings = found.warnings
         self.views = Views(caller, keys, clock=clock)
         self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
@@ -67,55 +65,45 @@ class Store(Transitions):
         keys = Keys(prefix)
         if not 0 <= patience <= MAX_PATIENCE:
             raise InvalidInput(f"patience={patience!r} is not from 0 to {MAX_PATIENCE} seconds")
-        connection = await connect(url)
+        servers = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))
-            link = Link()
-            caller = Caller(
-                connection.client,
-                patience=patience,
-                link=link,
-                reply_within=reply_within,
-                wires=connection.wires,
-            )
+            caller = Caller(servers, patience=patience, reply_within=reply_within)
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
-            await connection.close()
+            await servers.close()
             raise ServerUnavailable(f"cannot use {without_password(url)}: {error}") from error
         except BaseException:
-            await connection.close()
+            await servers.close()
             raise
         for warning in found.warnings:
             logger.warning("%s", warning)
-        return cls(connection, caller, keys, found, link=link, limits=limits, clock=clock)
+        return cls(caller, keys, found, limits=limits, clock=clock)
 
-    def doorbell(self) -> Doorbell:
-        """Return a way to hear this server's doorbells."""
-        pool = self._connection.client.connection_pool
-        return Doorbell(pool.make_connection, self._caller, self.keys, self.link)
+    def site_of(self, topic: str) -> int:
+        """Return where a topic lives: topics of one site may share a call."""
+        return self._servers.site_of(self.keys.of(topic).payload)
+
+    def link_of(self, site: int) -> Link:
+        """Return whether the server of a site is there."""
+        return self.links[site]
+
+    def doorbell(self, site: int = 0) -> Doorbell:
+        """Return a way to hear the doorbells of a site."""
+        return Doorbell(self._caller, self.keys, site)
 
     def twin(self, *, patience: float = PATIENCE) -> Store:
-        """Return a store of the same server with connections of its own, for another event loop.
+        """Return a store of the same servers with connections of its own, for another event loop.
 
         Close it before this one: if the server is embedded, it stops with this one.
         """
-        connection = another(self._connection)
-        link = Link()
-        caller = Caller(connection.client, patience=patience, link=link, wires=connection.wires)
-        return Store(
-            connection,
-            caller,
-            self.keys,
-            self._found,
-            link=link,
-            limits=self.limits,
-            clock=self._clock,
-        )
+        caller = Caller(self._servers.another(), patience=patience)
+        return Store(caller, self.keys, self._found, limits=self.limits, clock=self._clock)
 
     async def close(self) -> None:
         """Close what was opened. No call gets through any more."""
         self._caller.closed = True
-        await self._connection.close()
+        await self._servers.close()
 
     async def __aenter__(self) -> Self:
         return self

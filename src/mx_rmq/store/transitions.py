@@ -14,6 +14,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.config import SECOND_NET, Limits
 from mx_rmq.core.errors import (
     InvalidInput,
+    NotConfirmed,
     OutcomeUnknown,
     PayloadTooLarge,
     ProduceUnknown,
@@ -21,7 +22,8 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
 )
 from mx_rmq.core.message import Draft, Message, Priority, State
-from mx_rmq.core.names import check_id, check_worker
+from mx_rmq.core.names import check_id, check_topic, check_worker
+from mx_rmq.core.partition import check_partitions, topic_of
 from mx_rmq.store.answers import (
     Claim,
     Dispatched,
@@ -41,13 +43,14 @@ from mx_rmq.store.lane import Lanes, maker_of
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from mx_rmq.core.confirm import Confirm
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys, TopicKeys
     from mx_rmq.store.lane import Lane
     from mx_rmq.store.quarantine import Quarantined
-    from mx_rmq.store.script import Value
+    from mx_rmq.store.script import Script, Value
 
 MAX_BATCH: Final = 1000
 """Messages in one call: `unpack` in Lua takes no more than 7,999 values."""
@@ -56,7 +59,7 @@ CENTURY: Final = 100 * 365 * 86_400
 """Seconds; servers refuse the TTL of a field that is set for much longer."""
 
 MAX_TOPICS: Final = 1000
-"""Topics in one call of a survey."""
+"""Topics in one call."""
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
@@ -101,7 +104,8 @@ class Transitions:
         self._caller = caller
         self._clock = clock
         self._lanes = Lanes()
-        self._registered: set[str] = set()
+        self.partitions: dict[str, int] = {}
+        """How many partitions each topic has that was used here, as the server said last."""
         self._names: dict[tuple[str, str], list[str]] = {}
         """The keys of each script's call for each topic."""
 
@@ -153,32 +157,40 @@ class Transitions:
         lane.number += len(drafts)
         return Prepared(name, keys, lane, ids, items, makers)
 
-    async def produce(self, call: Prepared) -> list[Produced]:
-        """Make a prepared call."""
+    async def produce(self, call: Prepared, confirm: Confirm | None = None) -> list[Produced]:
+        """Make a prepared call; with `confirm`, wait until the messages have come so far."""
         name, keys, lane, ids, items, makers = call
         with lane:
             if not ids:
                 return []
-            if keys.topic not in self._registered:
-                await self._register(keys.topic)
+            if topic_of(keys.topic) not in self.partitions:
+                await self.register(topic_of(keys.topic))
             try:
-                answer = await self._run(
+                script, names, args = self._call(
                     name,
                     keys,
                     {
                         "now_ms": self._now(),
                         "call": lane.number,
                         "dedup_ms": _ms(self.limits.dedup),
-                        "max_pending": self.limits.max_pending,
+                        "max_pending": self._share(keys.topic, self.limits.max_pending),
                     },
                     items,
                     lane=lane,
                     extra_keys=makers,
                 )
+                missing = ""
+                if confirm is None:
+                    answer = await self._caller.run(script, names, args)
+                else:
+                    run = self._caller.run_confirmed
+                    answer, missing = await run(script, names, args, confirm)
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
             if answer.startswith(b"full"):
-                raise QueueFull(keys.topic, self.limits.max_pending)
+                raise QueueFull(topic_of(keys.topic), self.limits.max_pending)
+        if missing and confirm is not None:
+            raise NotConfirmed(missing, confirm.level, confirm.within, ids)
         return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
 
     async def produce_cron_message(
@@ -196,8 +208,8 @@ class Transitions:
                 raise InvalidInput("a tick says when its message is due, not delay or at")
             id = id if draft.id is None else check_id(draft.id)
             record, priority = self._record(draft, topic, id), draft.priority
-        if topic not in self._registered:
-            await self._register(topic)
+        if topic not in self.partitions:
+            await self.register(topic)
         now, last, fired = await self._run(
             "produce_cron_message",
             keys,
@@ -213,7 +225,7 @@ class Transitions:
 
     def _record(self, draft: Draft, topic: str, id: str) -> bytes:
         """Return a new record as scripts take it: its first brace comes with the server's time."""
-        record = codec.encode(draft.message(topic, id))
+        record = codec.encode(draft.message(topic_of(topic), id))
         if len(record) > min(self.limits.max_payload, MAX_ENVELOPE):  # else it breaks no limit
             size = len(draft.payload)
             if size > self.limits.max_payload:
@@ -225,17 +237,23 @@ class Transitions:
                 )
         return record[1:]
 
-    async def register_topics(self, topics: Sequence[str]) -> None:
-        """List topics, so that no operator overlooks them, whether they hold anything or not."""
-        names = [self.keys.of(topic).topic for topic in topics]
-        if names:
-            await self._caller.command("SADD", self.keys.topics, *names)
-            self._registered.update(names)
+    async def register_topics(self, topics: Mapping[str, int]) -> None:
+        """List topics, whether they hold anything or not, and how many partitions each shall have.
 
-    async def _register(self, topic: str) -> None:
-        """List the topic before it holds anything."""
+        What the server knows then is in `partitions`: the largest number that anybody asked for.
+        """
+        wanted = [(check_topic(topic), check_partitions(topics[topic])) for topic in topics]
+        script = load("register_topics")
+        for start in range(0, len(wanted), MAX_TOPICS):
+            chunk = wanted[start : start + MAX_TOPICS]
+            args = script.arguments({}, [word for one in chunk for word in one])
+            counts = await self._caller.run(script, [self.keys.topics], args)
+            self.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
+
+    async def register(self, topic: str, partitions: int = 1) -> None:
+        """List a topic before it holds anything."""
         try:
-            await self.register_topics([topic])
+            await self.register_topics({topic: partitions})
         except OutcomeUnknown as error:
             raise ServerUnavailable(
                 f"the server did not answer, and no message was sent to it: {error.__cause__}"
@@ -244,9 +262,12 @@ class Transitions:
     # pending -> processing
 
     async def dispatch_message(
-        self, topic: str, worker: str, *, count: int, lease: int
+        self, topic: str, worker: str, *, count: int, lease: int, alone: bool = False
     ) -> Dispatched:
-        """Lease up to `count` pending messages to a worker for `lease` ms."""
+        """Lease up to `count` pending messages to a worker for `lease` ms.
+
+        `alone`: only if nothing of the topic is in processing, whoever has it.
+        """
         keys = self.keys.of(topic)
         check_worker(worker)
         _in_range("count", count, 1, MAX_BATCH)
@@ -262,6 +283,7 @@ class Transitions:
                     "worker": worker,
                     "max_count": count,
                     "lease_ms": lease,
+                    "alone": int(alone),
                 },
                 lane=lane,
             )
@@ -377,7 +399,7 @@ class Transitions:
 
     async def _archive(self, name: str, topic: str, state: State, **named: Value) -> Settled:
         keys = self.keys.of(topic)
-        keep, ttl_ms = self._caps(state)
+        keep, ttl_ms = self._caps(topic, state)
         with self._lanes.lane(topic) as lane:
             lane.number += 1
             answer = await self._run(
@@ -398,7 +420,7 @@ class Transitions:
 
     async def trim_archive(self, topic: str, state: State) -> int:
         """Drop archived messages over the age or the cap, a bounded number; return how many."""
-        keep, ttl_ms = self._caps(state)
+        keep, ttl_ms = self._caps(topic, state)
         dropped = await self._run(
             "trim_archive",
             self.keys.of(topic),
@@ -450,7 +472,7 @@ class Transitions:
         return [_id(id) for id in moved]
 
     async def survey_topics(self, topics: Sequence[str]) -> Surveyed:
-        """Return what comes next in each topic. In a cluster, ask for one topic at a time."""
+        """Return what comes next in each topic. They are of one site."""
         script = load("survey_topics")
         found: dict[str, Survey] = {}
         now = 0
@@ -546,8 +568,21 @@ class Transitions:
         *,
         lane: Lane | None = None,
         archive: State | None = None,
-        extra_keys: Sequence[str] = (),
     ) -> Awaitable[Any]:
+        call = self._call(name, keys, named, items, lane=lane, archive=archive)
+        return self._caller.run(*call)
+
+    def _call(
+        self,
+        name: str,
+        keys: TopicKeys,
+        named: dict[str, Value],
+        items: Sequence[Value] = (),
+        *,
+        lane: Lane | None = None,
+        archive: State | None = None,
+        extra_keys: Sequence[str] = (),
+    ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
         known = self._names.get((name, keys.topic))
         if known is None:  # what differs from call to call is filled in below
@@ -560,7 +595,7 @@ class Transitions:
             index, contents = keys.archive_of(archive)
             names[script.place["archive"]] = index
             names[script.place["archive_payload"]] = contents
-        return self._caller.run(script, names, script.arguments(named, items))
+        return script, names, script.arguments(named, items)
 
     def _now(self) -> Value:
         return "" if self._clock is None else self._clock()
@@ -570,15 +605,20 @@ class Transitions:
             return 0
         return min(ceil(ttl_ms / 1000) + SECOND_NET, CENTURY)
 
-    def _caps(self, state: State) -> tuple[int, int]:
+    def _caps(self, topic: str, state: State) -> tuple[int, int]:
         if state == State.DEAD:
-            return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
-        return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
+            return self._share(topic, self.limits.dlq_max), _ms(self.limits.dlq_ttl)
+        most = self._share(topic, self.limits.quarantine_max)
+        return most, _ms(self.limits.quarantine_ttl)
+
+    def _share(self, topic: str, most: int) -> int:
+        """Return a partition's part of what its topic may hold."""
+        return ceil(most / self.partitions.get(topic_of(topic), 1))
 
 
 def _same(message: Message, topic: str, id: str) -> None:
     """Refuse to write one message's record under another's id."""
-    if (message.topic, message.id) != (topic, id):
+    if (message.topic, message.id) != (topic_of(topic), id):
         raise InvalidInput(
             f"the record is of message {message.id!r} of topic {message.topic!r}, "
             f"not of {id!r} of {topic!r}"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.pages import Pages
+from mx_rmq.core.partition import MOST
+from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -71,21 +72,24 @@ class Views:
         self._clock = clock
         self.pages = Pages(caller, keys)
 
-    async def now(self) -> int:
-        """Return the server's time, ms."""
+    async def now(self, key: str | None = None) -> int:
+        """Return the time of a key's server, ms."""
         if self._clock is not None:
             return self._clock()
-        seconds, micros = await self._caller.command("TIME")
+        seconds, micros = await self._caller.command("TIME", at=key or self._keys.topics)
         return int(seconds) * 1000 + int(micros) // 1000
 
     async def topics(self) -> list[str]:
         """Return every topic that was ever produced to, sorted."""
-        members = await self._caller.command("SMEMBERS", self._keys.topics)
+        members = await self._caller.command("HKEYS", self._keys.topics)
         return sorted(member.decode("utf-8", "backslashreplace") for member in members)
 
-    async def is_topic(self, topic: str) -> bool:
-        """Say whether a topic was ever produced to."""
-        return bool(await self._caller.command("SISMEMBER", self._keys.topics, topic))
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has; 0: it was never produced to."""
+        count = await self._caller.command("HGET", self._keys.topics, topic)
+        if count is None:
+            return 0
+        return min(int(count), MOST) if count.isdigit() and int(count) else 1
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in which state, all of one moment."""
@@ -109,15 +113,16 @@ class Views:
     ) -> list[Archived]:
         """Return a page of dead letters or quarantined messages, newest first."""
         self._keys.of(topic).archive_of(state)
-        if start < 0:
-            raise InvalidInput(f"start={start} is before the first message")
-        page = await self.pages.page(topic, state, start=[start], count=count)
-        return [Archived(one.id, one.archived or 0, one.data) for one in page.messages]
+        if not 0 <= start < 2**52:
+            raise InvalidInput(f"start={start} is not the position of a message")
+        entries = await self.pages.entries(topic, state, [start], check_count(count))
+        found = await self.pages.read(topic, state, entries)
+        return [Archived(one.id, one.archived or 0, one.data) for one in found if one is not None]
 
     async def workers(self) -> list[WorkerSeen]:
         """Return the workers that were heard of and not forgotten, sorted by name."""
         entries = await self._caller.command("HGETALL", self._keys.workers)
-        now = await self.now()
+        now = await self.now(self._keys.workers)
         found = []
         for name, entry in sorted(entries.items()):
             seen, space, info = entry.partition(b" ")

@@ -7,13 +7,13 @@ from mx_rmq.store.keys import Keys
 
 
 async def wipe(url: str, prefix: str) -> None:
-    """Remove every key under a prefix. It looks at all keys of the server."""
+    """Remove every key under a prefix. It looks at all keys of the servers."""
     keys = Keys(prefix)  # refuses one that would match those of others
-    connection = await connect(url)
+    servers = await connect(url)
     try:
-        client = connection.client
-        found = [key async for key in client.scan_iter(f"{keys.prefix}:*", count=1000)]
-        if found:
-            await client.unlink(*found)
+        for node in servers.nodes():
+            client = node.client
+            async for key in client.scan_iter(f"{keys.prefix}:*", count=1000):
+                await client.unlink(key)
     finally:
-        await connection.close()
+        await servers.close()

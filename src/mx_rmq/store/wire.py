@@ -7,6 +7,7 @@ sending and reading costs more than everything else in a call. See docs/performa
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from math import inf
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,13 +16,25 @@ import hiredis
 from redis import exceptions as redis_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
     from mx_rmq.store.script import Value
 
+
+class Unreached(redis_errors.ConnectionError):
+    """No connection came about, so nothing was sent."""
+
+
+LATE: Final = 1.0
+"""Seconds without a reply, after which somebody looks whether it is still the right server."""
+
+ALERT_WITHIN: Final = 1.0
+"""Seconds that a server has to say over TLS why it hangs up."""
+
 _NOT_YET: Final = object()
+_ASKING: Final = hiredis.pack_command(("ASKING",))
 _pack = cast("Callable[[tuple[Value, ...]], bytes]", hiredis.pack_command)
 
 
@@ -29,6 +42,8 @@ class Wire(asyncio.Protocol):
     """One connection. It carries one call at a time."""
 
     def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
+        self.on_late: Callable[[], object] | None = None
+        """Told while a reply is late, again and again."""
         self._connection = connection
         self._transport = transport
         self._loop = asyncio.get_running_loop()
@@ -38,9 +53,15 @@ class Wire(asyncio.Protocol):
             notEnoughData=_NOT_YET,
         )
         self._waiter: asyncio.Future[Any] | None = None
+        self._came: list[Any] = []
+        """The replies that have come of those that are waited for."""
+        self._wanted: int | None = None
+        """How many replies make a list; None: one by itself is the answer."""
         self._within = 0.0
         self._deadline = inf
         """When the reply must be there, on the loop's clock."""
+        self._late = inf
+        """When it is late."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self.is_open = True
@@ -50,7 +71,13 @@ class Wire(asyncio.Protocol):
     @classmethod
     async def open(cls, connection: AbstractConnection) -> Wire:
         """Connect and log in; from then on nobody but the wire reads from the connection."""
-        await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
+        except BaseException:  # it may stand already, half logged in
+            if connection._writer is not None:
+                connection._writer.transport.abort()
+            connection._close()  # type: ignore[no-untyped-call]
+            raise
         writer = connection._writer  # there is no public way to it
         if writer is None:
             raise redis_errors.ConnectionError("lost while connecting to the server")
@@ -61,17 +88,34 @@ class Wire(asyncio.Protocol):
             wire.connection_lost(None)
         return wire
 
-    async def ask(self, call: bytes, within: float) -> Any:
-        """Send a call and wait for its reply. Whatever interrupts that, ends the connection."""
+    @property
+    def address(self) -> tuple[Any, Any]:
+        """Where it leads to."""
+        return getattr(self._connection, "host", None), getattr(self._connection, "port", None)
+
+    async def ask(
+        self, call: bytes, within: float, replies: int | None = None, late: float = LATE
+    ) -> Any:
+        """Send a call and wait for its reply. Whatever interrupts that, ends the connection.
+
+        A call of several commands has so many `replies`: they are returned as a list, errors too.
+        """
         if not self.is_open:
-            raise redis_errors.ConnectionError("the connection was lost")
+            raise Unreached("the connection was lost")
         waiter = self._waiter = self._loop.create_future()
+        self._wanted = replies
+        if self._came:
+            self._came = []
         self._transport.write(call)
-        self._within, self._deadline = within, self._loop.time() + within
-        if self._deadline < self._timer_at:
+        now = self._loop.time()
+        self._within, self._deadline, self._late = within, now + within, now + late
+        if self._late < self._timer_at or self._deadline < self._timer_at:
             self._set_timer()
         try:
             return await waiter
+        except redis_errors.ReadOnlyError:
+            self.close()  # the server has become a replica: the next connection finds the primary
+            raise
         except asyncio.CancelledError:
             self.close()  # or the reply would be taken for another call's
             raise
@@ -91,7 +135,7 @@ class Wire(asyncio.Protocol):
         try:
             while (reply := self._replies.gets()) is not _NOT_YET:
                 if not isinstance(reply, hiredis.PushNotification):
-                    self._answer(reply)
+                    self._take(reply)
         except redis_errors.InvalidResponse as error:
             self._answer(redis_errors.ConnectionError(f"the reply cannot be read: {error}"))
             self.close()
@@ -103,12 +147,23 @@ class Wire(asyncio.Protocol):
         if not self.gone.done():
             self.gone.set_result(None)
         why = f": {exc}" if exc is not None else ""
-        self._answer(redis_errors.ConnectionError(f"the connection was lost{why}"))
+        lost = redis_errors.ConnectionError(f"the connection was lost{why}")
+        lost.__cause__ = exc
+        self._answer(lost)
         self._part()
 
     def _part(self) -> None:
         """Tell the client library's connection, which would complain that nobody closed it."""
         self._connection._close()  # type: ignore[no-untyped-call]
+
+    def _take(self, reply: Any) -> None:
+        """A reply has come: the answer, unless more are waited for."""
+        if self._wanted is None:
+            self._answer(reply)
+            return
+        self._came.append(reply)
+        if len(self._came) == self._wanted:
+            self._answer(self._came)
 
     def _answer(self, reply: Any) -> None:
         waiter = self._waiter
@@ -122,8 +177,8 @@ class Wire(asyncio.Protocol):
     def _set_timer(self) -> None:
         """One timer serves many calls: it is not moved for each, but strikes and looks again."""
         self._clear_timer()
-        self._timer_at = self._deadline
-        self._timer = self._loop.call_at(self._deadline, self._look)
+        self._timer_at = min(self._late, self._deadline)
+        self._timer = self._loop.call_at(self._timer_at, self._look)
 
     def _clear_timer(self) -> None:
         if self._timer is not None:
@@ -131,11 +186,16 @@ class Wire(asyncio.Protocol):
         self._timer, self._timer_at = None, inf
 
     def _look(self) -> None:
-        """See whether a reply is overdue."""
+        """See whether a reply is late, or overdue."""
         self._timer, self._timer_at = None, inf
         if self._waiter is None:
             return
-        if self._loop.time() < self._deadline:
+        now = self._loop.time()
+        if now < self._deadline:
+            if now >= self._late:
+                self._late = now + LATE
+                if self.on_late is not None:
+                    self.on_late()
             self._set_timer()
             return
         self._answer(redis_errors.TimeoutError(f"no reply within {self._within:g} s"))
@@ -143,39 +203,83 @@ class Wire(asyncio.Protocol):
 
 
 class Wires:
-    """As many wires to one server as there are calls at the same time, up to a limit."""
+    """As many wires to one server as there are calls at the same time, up to a limit.
+
+    Which server that is may change: behind Sentinel, each new wire leads to whoever is the primary
+    then. If that is another one than before, the old wires are given up.
+    """
 
     def __init__(self, connect: Callable[[], AbstractConnection], *, most: int) -> None:
+        self.on_late: Callable[[], object] | None = None
+        """Told while a reply is late: perhaps another server should have been asked."""
         self._connect = connect
         self._most = most
         self._idle: list[Wire] = []
         self._all: set[Wire] = set()
+        self._apart: set[Wire] = set()
+        self._address: tuple[Any, Any] | None = None
         self._opening = 0
         self._queue: deque[asyncio.Future[Wire | None]] = deque()
         self._closed = False
 
     async def send(self, words: tuple[Value, ...], within: float) -> Any:
         """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
-        if self._closed:
-            raise redis_errors.ConnectionError("closed; not connecting to the server any more")
         call = pack(words)
-        wire = self._idle.pop() if self._idle else await self._open(within)
+        wire = self._idle.pop() if self._idle else await self._next(within)
         try:
             return await wire.ask(call, within)
         finally:
             if wire.is_open:  # else it is handed on when it is gone
                 self._hand_on(wire)
 
+    async def send_asking(self, words: tuple[Value, ...], within: float) -> Any:
+        """Send one command for a slot that is on its way to this server."""
+        answer = (await self._send_many(_ASKING + pack(words), within, 2))[1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def send_all(self, commands: Sequence[tuple[Value, ...]], within: float) -> list[Any]:
+        """Send commands together on one wire; return all replies, errors among them."""
+        return await self._send_many(b"".join(map(pack, commands)), within, len(commands))
+
+    async def _send_many(self, call: bytes, within: float, replies: int) -> list[Any]:
+        wire = self._idle.pop() if self._idle else await self._next(within)
+        try:
+            answers: list[Any] = await wire.ask(call, within, replies)
+            if any(isinstance(answer, redis_errors.ReadOnlyError) for answer in answers):
+                wire.close()
+            return answers
+        finally:
+            if wire.is_open:
+                self._hand_on(wire)
+
+    async def open_apart(self, within: float) -> Wire:
+        """Open a wire for one who blocks on it: it is not lent to others."""
+        wire = await self._open(within)
+        self._apart.add(wire)
+        wire.gone.add_done_callback(lambda _: self._apart.discard(wire))
+        return wire
+
+    def leads_elsewhere(self, address: tuple[Any, Any]) -> bool:
+        """Say whether the wires lead to another server than this."""
+        return self._address not in (None, address)
+
+    def hang_up(self) -> list[Wire]:
+        """Give all wires up: they lead to the wrong server. New ones may be opened."""
+        wires = [*self._all, *self._apart]
+        for wire in wires:
+            wire.close()
+        return wires
+
     async def close(self) -> None:
         """Hang up everywhere."""
         self._closed = True
-        wires = list(self._all)
-        for wire in wires:
-            wire.close()
+        wires = self.hang_up()
         if wires:
             await asyncio.wait([wire.gone for wire in wires], timeout=1.0)
 
-    async def _open(self, within: float) -> Wire:
+    async def _next(self, within: float) -> Wire:
         """Return a wire, a new one unless there are too many: then the next that is free."""
         while len(self._all) + self._opening >= self._most:
             turn: asyncio.Future[Wire | None] = asyncio.get_running_loop().create_future()
@@ -190,19 +294,43 @@ class Wires:
                 return wire
         self._opening += 1
         try:
-            async with asyncio.timeout(within):
-                wire = await Wire.open(self._connect())
+            wire = await self._open(within)
             self._all.add(wire)
-        except TimeoutError as error:
-            raise redis_errors.TimeoutError("no answer when connecting to the server") from error
         finally:
             self._opening -= 1
             if len(self._all) + self._opening < self._most:
                 self._hand_on(None)
         wire.gone.add_done_callback(lambda _: self._forget(wire))
-        if self._closed:
-            wire.close()
         return wire
+
+    async def _open(self, within: float) -> Wire:
+        self._refuse_if_closed()
+        connection = self._connect()
+        try:
+            async with asyncio.timeout(within):
+                wire = await Wire.open(connection)
+        except (redis_errors.RedisError, OSError) as error:  # a TimeoutError is an OSError, too
+            said = await _last_words(connection, error)
+            why = str(said) or "no answer"
+            raise Unreached(f"connecting to the server: {why}") from said
+        try:
+            self._refuse_if_closed()
+        except Unreached:
+            wire.close()
+            raise
+        if self.leads_elsewhere(wire.address):
+            self.hang_up()
+        self._address = wire.address
+        wire.on_late = self._tell_late
+        return wire
+
+    def _tell_late(self) -> None:
+        if self.on_late is not None:
+            self.on_late()
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unreached("closed; not connecting to the server any more")
 
     def _forget(self, wire: Wire) -> None:
         self._all.discard(wire)
@@ -224,6 +352,31 @@ class Wires:
                 return
         if free is not None:
             self._idle.append(free)
+
+
+async def _last_words(connection: AbstractConnection, error: Exception) -> Exception:
+    """Return why a server hung up while we logged in, if it says so over TLS.
+
+    It looks at a client's certificate only after the handshake, when we have already written:
+    then the connection is reset, and what it said is lost. Who only listens hears it.
+    """
+    context = getattr(connection, "ssl_context", None)
+    lost = ConnectionResetError | BrokenPipeError
+    if context is None or not isinstance(error.__cause__ or error.__context__, lost):
+        return error
+    host, port = getattr(connection, "host", None), getattr(connection, "port", None)
+    try:
+        async with asyncio.timeout(ALERT_WITHIN):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context.get())
+            try:
+                await reader.read(1)
+            finally:
+                writer.transport.abort()
+    except ssl.SSLError as alert:
+        return alert
+    except OSError:  # a TimeoutError, too: it was something else
+        pass
+    return error
 
 
 def pack(words: tuple[Value, ...]) -> bytes:

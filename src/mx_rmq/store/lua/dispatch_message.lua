@@ -4,9 +4,10 @@
 -- only grows (also when a failover has lost the counter, since it is never behind the clock).
 -- High goes before normal before low, but of every ten turns one offers normal first and one low
 -- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
--- A level whose key has a wrong type is passed over. One reply holds 8 MiB of records, or a single
--- message, so that it arrives. When messages are left behind, the doorbell is rung for the next
--- worker.
+-- A level whose key has a wrong type is passed over. With alone, nothing is given while a message
+-- is in processing: so a worker that handles its batch one by one keeps the order. One reply holds
+-- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
+-- doorbell is rung for the next worker.
 --
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The
 --          same call again gives the same messages, as far as they are still the worker's.
@@ -27,6 +28,7 @@ local call      = tonumber(ARGV[2]) -- its number in the lane
 local worker    = ARGV[3]           -- who takes them
 local max_count = tonumber(ARGV[4]) -- how many at the most
 local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
+local alone     = ARGV[6]           -- '1': give nothing while anybody holds something
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -62,6 +64,7 @@ end
 local paused, last_token, turn, dropped_before =
   unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn', 'dropped'))
 if paused then return reply end
+if alone == '1' and redis.call('HLEN', processing) > 0 then return reply end
 
 local levels = {pending_high, pending, pending_low}
 local left, take = {}, {0, 0, 0}

@@ -90,7 +90,7 @@ for n = 1, #ids do
     status = 'q'
   elseif taken_until[n] and tonumber(taken_until[n]) > now then
     status = 'f'
-  elseif made and made - refused >= tonumber(string.match(id, '%d+$')) then
+  elseif made and made - refused >= tonumber(string.match(id, '%-(%d+)')) then
     status = 'f'
   else
     seen[id] = true

@@ -2,8 +2,8 @@
 --
 -- Tells a worker what comes next in each of many topics, in one call. A key of a wrong type counts
 -- as empty, so that one broken topic does not hide the others; a level that process_delay_message
--- passes over has nothing due here, either. In a cluster a call takes one topic: keys of several
--- are not in one slot.
+-- passes over has nothing due here, either. In a cluster a call takes topics of one slot:
+-- keys of several are refused.
 --
 -- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until
 --          the next due time; the ms until the next lease deadline. 0 it has come, -1 there is none

@@ -1,0 +1,78 @@
+"""Partitions: a topic in several parts, each with keys of its own, wherever a cluster puts them.
+
+The first partition has the topic's own name, the others `topic/1`, `topic/2`, … To the store each
+of them is a topic. A topic grows by partitions that are added behind; it never shrinks.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from typing import Any, Final
+
+from mx_rmq.core.errors import InvalidInput
+
+MOST: Final = 1024
+"""Partitions of one topic."""
+
+_NUMBERED: Final = re.compile(r".+-[0-9]{1,15}\.([0-9]{1,4})", re.ASCII)
+
+
+def partition(topic: str, number: int) -> str:
+    """Return the name of a topic's partition."""
+    return f"{topic}/{number}" if number else topic
+
+
+def partitions(topic: str, count: int) -> list[str]:
+    """Return the names of all partitions of a topic."""
+    return [partition(topic, number) for number in range(count)]
+
+
+def topic_of(name: str) -> str:
+    """Return the topic of a partition."""
+    return name.partition("/")[0]
+
+
+def number_of(name: str) -> int:
+    """Return which partition of its topic it is."""
+    return int(name.partition("/")[2] or 0)
+
+
+def suffix(name: str) -> str:
+    """Return what ids that are made for a partition end with: the way back to it."""
+    number = number_of(name)
+    return f".{number}" if number else ""
+
+
+def number_in(id: str) -> int:
+    """Return the partition for which an id was made."""
+    found = _NUMBERED.fullmatch(id)
+    return int(found[1]) if found else 0
+
+
+def number_for(key: str, count: int) -> int:
+    """Return the partition of a key, always the same one: by the jump consistent hash.
+
+    When a topic grows from n to m partitions, m - n of m keys move, all of them to new partitions.
+    """
+    state = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big")
+    number, candidate = 0, 0
+    while candidate < count:
+        number = candidate
+        state = (state * 2862933555777941757 + 1) & 0xFFFF_FFFF_FFFF_FFFF
+        candidate = int((number + 1) * ((1 << 31) / ((state >> 33) + 1)))
+    return number
+
+
+def check_partitions(count: Any) -> int:
+    """Return a number of partitions, or refuse it."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
+        raise InvalidInput(f"partitions={count!r:.80} is not a whole number from 1 to {MOST}")
+    return count
+
+
+def check_key(key: Any) -> str:
+    """Return a key by which a partition is chosen, or refuse it."""
+    if not isinstance(key, str) or not key:
+        raise InvalidInput(f"key={key!r:.80} is not a text; messages with the same text keep order")
+    return key

@@ -1,0 +1,96 @@
+"""A site's part of the cast: those who work for topics that live together.
+
+On one server that is all topics, in a cluster those of one slot. Each site has its own lookout,
+scheduler and monitor, so what befalls one server holds up nothing that lives on another.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.runtime.lookout import Lookout
+from mx_rmq.runtime.monitor import Monitor
+from mx_rmq.runtime.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.core.outcome import Circumstances
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.slots import TopicSlots
+    from mx_rmq.store import Store
+
+
+class Site:
+    """Lookout, scheduler and monitor of the topics of one site."""
+
+    def __init__(
+        self,
+        store: Store,
+        number: int,
+        dispatcher: Dispatcher,
+        bus: Events,
+        *,
+        worker: str,
+        lease: float,
+        circumstances: Callable[[ServerClock], Circumstances],
+    ) -> None:
+        self.clock = ServerClock()
+        self._topics: dict[str, TopicSlots] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._scheduler = Scheduler(store, (), on_moved=dispatcher.ready)
+        self._monitor = Monitor(
+            store,
+            self._handlers,
+            self.clock,
+            bus,
+            worker=worker,
+            lease=lease,
+            link=store.link_of(number),
+            circumstances=circumstances,
+        )
+        self._lookout = Lookout(
+            store,
+            store.doorbell(number),
+            self._topics,
+            self.clock,
+            dispatcher,
+            self._scheduler,
+            self._monitor,
+            lease=lease,
+        )
+
+    def add(self, topic: TopicSlots) -> None:
+        """Take up a topic."""
+        self._topics[topic.name] = topic
+        self._handlers[topic.name] = topic.handler
+        self._scheduler.add(topic.name)
+        self._lookout.looking.wake()
+        self._lookout.listen_anew()
+
+    def start(self) -> None:
+        """Start everybody."""
+        self._lookout.looking.start()
+        self._lookout.listening.start()
+        self._scheduler.loop.start()
+        self._monitor.loop.start()
+
+    def listen_anew(self) -> None:
+        """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
+        self._lookout.listen_anew()
+
+    async def go_deaf(self) -> None:
+        """Take no more messages."""
+        await self._lookout.stop()
+
+    async def stop(self) -> None:
+        """Send the others home, too."""
+        await self._scheduler.loop.stop()
+        await self._monitor.loop.stop()
+
+    async def hand_back_rings(self) -> None:
+        """Ring for the other workers, where something is pending."""
+        await self._lookout.hand_back_rings()

@@ -1,0 +1,194 @@
+"""A cluster: 16,384 slots, shared out among nodes, and the map that says which has which.
+
+The map is read from any node that answers, and read again whenever something does not fit it: a
+node that names another one, a node that is gone. Calls need not care: they go to where the map
+says, and are sent again by call.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from functools import lru_cache
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from redis import exceptions as redis_errors
+from redis.asyncio import ConnectionPool, Redis
+from redis.crc import key_slot
+
+from mx_rmq.store.servers import Node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from redis.asyncio.connection import AbstractConnection
+
+logger = logging.getLogger(__name__)
+
+SLOTS: Final = 16_384
+
+MAP_WITHIN: Final = 1.0
+"""Seconds that a node has to say which node has which slots."""
+
+ASKED: Final = 3
+"""Nodes that are asked for it at once; the first answer counts."""
+
+Address = tuple[str, int]
+
+
+class Cluster:
+    """The nodes of one cluster. `seeds` are those from which the others are found."""
+
+    def __init__(
+        self,
+        seeds: list[Address],
+        connection_class: type[AbstractConnection],
+        options: dict[str, Any],
+    ) -> None:
+        self._seeds = seeds
+        self._connection_class = connection_class
+        self._options = options
+        self._known: dict[Address, Node] = {}
+        """Every node that there is a connection to."""
+        self._map: list[Node | None] = [None] * SLOTS
+        self._reading: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def site_of(self, key: str) -> int:
+        """Return the slot of a key."""
+        return slot_of(key)
+
+    def node_at(self, site: int) -> Node:
+        """Return the primary that has a slot."""
+        node = self._map[site]
+        if node is None:
+            raise redis_errors.ClusterDownError(f"no node of the cluster has slot {site}")
+        return node
+
+    def nodes(self) -> list[Node]:
+        """Return every primary that has slots."""
+        return list(dict.fromkeys(node for node in self._map if node is not None))
+
+    def key_of_each(self, name: Callable[[int], str]) -> list[str]:
+        """Return a key for every primary, made of the smallest number that fits."""
+        missing = set(self.nodes())
+        keys: list[str] = []
+        for number in count():
+            if not missing:
+                return keys
+            key = name(number)
+            node = self._map[slot_of(key)]
+            if node in missing:
+                missing.discard(node)
+                keys.append(key)
+        raise AssertionError
+
+    def redirected(self, error: redis_errors.AskError) -> Node:
+        """Return the node that another one named; if a slot has moved there, note that."""
+        node = self._node((error.host, error.port)) if error.host else self.node_at(error.slot_id)
+        if isinstance(error, redis_errors.MovedError):
+            self._map[error.slot_id] = node
+            _ = self._read_soon()  # it will not be the only one
+        return node
+
+    async def look_again(self) -> None:
+        """Read the map anew. Whoever wants that at the same time shares the reading."""
+        await asyncio.wait([self._read_soon()])
+
+    def another(self) -> Cluster:
+        """Return the same cluster with connections of its own."""
+        seeds = list(dict.fromkeys([*self._known, *self._seeds]))
+        other = Cluster(seeds, self._connection_class, self._options)
+        other._map = [None if node is None else other._node(_address(node)) for node in self._map]
+        return other
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+        if self._closing:
+            await asyncio.wait(self._closing)
+        for node in self._known.values():
+            await node.close()
+
+    def _node(self, address: Address) -> Node:
+        node = self._known.get(address)
+        if node is None:
+            host, port = address
+            options = {**self._options, "host": host, "port": port}
+            pool = ConnectionPool(connection_class=self._connection_class, **options)
+            node = self._known[address] = Node.of(Redis.from_pool(pool))
+            if node.wires is not None:
+                node.wires.on_late = self._read_soon
+        return node
+
+    def _read_soon(self) -> asyncio.Task[None]:
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read(), name="mx-rmq cluster map")
+        return self._reading
+
+    async def _read(self) -> None:
+        """Ask some nodes at a time, in no order, until one answers."""
+        addresses = list(dict.fromkeys([*self._known, *self._seeds]))
+        random.shuffle(addresses)
+        for start in range(0, len(addresses), ASKED):
+            asking = [
+                asyncio.create_task(self._ask(address), name="mx-rmq cluster map")
+                for address in addresses[start : start + ASKED]
+            ]
+            try:
+                for answer in asyncio.as_completed(asking):
+                    address, shards = await answer
+                    if shards:
+                        self._draw(shards, asked=address)
+                        return
+            finally:
+                for task in asking:
+                    task.cancel()
+                await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask(self, address: Address) -> tuple[Address, list[Any]]:
+        """Return what a node says of the slots; nothing, if it says nothing."""
+        try:
+            return address, await self._node(address).send(("CLUSTER", "SLOTS"), MAP_WITHIN)
+        except redis_errors.RedisError as error:
+            logger.debug("no map of the cluster from %s:%d: %s", *address, error)
+            return address, []
+
+    def _draw(self, shards: list[Any], *, asked: Address) -> None:
+        """Draw the map as a node described it: from slot, to slot, primary, replicas."""
+        drawn: list[Node | None] = [None] * SLOTS
+        alive: set[Address] = set()
+        for first, last, *members in shards:
+            addresses = [_listed(member, asked) for member in members]
+            alive.update(addresses)
+            node = self._node(addresses[0])
+            drawn[first : last + 1] = [node] * (last + 1 - first)
+        for empty in {*self._map} - {*drawn}:  # it has nothing any more, and may not answer
+            if empty is not None and empty.wires is not None:
+                empty.wires.hang_up()
+        self._map = drawn
+        for address in self._known.keys() - alive:  # no longer of the cluster
+            closing = asyncio.create_task(self._known.pop(address).close(), name="mx-rmq close")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+
+@lru_cache(maxsize=65_536)
+def slot_of(key: str) -> int:
+    """Return the slot of a key."""
+    return key_slot(key.encode())
+
+
+def _listed(member: list[Any], asked: Address) -> Address:
+    """Return a node's address; one that does not know its host has that by which it was asked."""
+    host = (member[0] or b"").decode()
+    return (host if host not in ("", "?") else asked[0]), int(member[1])
+
+
+def _address(node: Node) -> Address:
+    options = node.client.connection_pool.connection_kwargs
+    return options["host"], options["port"]

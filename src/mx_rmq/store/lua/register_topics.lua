@@ -1,0 +1,25 @@
+-- register_topics: topics exist
+--
+-- Lists topics, so that no operator overlooks them, each with the number of its partitions. A
+-- number only grows: whoever knows of fewer learns of the others here.
+--
+-- Returns  for each topic: how many partitions it has
+-- Cost     O(1) a topic
+
+local topics = KEYS[1]  -- HASH  topic -> number of partitions
+
+local each = 1 -- per topic: name, partitions
+
+local answer, grown = {}, {}
+for i = each, #ARGV, 2 do
+  local name, wanted = ARGV[i], tonumber(ARGV[i + 1])
+  local known = tonumber(redis.call('HGET', topics, name)) or 0
+  if known < wanted then
+    known = wanted
+    grown[#grown + 1] = name
+    grown[#grown + 1] = string.format('%d', known)
+  end
+  answer[#answer + 1] = known
+end
+if #grown > 0 then redis.call('HSET', topics, unpack(grown)) end
+return answer
