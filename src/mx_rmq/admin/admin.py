@@ -1,13 +1,15 @@
 """Looking into a queue and putting it right: `mq.admin`.
 
-The command line and the dashboard use nothing else. Times are seconds here: since 1970 where they
-name an instant, and always the server's.
+The command line and the dashboard use nothing else. A topic of several partitions is one topic
+here. Times are seconds: since 1970 where they name an instant, and always the server's.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.paging import turn_page
+from mx_rmq.admin.spread import ask_all, ask_for
 from mx_rmq.admin.view import (
     Cancelled,
     MessageView,
@@ -15,7 +17,6 @@ from mx_rmq.admin.view import (
     Stats,
     WorkerView,
     created_at,
-    is_number,
     message_view,
     worker_view,
 )
@@ -23,6 +24,8 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
+from mx_rmq.core.partition import check_partitions, number_of, topic_of
+from mx_rmq.core.partition import partitions as all_parts
 from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
 
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.pages import Found
+    from mx_rmq.store.views import Counts
+
+    _Act = Callable[[str, str, int], Awaitable[bool]]
 
 STEP: Final = 100
 """Messages that `requeue_all` and `discard_all` look at in one step."""
@@ -63,58 +69,48 @@ class Admin:
 
     async def check_topic(self, topic: str) -> None:
         """Refuse a topic that was never produced to."""
-        if await self._store.views.is_topic(check_topic(topic)):
-            return
-        known = await self.topics()
-        raise InvalidInput(
-            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"there are {len(known)}: {', '.join(known[:KNOWN])}"
-        )
+        await self._parts(topic)
 
     async def stats(self, topic: str) -> Stats:
         """Return how many messages of a topic are in which state, and how long they wait."""
-        await self.check_topic(topic)
-        counts = await self._store.views.counts(topic)
-        oldest = None
-        if counts.pending:
-            created = [created_at(data) for data in await self._pages.next_records(topic)]
-            if stamped := [at for at in created if at is not None]:
-                oldest = max(0, await self._store.views.now() - min(stamped)) / 1000
+        parts = await self._parts(topic)
+        found = await ask_all(parts, self._counted)
+        counts = [one for one, _ in found]
         return Stats(
             topic=topic,
-            pending=counts.pending,
-            processing=counts.processing,
-            delayed=counts.delayed,
-            dead=counts.dead,
-            quarantined=counts.quarantined,
-            oldest_pending=oldest,
-            paused=bool(counts.paused),
-            dropped=counts.dropped,
+            pending=sum(one.pending for one in counts),
+            processing=sum(one.processing for one in counts),
+            delayed=sum(one.delayed for one in counts),
+            dead=sum(one.dead for one in counts),
+            quarantined=sum(one.quarantined for one in counts),
+            oldest_pending=max((age for _, age in found if age is not None), default=None),
+            paused=any(one.paused for one in counts),
+            dropped=sum(one.dropped for one in counts),
+            partitions=len(parts),
         )
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
-        await self.check_topic(topic)
-        found = await self._pages.find(topic, _text(id))
-        return None if found is None else message_view(topic, found)
+        parts = await self._parts(topic)
+        found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
+        return (
+            None if found is None else message_view(topic, found[1], partition=number_of(found[0]))
+        )
 
     async def list(
         self, topic: str, state: State | str, *, limit: int = 100, cursor: str | None = None
     ) -> Page:
         """Return up to `limit` (1 to 1,000) messages of a state, from where a page before ended.
 
-        Pending ones in the order in which they are taken: high, normal, low. Delayed ones by due
-        time, those in processing by the deadline of their lease, dead and quarantined ones newest
-        first. A cursor is a position: a message that moves while you turn the page may be on both
-        pages or on none.
+        Pending ones in the order in which they are taken: high, normal, low, and of each the
+        first of every partition, then the second ones. Delayed ones by due time, those in
+        processing by the deadline of their lease, dead and quarantined ones newest first. A cursor
+        is a position: a message that moves while you turn the page may be on both pages or on
+        none. What a topic has grown by meanwhile is on the pages to come.
         """
         chosen = _state(state)
-        await self.check_topic(topic)
-        page = await self._pages.page(topic, chosen, start=_position(cursor), count=limit)
-        return Page(
-            [message_view(topic, found) for found in page.messages],
-            None if page.after is None else ".".join(map(str, page.after)),
-        )
+        parts = await self._parts(topic)
+        return await turn_page(self._pages, parts, chosen, limit=limit, cursor=cursor)
 
     async def workers(self) -> builtins.list[WorkerView]:
         """Return every worker that was heard of lately, also those that have fallen silent."""
@@ -122,9 +118,15 @@ class Admin:
         return [worker_view(one) for one in seen]
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
-        """Return every message that is not in exactly one state; none is a clean bill."""
-        await self.check_topic(topic)
-        return await self._store.audit.topic(topic)
+        """Return every message that is not in exactly one state; none is a clean bill.
+
+        It reads one partition after the other, for it keeps in mind what it has read of it.
+        """
+        return [
+            violation
+            for part in await self._parts(topic)
+            for violation in await self._store.audit.topic(part)
+        ]
 
     # act
 
@@ -135,85 +137,108 @@ class Admin:
         InvalidInput: what is kept of it is no message, so no worker could read it either.
         """
         found = await self._archived(topic, id, state)
-        return found is not None and await self._requeue(topic, found)
+        return found is not None and await self._requeue(*found)
 
     async def discard(self, topic: str, id: str, *, state: State | str | None = None) -> bool:
         """Delete a dead or quarantined message. False: it is in neither."""
-        found = await self._archived(topic, id, state)
-        return found is not None and bool(
-            await self._store.discard_message(
-                topic, found.state, found.id, archived=found.archived or 0
-            )
-        )
+        archived = await self._archived(topic, id, state)
+        if archived is None:
+            return False
+        part, found = archived
+        at = found.archived or 0
+        return bool(await self._store.discard_message(part, found.state, found.id, archived=at))
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Remove a message that nobody has begun. The answer is true if that was done."""
-        await self.check_topic(topic)
-        answer = await self._store.cancel_message(topic, _text(id))
+        parts = await self._parts(topic)
+        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
+        if found is None:
+            return Cancelled.ABSENT
+        answer = await self._store.cancel_message(found[0], id)
         if answer is Settled.PROCESSING:
             return Cancelled.PROCESSING
         return Cancelled.DONE if answer else Cancelled.ABSENT
 
     async def pause(self, topic: str) -> bool:
         """Let no worker take messages of a topic; return whether that is new."""
-        await self.check_topic(topic)
-        return await self._store.pause_topic(topic)
+        return any(await ask_all(await self._parts(topic), self._store.pause_topic))
 
     async def resume(self, topic: str) -> bool:
         """Let workers take messages of a topic again; return whether that is new."""
-        await self.check_topic(topic)
-        return await self._store.resume_topic(topic)
+        return any(await ask_all(await self._parts(topic), self._store.resume_topic))
+
+    async def grow(self, topic: str, partitions: int) -> int:
+        """Give a topic so many partitions; return how many it has now. It never gets fewer.
+
+        Producers use the new ones within ten seconds, and running workers serve them within
+        fifteen. A topic that is paused stays so.
+        """
+        wanted = check_partitions(partitions)
+        parts = await self._parts(topic)
+        if wanted < len(parts):
+            raise InvalidInput(
+                f"topic {topic!r} has {len(parts)} partitions and cannot have {wanted}: "
+                "what is in the others would be lost"
+            )
+        counts = await ask_all(parts, self._store.views.counts)
+        if any(one.paused for one in counts):
+            await ask_all(all_parts(topic, wanted)[len(parts) :], self._store.pause_topic)
+        await self._store.register_topics({topic: wanted})
+        return self._store.partitions[topic]
 
     async def requeue_all(self, topic: str, state: State | str, *, limit: int | None = None) -> int:
-        """Requeue the dead or quarantined messages, oldest first; return how many it were.
+        """Requeue the dead or quarantined messages; return how many it were.
 
-        What is archived meanwhile is left alone, and so is what no worker could read.
+        One partition after the other, the oldest of each first. What is archived meanwhile is left
+        alone, and so is what no worker could read.
         """
         chosen = _archive(state)
 
-        async def requeue(id: str, _: int) -> bool:
-            found = await self._pages.find_archived(topic, chosen, id)
+        async def requeue(part: str, id: str, _: int) -> bool:
+            found = await self._pages.find_archived(part, chosen, id)
             try:
-                return found is not None and await self._requeue(topic, found)
+                return found is not None and await self._requeue(part, found)
             except InvalidInput:
                 return False
 
         return await self._each(topic, chosen, limit, requeue)
 
     async def discard_all(self, topic: str, state: State | str, *, limit: int | None = None) -> int:
-        """Delete the dead or quarantined messages, oldest first; return how many it were.
+        """Delete the dead or quarantined messages; return how many it were.
 
-        What is archived meanwhile is left alone.
+        One partition after the other, the oldest of each first. What is archived meanwhile is left
+        alone.
         """
         chosen = _archive(state)
 
-        async def discard(id: str, at: int) -> bool:
-            return bool(await self._store.discard_message(topic, chosen, id, archived=at))
+        async def discard(part: str, id: str, at: int) -> bool:
+            return bool(await self._store.discard_message(part, chosen, id, archived=at))
 
         return await self._each(topic, chosen, limit, discard)
 
-    async def _each(
-        self,
-        topic: str,
-        state: State,
-        limit: int | None,
-        act: Callable[[str, int], Awaitable[bool]],
-    ) -> int:
-        """Act on as many as are archived now, in steps; return on how many it was done."""
+    async def _each(self, topic: str, state: State, limit: int | None, act: _Act) -> int:
+        """Act on as many as are archived now; return on how many it was done."""
         if limit is not None and limit < 1:
             raise InvalidInput(f"limit={limit} is not at least 1")
-        await self.check_topic(topic)
-        counts = await self._store.views.counts(topic)
-        left = counts.dead if state is State.DEAD else counts.quarantined
+        parts = await self._parts(topic)
+        done = 0
+        for part, counts in zip(parts, await ask_all(parts, self._store.views.counts), strict=True):
+            there = counts.dead if state is State.DEAD else counts.quarantined
+            most = there if limit is None else limit - done
+            done += await self._each_of(part, state, there, most, act)
+        return done
+
+    async def _each_of(self, part: str, state: State, left: int, most: int, act: _Act) -> int:
+        """Act on so many archived messages of a partition, in steps, until it was done on most."""
         done = start = 0
         stuck: set[str] = set()  # refused or gone: what stays is passed over
-        while batch := await self._pages.oldest_archived(topic, state, start=start, count=STEP):
+        while batch := await self._pages.oldest_archived(part, state, start=start, count=STEP):
             fresh = [one for one in batch if one[0] not in stuck]
             for id, at in fresh:
-                if done == limit or left == 0:
+                if done == most or left == 0:
                     return done
                 left -= 1
-                if await act(id, at):
+                if await act(part, id, at):
                     done += 1
                 else:
                     stuck.add(id)
@@ -221,10 +246,10 @@ class Admin:
                 start += len(batch)
         return done
 
-    async def _requeue(self, topic: str, found: Found) -> bool:
+    async def _requeue(self, part: str, found: Found) -> bool:
         try:
             data = read(found.data)[1] if found.state is State.QUARANTINED else found.data
-            message = codec.decode_as(data, topic, found.id).revived()
+            message = codec.decode_as(data, topic_of(part), found.id).revived()
         except DecodeError as error:
             raise InvalidInput(
                 f"message {found.id!r} cannot be requeued, for no worker could read it: "
@@ -232,17 +257,46 @@ class Admin:
             ) from error
         return bool(
             await self._store.requeue_message(
-                topic, found.state, found.id, archived=found.archived or 0, message=message
+                part, found.state, found.id, archived=found.archived or 0, message=message
             )
         )
 
-    async def _archived(self, topic: str, id: str, state: State | str | None) -> Found | None:
+    async def _archived(
+        self, topic: str, id: str, state: State | str | None
+    ) -> tuple[str, Found] | None:
         states = ARCHIVES if state is None else (_archive(state),)
-        await self.check_topic(topic)
-        for chosen in states:
-            if found := await self._pages.find_archived(topic, chosen, _text(id)):
-                return found
-        return None
+
+        async def find(part: str) -> Found | None:
+            for chosen in states:
+                if found := await self._pages.find_archived(part, chosen, id):
+                    return found
+            return None
+
+        return await ask_for(_text(id), await self._parts(topic), find)
+
+    # partitions
+
+    async def _parts(self, topic: str) -> builtins.list[str]:
+        """Return the partitions of a topic, as the server knows them now; refuse what is none."""
+        if count := await self._store.views.partitions(check_topic(topic)):
+            return all_parts(topic, count)
+        known = await self.topics()
+        raise InvalidInput(
+            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
+            f"there are {len(known)}: {', '.join(known[:KNOWN])}"
+        )
+
+    async def _counted(self, part: str) -> tuple[Counts, float | None]:
+        """Count the messages of a partition; tell how old the oldest of the next ones is."""
+        counts = await self._store.views.counts(part)
+        if not counts.pending:
+            return counts, None
+        created = [created_at(data) for data in await self._pages.next_records(part)]
+        stamped = [at for at in created if at is not None]
+        if not stamped:
+            return counts, None
+        now = await self._store.views.now(self._store.keys.of(part).payload)
+        return counts, max(0, now - min(stamped)) / 1000
 
 
 def _state(state: State | str) -> State:
@@ -257,15 +311,6 @@ def _archive(state: State | str) -> State:
     if chosen not in ARCHIVES:
         raise InvalidInput(f"state={chosen!s}: only {' and '.join(ARCHIVES)} messages are archived")
     return chosen
-
-
-def _position(cursor: str | None) -> tuple[int, ...]:
-    if cursor is None:
-        return ()
-    parts = cursor.split(".")
-    if not all(map(is_number, parts)):
-        raise InvalidInput(f"cursor={cursor!r:.80} is not one that a page gave")
-    return tuple(map(int, parts))
 
 
 def _text(id: str) -> str:

@@ -42,7 +42,7 @@ class Cancelled(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """How a topic is doing, all counts of one moment."""
+    """How a topic is doing, all counts of one moment; of each partition, if it has several."""
 
     topic: str
     pending: int
@@ -54,8 +54,10 @@ class Stats:
     """Age in seconds, since its produce, of the oldest of those that are taken next, one of each
     priority. None: nothing is pending, or nothing that can be read."""
     paused: bool
+    """Whether workers take nothing of it, or of some of its partitions."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
+    partitions: int = 1
 
     @property
     def total(self) -> int:
@@ -114,6 +116,8 @@ class MessageView:
     error_type: str = ""
     """Why it is quarantined: the type of the error, and in `error` its text."""
     error: str = ""
+    partition: int = 0
+    """In which partition of its topic it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class WorkerView:
         return self.seen_ago <= ALIVE_WITHIN
 
 
-def message_view(topic: str, found: Found) -> MessageView:
+def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView:
     """Read a message as far as it goes. Whatever stands in the server, this does not fail."""
     raw, length = found.data, len(found.data)
     fields: dict[str, Any] = {}
@@ -172,6 +176,7 @@ def message_view(topic: str, found: Found) -> MessageView:
         due=seconds(found.due),
         lease_deadline=seconds(found.deadline),
         archived_at=seconds(found.archived),
+        partition=partition,
         **fields,
     )
 

@@ -1,4 +1,4 @@
-"""`mx-rmq requeue | discard | cancel | pause | resume`: an operator's decisions."""
+"""`mx-rmq requeue | discard | cancel | pause | resume | grow`: an operator's decisions."""
 
 from __future__ import annotations
 
@@ -141,6 +141,25 @@ async def pause(admin: Admin, topic: str, as_json: bool) -> int:
 async def resume(admin: Admin, topic: str, as_json: bool) -> int:
     """Let workers take the messages of TOPIC again."""
     return _switched(topic, "resumed", await admin.resume(topic), as_json=as_json)
+
+
+@click.command(short_help="Give a topic more partitions.")
+@click.argument("topic")
+@click.argument("partitions", metavar="N", type=int)
+@as_json
+@on_admin
+async def grow(admin: Admin, topic: str, partitions: int, as_json: bool) -> int:
+    """Give TOPIC N partitions. It can get more at any time, and never gets fewer.
+
+    Producers and workers that run learn of it within fifteen seconds. Messages of a key may be
+    handled out of order once, because the key may have moved to a new partition.
+    """
+    number = await admin.grow(topic, partitions)
+    if as_json:
+        print_json({"topic": topic, "partitions": number})
+    else:
+        say(f"{topic}: {count(number, 'partition')}")
+    return 0
 
 
 def _chosen(

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 _OPTIONS = (
-    click.option("--url", help="The server; else MX_RMQ_URL, else mx-rmq.toml."),
+    click.option(
+        "--url", help="The server, its Sentinels or the cluster; else MX_RMQ_URL, else mx-rmq.toml."
+    ),
     click.option("--prefix", help="What all keys begin with.  [default: mx-rmq]"),
     click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]"),
 )
@@ -60,7 +62,7 @@ class Queue:
         try:
             settings = self.settings
             store = await Store.open(
-                settings.url,
+                settings.address,
                 prefix=settings.prefix,
                 limits=settings.limits,
                 patience=settings.patience,
@@ -86,7 +88,7 @@ def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
             raise CannotDo(str(error)) from error
         sys.exit(code)
 
-    return _with_options(run)
+    return with_options(run)
 
 
 def on_admin(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
@@ -100,7 +102,8 @@ def on_admin(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return on_queue(run)
 
 
-def _with_options(run: Callable[..., None]) -> Callable[..., None]:
+def with_options(run: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that all share."""
     for option in reversed(_OPTIONS):
         run = option(run)
     return run

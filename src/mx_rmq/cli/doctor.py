@@ -10,6 +10,7 @@ import click
 from mx_rmq.cli.connection import on_queue
 from mx_rmq.cli.output import as_json, count, print_json, say
 from mx_rmq.core.errors import WrongType
+from mx_rmq.core.partition import number_of
 from mx_rmq.store.health import Finding, Severity, examine
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin import Admin, Stats
     from mx_rmq.cli.connection import Queue
+    from mx_rmq.store.audit import Violation
 
 COLOURS = {Severity.OK: "green", Severity.WARN: "yellow", Severity.BAD: "red"}
 
@@ -31,7 +33,7 @@ async def doctor(queue: Queue, as_json: bool) -> int:
     """
     queue.check()
     settings = queue.settings
-    health = await examine(settings.url, prefix=settings.prefix, patience=settings.patience)
+    health = await examine(settings.address, prefix=settings.prefix, patience=settings.patience)
     findings = [*health.findings]
     if health.usable:
         async with queue.open() as admin:
@@ -61,7 +63,7 @@ async def _queue(admin: Admin) -> list[Finding]:
                 Finding(
                     Severity.BAD,
                     f"topic {topic}: {count(len(violations), 'violation')}, the first: "
-                    f"{violations[0].id or '(topic)'}: {violations[0].what}",
+                    f"{_first(violations)}",
                     f"See all of them with: mx-rmq audit {topic}",
                 )
             )
@@ -72,9 +74,18 @@ async def _queue(admin: Admin) -> list[Finding]:
         found = list(_topic(stats, served=topic in served))
         if not found and not violations:
             waiting = count(stats.total, "message")
+            if stats.partitions > 1:
+                waiting += f" in {count(stats.partitions, 'partition')}"
             found = [Finding(Severity.OK, f"topic {topic}: {waiting}, each in exactly one state")]
         findings += found
     return findings
+
+
+def _first(violations: list[Violation]) -> str:
+    first = violations[0]
+    number = number_of(first.topic)
+    where = f"partition {number}: " if number else ""
+    return f"{where}{first.id or '(topic)'}: {first.what}"
 
 
 def _topic(stats: Stats, *, served: bool) -> Iterator[Finding]:

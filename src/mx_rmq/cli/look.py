@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -43,11 +43,12 @@ TIME_OF = {
 async def stats(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     """Count the messages of TOPICS, or of all topics, state by state.
 
-    The age is that of the oldest message among those that are taken next.
+    The age is that of the oldest message among those that are taken next. A topic of several
+    partitions is counted as one.
     """
     found = [await admin.stats(topic) for topic in topics or await admin.topics()]
     if as_json:
-        print_json({"topics": [asdict(one) for one in found]})
+        print_json({"topics": [_document(one) for one in found]})
     elif not found:
         say("no topics yet")
     else:
@@ -83,8 +84,9 @@ async def list_messages(
 ) -> int:
     """List the messages of TOPIC that are in a state, a page at a time.
 
-    Pending ones in the order in which they are taken, delayed ones by due time, those in
-    processing by the end of their lease, dead and quarantined ones newest first.
+    Pending ones in the order in which they are taken, of several partitions in turn; delayed ones
+    by due time, those in processing by the end of their lease, dead and quarantined ones newest
+    first.
     """
     page = await admin.list(topic, state, limit=limit, cursor=cursor)
     if as_json:
@@ -148,9 +150,20 @@ async def workers(admin: Admin, as_json: bool) -> int:
     return 0
 
 
+def _document(stats: Stats) -> dict[str, Any]:
+    document = asdict(stats)
+    if stats.partitions == 1:
+        del document["partitions"]
+    return document
+
+
 def _notes(stats: Stats) -> str:
-    dropped = f"{stats.dropped:,} ids dropped" if stats.dropped else ""
-    return ", ".join(filter(None, ("paused" if stats.paused else "", dropped)))
+    notes = (
+        f"{stats.partitions:,} partitions" if stats.partitions > 1 else "",
+        "paused" if stats.paused else "",
+        f"{stats.dropped:,} ids dropped" if stats.dropped else "",
+    )
+    return ", ".join(filter(None, notes))
 
 
 def _row(message: MessageView, at: float | None) -> tuple[object, ...]:
@@ -176,6 +189,7 @@ def _show(message: MessageView) -> None:
     facts = {
         "id": message.id,
         "topic": message.topic,
+        "partition": message.partition or None,
         "state": message.state,
         "unreadable": message.unreadable,
         "reason": message.reason,

@@ -13,9 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.connection import CannotDo, with_options
 from mx_rmq.cli.output import as_json, count, cut, print_json
-from mx_rmq.core.errors import InvalidInput, MxRmqError, PartlyProduced, ProduceUnknown
+from mx_rmq.core.confirm import Level
+from mx_rmq.core.errors import (
+    InvalidInput,
+    MxRmqError,
+    NotConfirmed,
+    PartlyProduced,
+    ProduceUnknown,
+)
 from mx_rmq.core.message import Priority
 from mx_rmq.queue import MessageQueue
 
@@ -31,9 +38,7 @@ HINT: Final = """a text is written '"text"'"""
 @click.command(short_help="Produce messages.")
 @click.argument("topic")
 @click.argument("payload", required=False)
-@click.option("--url", help="The server; else MX_RMQ_URL, else mx-rmq.toml.")
-@click.option("--prefix", help="What all keys begin with.  [default: mx-rmq]")
-@click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]")
+@with_options
 @click.option("--id", help="An id of your own: a second message of that id is not made.")
 @click.option("--delay", type=float, help="Seconds until it is due.")
 @click.option("--at", help="When it is due: 2030-01-31T12:00:00+01:00.")
@@ -42,6 +47,12 @@ HINT: Final = """a text is written '"text"'"""
 )
 @click.option("--ttl", type=float, help="Seconds after which nobody needs it any more.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--key", help="Messages of the same key keep their order.")
+@click.option(
+    "--confirm",
+    type=click.Choice([level.value for level in Level]),
+    help="How far it must have come.  [default: stored]",
+)
 @click.option("--many", is_flag=True, help="One payload a line, from standard input.")
 @as_json
 def produce(
@@ -53,6 +64,7 @@ def produce(
     id: str | None,
     at: str | None,
     headers: tuple[str, ...],
+    key: str | None,
     many: bool,
     as_json: bool,
     **options: Any,
@@ -71,14 +83,17 @@ def produce(
                 raise InvalidInput("--many reads the payloads from standard input, and makes ids")
             _refuse_terminal()
             with told() as tell:
-                _produce_many(mq, topic, options, tell)
+                _produce_many(mq, topic, key, options, tell)
         else:
             value = _parsed(_text(payload), "the payload")
-            produced = asyncio.run(_produce(mq, topic, value, id=id, **options))
+            produced = asyncio.run(_produce(mq, topic, value, id=id, key=key, **options))
             with told() as tell:
                 tell([produced])
     except ProduceUnknown as error:
         again = f"; to try again without a second copy: --id {error.ids[0]}" if not many else ""
+        raise CannotDo(f"{error}{again}") from error
+    except NotConfirmed as error:
+        again = f"; to wait for it again: --id {error.ids[0]}" if not many else ""
         raise CannotDo(f"{error}{again}") from error
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
@@ -90,7 +105,11 @@ async def _produce(mq: MessageQueue, topic: str, payload: Any, **options: Any) -
 
 
 def _produce_many(
-    mq: MessageQueue, topic: str, options: dict[str, Any], tell: Callable[[list[str]], None]
+    mq: MessageQueue,
+    topic: str,
+    key: str | None,
+    options: dict[str, Any],
+    tell: Callable[[list[str]], None],
 ) -> None:
     """Produce the lines of standard input, chunk by chunk; the lines are read in no event loop."""
     produced = 0
@@ -98,10 +117,11 @@ def _produce_many(
         runner.run(mq.open())
         try:
             for payloads in _chunks():
-                ids = runner.run(mq.produce_many(topic, payloads, **options))
+                keys = None if key is None else [key] * len(payloads)
+                ids = runner.run(mq.produce_many(topic, payloads, keys=keys, **options))
                 produced += len(ids)
                 tell(ids)
-        except PartlyProduced as error:
+        except (NotConfirmed, PartlyProduced) as error:
             produced += len(error.ids)
             tell(list(error.ids))
             raise

@@ -36,7 +36,7 @@ LEAVE_WITHIN: Final = 5.0
 
 @click.command("worker", short_help="Run the handlers of a queue.")
 @click.argument("target", metavar="MODULE[:ATTRIBUTE]")
-@click.option("--url", help="Another server than the queue's own.")
+@click.option("--url", help="Another server or cluster than the queue's own.")
 @click.option("--prefix", help="Another prefix than the queue's own.")
 @click.option("--topics", multiple=True, help="Only these; separated by commas, or repeated.")
 @click.option("--concurrency", type=int, help="Messages handled at the same time.")

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Produce
     from mx_rmq.queue import MessageQueue
 
-OPTIONS: Final = ("id", "delay", "at", "priority", "ttl", "headers", "max_attempts", "retry")
+OPTIONS: Final = (
+    *("id", "delay", "at", "priority", "ttl", "headers", "max_attempts", "retry"),
+    *("key", "confirm"),
+)
 """What can be asked of a produced message beside topic and payload."""
 
 SHOWN: Final = 20

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
+from mx_rmq.admin import Admin
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.middleware import Middleware
@@ -52,7 +53,8 @@ def use(
     declared meanwhile are gone. Crons do not tick.
 
     `instant_retries`: what is tried again, is so at once. `instant_delays`: so is what was produced
-    with `delay` or `at`. With both, `drain` leaves nothing behind and never waits.
+    with `delay` or `at`. With both, `drain` leaves nothing behind and never waits. Nor does
+    `produce` wait for replicas.
     """
     return Use(mq, _used(mq, url, instant_retries=instant_retries, instant_delays=instant_delays))
 
@@ -104,7 +106,7 @@ def _used(
         url = url or stack.enter_context(server())
         _close_sync(mq)
         before = mq.settings, mq.middleware, mq.handlers, mq.crons
-        settings = mq.settings = replace(mq.settings, url=url, prefix=f"test:{uuid4().hex}")
+        settings = mq.settings = _for_tests(mq.settings, url)
         sending = _InstantSending(retries=instant_retries, delays=instant_delays)
         mq.middleware = (*mq.middleware, Recorder(), sending)
         mq.handlers, mq.crons = dict(mq.handlers), {}
@@ -127,6 +129,19 @@ def _used(
             raise
         if problems := leave():
             raise AssertionError("\n".join(problems))
+
+
+def _for_tests(settings: QueueSettings, url: str) -> QueueSettings:
+    """Return settings for the server of the tests: the login is for the other one."""
+    return replace(
+        settings,
+        url=url,
+        username=None,
+        password=None,
+        password_file=None,
+        prefix=f"test:{uuid4().hex}",
+        confirm="stored",
+    )
 
 
 def _close_sync(mq: MessageQueue) -> None:
@@ -193,7 +208,7 @@ class _InstantSending(Middleware):
             message = replace(message, retry=_instant(policy_of(message.retry)))
         if self._delays:
             message = replace(message, delay=None, at=None)
-        return message
+        return replace(message, confirm=None)
 
 
 # without an event loop
@@ -241,15 +256,16 @@ def server() -> Iterator[str]:
 async def clean(settings: QueueSettings) -> list[str]:
     """Remove every key under a prefix; return what the audit said before."""
     async with await Store.open(
-        settings.url,
+        settings.address,
         prefix=settings.prefix,
         limits=settings.limits,
         patience=settings.patience,
     ) as store:
+        admin = Admin(store)
         wrongs = [
             f"audit: {wrong}"
-            for topic in await store.views.topics()
-            for wrong in await store.audit.topic(topic)
+            for topic in await admin.topics()
+            for wrong in await admin.audit(topic)
         ]
-    await wipe(settings.url, settings.prefix)
+    await wipe(settings.address, settings.prefix)
     return wrongs
