@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import count
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
-from redis.asyncio.cluster import RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
+from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
+from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import Connection
+from mx_rmq.store.connect import connect
+from mx_rmq.store.gauge import Gauge
+from mx_rmq.store.health import examine
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
 from mx_rmq.store.script import names
 from mx_rmq.store.store import Store
+from mx_rmq.store.wipe import wipe
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
-from tests.lab.cluster import NODES, Cluster
+from tests.lab.cluster import NODES, Cluster, slot_of
+from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
     from typing import Any
-
-    from redis.asyncio import Redis
 
     from mx_rmq.store.script import Script, Value
 
@@ -33,10 +35,8 @@ if TYPE_CHECKING:
 class Recorder(Caller):
     """Notes which scripts have run on which keys."""
 
-    def __init__(self, client: Redis) -> None:
-        super().__init__(client, patience=10.0)
-        self.scripts: set[str] = set()
-        self.keys: set[str] = set()
+    scripts: set[str]
+    keys: set[str]
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         self.scripts.add(script.name)
@@ -44,44 +44,35 @@ class Recorder(Caller):
         return await super().run(script, keys, args)
 
 
-@pytest.fixture
-async def cluster(short_path: Path) -> AsyncIterator[Cluster]:
-    async with Cluster(short_path) as cluster:
+@pytest.fixture(params=[Kind.VALKEY_9_1, Kind.REDIS_6_2])
+async def cluster(request: pytest.FixtureRequest, short_path: Path) -> AsyncIterator[Cluster]:
+    async with Cluster(short_path, kind=request.param) as cluster:
         yield cluster
 
 
-@pytest.fixture
-async def client(cluster: Cluster) -> AsyncIterator[RedisCluster]:
-    retry = Retry(NoBackoff(), 0)
-    async with RedisCluster(host="127.0.0.1", port=cluster.port, retry=retry) as client:
-        yield client
-
-
-async def slot(client: RedisCluster, key: str) -> int:
-    return int(await client.execute_command("CLUSTER KEYSLOT", key))
-
-
-async def topics_of_each_node(cluster: Cluster, client: RedisCluster) -> list[str]:
+def topics_of_each_node(cluster: Cluster) -> list[str]:
     topics: dict[int, str] = {}
     for number in count():
         topic = f"topic-{number}"
-        topics.setdefault(cluster.node_of(await slot(client, f"{{{topic}}}")), topic)
+        topics.setdefault(cluster.node_of(slot_of(topic)), topic)
         if len(topics) == NODES:
             return list(topics.values())
     raise AssertionError
 
 
 async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
-    cluster: Cluster, client: RedisCluster
+    cluster: Cluster,
 ) -> None:
-    plain, keys = cast("Redis", client), Keys()
-    caller = Recorder(plain)
+    keys = Keys()
+    servers = await connect(cluster.url)
+    caller = Recorder(servers, patience=10.0)
+    caller.scripts, caller.keys = set(), set()
     found = await preflight(caller, keys)
-    for topic in await topics_of_each_node(cluster, client):
+    for topic in topics_of_each_node(cluster):
         caller.keys.clear()
         for case in CASES:
             clock = Clock()
-            store = Store(Connection(plain), caller, keys, found, clock=clock)
+            store = Store(caller, keys, found, clock=clock)
             seeded = await case.seed(Stage(store, clock, topic))
             assert await case.act(store, topic, seeded) == case.done, case
             assert await store.views.topics() == [topic]
@@ -90,10 +81,104 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
             await store.survey_topics([topic])
             assert await store.audit.topic(topic) == []
             # The audit confirms a suspect with every key of the topic at once.
-            await client.execute_command("HSET", keys.of(topic).payload, "stray", "?")
+            await caller.command("HSET", keys.of(topic).payload, "stray", "?")
             (violation,) = await store.audit.topic(topic)
             assert violation.id == "stray"
-            await client.flushall(target_nodes=RedisCluster.PRIMARIES)
-        assert len({await slot(client, key) for key in caller.keys}) == 1
+            for node in cluster.nodes:
+                await node.ask("FLUSHALL")
+        of_topic = [key for key in caller.keys if key not in (keys.topics, keys.workers)]
+        assert {servers.site_of(key) for key in of_topic} == {slot_of(topic)}
         await store.beat_worker("w1", b"{}")  # on whichever node its only key is
     assert caller.scripts == set(names())
+    await servers.close()
+
+
+async def test_a_worker_serves_topics_of_all_nodes(cluster: Cluster) -> None:
+    topics = topics_of_each_node(cluster)
+    mq = MessageQueue(cluster.url, lease=2)
+    done: list[str] = []
+
+    def declare(topic: str) -> None:
+        @mq.handler(topic, retry=0.05)
+        async def handle(number: int) -> None:
+            if number == 3 and f"{topic} failed" not in done:
+                done.append(f"{topic} failed")
+                raise ValueError
+            done.append(f"{topic} {number}")
+
+    for topic in topics:
+        declare(topic)
+
+    @mq.cron("* * * * * *", topic="tick")
+    async def tick() -> None:
+        done.append("tick")
+
+    async with mq, Worker(mq):
+        for topic in topics:
+            await mq.produce(topic, 1)
+            await mq.produce(topic, 2, delay=0.1)
+            await mq.produce(topic, 3)
+        wanted = {f"{topic} {what}" for topic in topics for what in (1, 2, 3, "failed")}
+        async with asyncio.timeout(20):
+            while not {*wanted, "tick"} <= {*done}:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        assert await mq.admin.topics() == sorted([*topics, "tick"])
+
+
+async def test_the_tools_see_every_node(cluster: Cluster) -> None:
+    async with MessageQueue(cluster.url) as mq:
+        for topic in topics_of_each_node(cluster):
+            await mq.produce(topic, 1)
+    async with await Gauge.open(cluster.url) as gauge:
+        assert (await gauge.nature()).nodes == NODES
+        assert (await gauge.read()).calls > 0
+    health = await examine(cluster.url, prefix="mx-rmq", patience=5)
+    assert health.usable
+    for node in cluster.nodes:
+        assert any(f"node {node.address}: " in one.what for one in health.findings)
+    await wipe(cluster.url, "mx-rmq")
+    for node in cluster.nodes:
+        assert await node.ask("DBSIZE") == 0
+
+
+async def test_a_node_is_not_taken_for_a_server(cluster: Cluster) -> None:
+    async def produce() -> None:
+        async with MessageQueue(f"redis://{cluster.nodes[0].address}", patience=2) as mq:
+            for topic in topics_of_each_node(cluster):
+                await mq.produce(topic, 1)
+
+    with pytest.raises(ScriptFailed, match=r"node of a cluster: use redis\+cluster://"):
+        await produce()
+
+
+async def test_any_node_that_answers_is_enough_to_find_the_others(cluster: Cluster) -> None:
+    hosts = f"127.0.0.1:1,{cluster.nodes[2].address}"
+    async with MessageQueue(f"redis+cluster://{hosts}") as mq:
+        for topic in topics_of_each_node(cluster):
+            await mq.produce(topic, 1)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://127.0.0.1:1/1",
+        "redis+cluster://127.0.0.1:x",
+        "redis+cluster://h?nonsense=1",
+        "redis+sentinel://h",
+        "redis+sentinel://h/name/x",
+        "redis+sentinel://h/name/0/1",
+        "redis+Cluster://h",
+        "unix+cluster:///s",
+        "redis+://h",
+        "redis://a,b",
+    ],
+)
+def test_a_url_that_makes_no_sense_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidInput, match="URL"):
+        MessageQueue(url)
+
+
+async def test_a_cluster_that_is_not_there_is_given_up_within_the_patience() -> None:
+    with pytest.raises(ServerUnavailable, match="cannot use redis"):
+        async with MessageQueue("redis+cluster://127.0.0.1:1,127.0.0.1:2", patience=0.3):
+            pass

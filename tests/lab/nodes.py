@@ -1,0 +1,165 @@
+"""A server among others: it can freeze and come back, and it may ask for a password."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import random
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from tests.lab.servers import Kind, Server
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tests.lab.tls import Tls
+
+BUS: Final = 10_000
+"""How far a cluster's bus is from the port, where the server does not let us choose."""
+
+_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+class Node(Server):
+    """`with Node(kind, directory, port=…) as node: …`
+
+    The password is that of the user `default`; other users are given as in a configuration file:
+    "worker on >secret ~mx-rmq:* +@all". With `tls` its port speaks nothing else.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        directory: Path,
+        *options: str,
+        port: int,
+        password: str = "",
+        users: Sequence[str] = (),
+        tls: Tls | None = None,
+    ) -> None:
+        if password:
+            options += ("--requirepass", password, "--masterauth", password)
+        for user in users:
+            options += ("--user", *user.split())
+        if tls is not None:
+            options += tls.options(port)
+        super().__init__(kind, directory, *options, port=port)
+        self.password = password
+        self.is_frozen = False
+
+    def __repr__(self) -> str:
+        return f"<{self.directory.name} at {self.address}>"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The way in for the test: the socket, as the user who may do everything."""
+        login = f":{quote(self.password)}@" if self.password else ""
+        return f"unix://{login}{self.socket}"
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it runs and is not frozen."""
+        return self._process is not None and not self.is_frozen
+
+    def freeze(self) -> None:
+        """Let it stand still: its connections stay open and silent."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.is_frozen = True
+
+    def thaw(self) -> None:
+        """Let it go on where it stood."""
+        os.kill(self.pid, signal.SIGCONT)
+        self.is_frozen = False
+
+    def restart(self) -> Self:
+        """Start it with what it has on disk; kill it first if it runs."""
+        self.kill()
+        return self.start()
+
+    async def ask(self, *words: str | int | bytes) -> Any:
+        """Send one command and return the reply."""
+        async with Redis.from_url(self.url, socket_timeout=5, protocol=3) as client:
+            execute: Callable[..., Awaitable[Any]] = client.execute_command
+            return await execute(*words)
+
+    async def takes_writes(self) -> bool:
+        """Say whether it is a primary that knows it."""
+        try:
+            role, *_ = await self.ask("ROLE")
+        except (RedisError, OSError):
+            return False
+        return bool(role == b"master")
+
+    async def is_in_step(self) -> bool:
+        """Say whether it is a primary, or a replica that has all that its primary had."""
+        role, *rest = await self.ask("ROLE")
+        return bool(role == b"master" or rest[2] == b"connected")
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.is_frozen and number != signal.SIGKILL:
+            self.thaw()
+        self.is_frozen = False
+        super()._end(number)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(1)
+            try:
+                client.connect(str(self.socket))
+                client.sendall(b"PING\r\n")
+                return client.recv(100).startswith((b"+PONG", b"-NOAUTH"))
+            except OSError:
+                return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
+
+    The system gives them to nobody's outgoing connection: a server that is killed finds its port
+    free when it comes back, and no client that knocks meanwhile connects to itself.
+    """
+    first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(BUS, first - BUS)
+        if port not in found and _is_free(port) and _is_free(port + BUS):
+            found.add(port)
+    return list(found)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+async def until_true(fact: Callable[[], Any], what: str, seconds: float = 30) -> Any:
+    """Wait until something is so and return it. A server that does not answer says no."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            found = fact()
+            if inspect.isawaitable(found):
+                found = await found
+        except (RedisError, OSError):
+            found = None
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain: {what}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,129 @@
+"""Producers and a worker that go on while things happen to the servers, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq import Delivery, MessageQueue, MxRmqError, NotConfirmed, ProduceUnknown, Worker
+from mx_rmq.core.partition import number_in
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOPIC: Final = "work"
+PARTITIONS: Final = 12
+PRODUCERS: Final = 6
+LEASE: Final = 3.0
+
+
+@dataclass
+class Traffic:
+    """What was produced and handled, each with its time on the monotonic clock."""
+
+    mq: MessageQueue
+    produced: dict[str, float] = field(default_factory=dict)
+    """Ids that a produce returned, and when."""
+    unconfirmed: dict[str, float] = field(default_factory=dict)
+    """Ids that were stored, but no replica confirmed."""
+    unknown: set[str] = field(default_factory=set)
+    refused: list[MxRmqError] = field(default_factory=list)
+    handled: dict[str, float] = field(default_factory=dict)
+    """Ids and the end of their first run."""
+    again: int = 0
+    """Runs beside the first one of a message."""
+    going: bool = True
+
+    @property
+    def lost(self) -> dict[str, float]:
+        """What produce returned and nobody has handled."""
+        return {id: at for id, at in self.produced.items() if id not in self.handled}
+
+    def handled_since(self, at: float, partitions: set[int]) -> list[float]:
+        """Return when messages of some partitions were handled that were produced after a time."""
+        return sorted(
+            end
+            for id, end in self.handled.items()
+            if number_in(id) in partitions
+            and max(self.produced.get(id, 0), self.unconfirmed.get(id, 0)) > at
+        )
+
+    async def until_handled(self, count: int, within: float = 30) -> None:
+        """Wait until so many more messages are handled."""
+        enough = len(self.handled) + count
+        await self._until(lambda: len(self.handled) >= enough, f"{count} more handled", within)
+
+    async def until_back(self, at: float, partitions: set[int], within: float = 30) -> float:
+        """Wait for a message of some partitions, produced after a time; return when it ended."""
+        await self._until(lambda: self.handled_since(at, partitions), "handled again", within)
+        return self.handled_since(at, partitions)[0]
+
+    async def until_settled(self, but: int = 0, within: float = 60) -> None:
+        """Stop producing; wait until all is handled, or nothing is left to handle."""
+        self.going = False
+        await asyncio.sleep(0.1)
+        await self._until_empty(within)
+        assert len(self.lost) <= but or not self.lost, self.lost
+
+    async def _until_empty(self, within: float) -> None:
+        deadline = time.monotonic() + within
+        while self.lost:
+            stats = await self.mq.admin.stats(TOPIC)
+            if not stats.total or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.05)
+
+    async def _until(self, fact: Any, what: str, within: float) -> None:
+        deadline = time.monotonic() + within
+        while not fact():
+            assert time.monotonic() < deadline, f"waited {within:g} s in vain: {what}"
+            await asyncio.sleep(0.01)
+
+    async def produce(self, confirm: str | None) -> None:
+        number = 0
+        while self.going:
+            number += 1
+            try:
+                id = await self.mq.produce(TOPIC, number, confirm=confirm)
+                self.produced[id] = time.monotonic()
+            except NotConfirmed as error:
+                self.unconfirmed.update(dict.fromkeys(error.ids, time.monotonic()))
+            except ProduceUnknown as error:
+                self.unknown.update(error.ids)
+            except MxRmqError as error:
+                self.refused.append(error)
+            await asyncio.sleep(0.002)
+
+
+@asynccontextmanager
+async def traffic(
+    url: str, *, confirm: str | None = None, patience: float = 20, **settings: Any
+) -> AsyncIterator[Traffic]:
+    """Let producers and a worker go on; the worker has connections of its own."""
+    settings |= {"lease": LEASE, "patience": patience}
+    mq, served = MessageQueue(url, **settings), MessageQueue(url, **settings)
+    seen = Traffic(mq)
+
+    @served.handler(TOPIC, partitions=PARTITIONS)
+    async def handle(_: int, delivery: Delivery) -> None:
+        if delivery.id in seen.handled:
+            seen.again += 1
+        else:
+            seen.handled[delivery.id] = time.monotonic()
+
+    async with mq, served, Worker(served):
+        mq.store.partitions.pop(TOPIC, None)
+        producers = [asyncio.create_task(seen.produce(confirm)) for _ in range(PRODUCERS)]
+        try:
+            yield seen
+        finally:
+            seen.going = False
+            for producer in producers:
+                producer.cancel()
+            await asyncio.gather(*producers, return_exceptions=True)
+    for producer in producers:
+        if not producer.cancelled():
+            producer.result()
