@@ -1,0 +1,387 @@
+"""The users of deploy/acl can do what they need, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, ResponseError
+
+from mx_rmq import MessageQueue, Reject, Worker
+from mx_rmq.core.errors import MxRmqError, ServerUnavailable, WrongType
+from mx_rmq.core.message import State
+from mx_rmq.store.store import Store
+from tests.lab.cluster import Cluster
+from tests.lab.crew import until
+from tests.lab.messages import TOPIC, bring, leased
+from tests.lab.nodes import Node, free_ports
+from tests.lab.servers import USUAL, Kind, Server, chosen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Role = Callable[[MessageQueue], Awaitable[None]]
+    Admit = Callable[[str, list[str]], Awaitable[str]]
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "acl"
+PASSWORD = "s3cret"
+
+PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell"
+DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
+
+COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
+"""Without these everything works, but less is known or it takes a connection more."""
+
+OLDER = {"+hrandfield", "+hstrlen"}
+"""What the audit needs where HSCAN has no NOVALUES."""
+
+UNGRANTED = {"client|setinfo", "client", "hexpire"}
+"""What is tried without having the right: the client's name, and a second net."""
+
+
+def rules_of(role: str, kind: Kind) -> list[str]:
+    """Read the rules of a user from the file that operators use."""
+    old = "redis-6.2" if kind is Kind.REDIS_6_2 else ""
+    text = (FOLDER / old / f"{role}.acl").read_text().replace("CHANGE-ME", PASSWORD)
+    user, name, *rules = split(text)
+    assert (user, name) == ("user", role)
+    return rules
+
+
+def split(text: str) -> list[str]:
+    """Split rules; a selector in parentheses is one."""
+    return re.findall(r"\([^)]*\)|\S+", text)
+
+
+def commands_in(rules: list[str]) -> list[str]:
+    """Return the commands that are granted on the keys of messages."""
+    return [rule for rule in rules if rule.startswith("+")]
+
+
+def without(rules: list[str], right: str) -> list[str]:
+    return [rule for rule in rules if rule != right]
+
+
+@pytest.fixture
+async def admit(raw: Redis, server: Server) -> AsyncIterator[Admit]:
+    """Give a user rules on a server that has a message in every state; return its URL."""
+    run: Callable[..., Awaitable[Any]] = raw.execute_command
+    async with await Store.open(server.url) as store:
+        await leased(store, id=State.PROCESSING.value, worker="dead", lease=1)
+        for state in (State.DEAD, State.QUARANTINED, State.DELAYED, State.PENDING):
+            await bring(store, state, id=state.value)
+
+    async def admit(role: str, rules: list[str]) -> str:
+        await run("ACL", "SETUSER", role, "reset", *rules)
+        await run("ACL", "LOG", "RESET")
+        await run("SCRIPT", "FLUSH")
+        return f"unix://{role}:{PASSWORD}@{server.socket}"
+
+    yield admit
+    for role in ROLES:
+        await run("ACL", "DELUSER", role)
+
+
+async def denied(raw: Redis) -> set[str]:
+    """Return what the server has refused to users."""
+    found = await raw.acl_log()
+    return {str(entry["object"]) for entry in found} - UNGRANTED
+
+
+# what each of them does
+
+
+async def produce(mq: MessageQueue) -> None:
+    for priority in ("high", "normal", "low"):
+        await mq.produce(TOPIC, 1, priority=priority)
+        await mq.produce(TOPIC, 1, priority=priority, delay=60)
+    for number in range(2):
+        for id in (f"normal-{number}", State.DEAD.value):
+            await mq.produce(TOPIC, 1, id=id)
+        await mq.produce(TOPIC, 1, id=f"delayed-{number}", delay=60)
+        await asyncio.sleep(0.06)  # until the server need not remember the ids any more
+    await mq.produce_many("another", [1, 2, 3])
+
+
+async def work(mq: MessageQueue) -> None:
+    handled: list[int] = []
+
+    @mq.handler(TOPIC, max_attempts=2, retry=0.01)
+    async def handle(number: int) -> None:
+        handled.append(number)
+        if number == 2:
+            await mq.produce(TOPIC, 3, id="own")
+        if number == 4:
+            raise ValueError("again, please")
+        if number == 5:
+            raise Reject("never")
+        if number == 6:
+            await asyncio.sleep(2 * mq.settings.lease)
+
+    @mq.cron("* * * * *", topic="tick")
+    async def tick() -> None: ...
+
+    async with Worker(mq):
+        for number in (2, 4, 5, 6):
+            await mq.produce(TOPIC, number)
+        await mq.produce(TOPIC, "no number")
+        await mq.produce(TOPIC, 7, delay=0.05)
+        await until(lambda: {0, 2, 3, 4, 5, 6, 7} <= {*handled})
+        await until(lambda: handled.count(4) == 2)
+        await produce(mq)
+
+
+async def operate(mq: MessageQueue) -> None:
+    admin = mq.admin
+    assert await admin.topics() == [TOPIC]
+    assert (await admin.stats(TOPIC)).total == 5
+    await admin.workers()
+    for state in State:
+        await admin.list(TOPIC, state)
+        assert await admin.get(TOPIC, state.value)
+    assert await admin.audit(TOPIC) == []
+    assert await admin.pause(TOPIC)
+    assert await admin.resume(TOPIC)
+    assert await admin.cancel(TOPIC, State.DELAYED.value)
+    assert await admin.cancel(TOPIC, State.PENDING.value)
+    assert await admin.requeue(TOPIC, State.DEAD.value)
+    assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
+    assert await admin.requeue_all(TOPIC, State.DEAD) == 0
+    assert await admin.grow(TOPIC, 2) == 2
+
+
+ROLES: dict[str, Role] = {"producer": produce, "worker": work, "operator": operate}
+each_role = pytest.mark.parametrize("role", ROLES)
+with_selectors = pytest.mark.parametrize(
+    "kind", [kind for kind in chosen(*USUAL) if kind is not Kind.REDIS_6_2]
+)
+
+
+def queue(url: str) -> MessageQueue:
+    return MessageQueue(url, patience=3, lease=0.5, dedup=0.05)
+
+
+async def play(role: str, url: str) -> None:
+    async with queue(url) as mq:
+        await ROLES[role](mq)
+
+
+# the tests
+
+
+@each_role
+async def test_each_role_can_do_everything_that_it_needs(
+    role: str, admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    await play(role, await admit(role, rules_of(role, kind)))
+    assert await denied(raw) == set()
+    async with MessageQueue(server.url) as mq:
+        for topic in await mq.admin.topics():
+            assert await mq.admin.audit(topic) == []
+
+
+@with_selectors
+@each_role
+async def test_each_command_that_a_role_may_run_on_messages_is_used(
+    role: str, admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    rules = rules_of(role, kind)
+    await raw.delete(DOORBELL)
+    async with queue(await admit(role, rules)) as mq:
+        await raw.config_resetstat()  # the preflight has tried every command
+        await ROLES[role](mq)
+        if role == "operator":  # the audit walks through lists only for what looks wrong
+            await raw.hset(PAYLOAD, "stray", "?")
+            (violation,) = await mq.admin.audit(TOPIC)
+            assert violation.id == "stray"
+        stats = await raw.info("commandstats")
+    used = {f"+{name.removeprefix('cmdstat_')}" for name in stats}
+    assert set(commands_in(rules)) - used - COURTESY - OLDER == set()
+
+
+@each_role
+async def test_a_role_without_one_of_its_commands_is_told_which(
+    role: str, admit: Admit, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of(role, kind)
+    for command in commands_in(rules):
+        url = await admit(role, without(rules, command))
+        if command == "+blpop":  # its messages are found by looking around
+            async with queue(url) as mq:
+                await hear(mq, caplog)
+            assert "the 'blpop' command" in caplog.text
+        elif command not in COURTESY:
+            with pytest.raises(MxRmqError, match=rf"(?i)\b{command[1:]}\b"):
+                await play(role, url)
+
+
+@each_role
+async def test_a_role_without_a_courtesy_works_all_the_same(
+    role: str, admit: Admit, kind: Kind
+) -> None:
+    rules = [rule for rule in rules_of(role, kind) if rule not in COURTESY]
+    await play(role, await admit(role, rules))
+
+
+async def hear(mq: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
+    @mq.handler(TOPIC)
+    async def handle(number: int) -> None: ...
+
+    async with Worker(mq):
+        await until(lambda: "the doorbell failed" in caplog.text)
+
+
+KEYS = [
+    *("payload", "pending", "pending:*", "delay_tasks", "delay_tasks:*", "recent", "receipt:*"),
+    *("doorbell", "doorbell:delay", "dlq:payload", "error:parse:payload"),
+]
+
+
+@with_selectors
+async def test_a_producer_without_one_of_its_keys_is_told_which_before_anything_is_stored(
+    admit: Admit, kind: Kind, server: Server
+) -> None:
+    rules = " ".join(rules_of("producer", kind))
+    for name in KEYS:
+        pattern = f"mx-rmq:{{*}}:{name}"
+        less, count = re.subn(rf" ~{re.escape(pattern)}(?=[ )])", "", rules)
+        assert count == 1
+        with pytest.raises(MxRmqError) as caught:
+            await play("producer", await admit("producer", split(less)))
+        named = re.findall(r"mx-rmq:[^ ,;]+", str(caught.value))
+        assert any(fnmatchcase(key, pattern) for key in named), caught.value
+        async with MessageQueue(server.url) as mq:
+            assert await mq.admin.audit(TOPIC) == []
+
+
+async def test_a_wrong_type_is_told_also_to_a_user_who_may_not_ask_for_it(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    rules = [rule.replace("+type ", "") for rule in rules_of("producer", kind) if rule != "+type"]
+    url = await admit("producer", rules)
+    await raw.set(DOORBELL, "not a list")
+    async with queue(url) as mq:
+        with pytest.raises(WrongType):
+            await mq.produce(TOPIC, 1)
+
+
+# what nobody may
+
+FORBIDDEN = [
+    *("FLUSHALL", "FLUSHDB", "KEYS *", "SCAN 0", "RANDOMKEY", "SHUTDOWN NOSAVE", "MONITOR"),
+    *("CONFIG GET *", "CONFIG SET maxmemory 1", "ACL LIST", "ACL WHOAMI", "CLIENT LIST"),
+    *("CLIENT KILL TYPE normal", "SCRIPT FLUSH", "SCRIPT KILL", "SAVE"),
+    *("REPLICAOF NO ONE", "MODULE LIST", "SUBSCRIBE x", "PUBLISH x y", "DUMP x"),
+    *(
+        f"DEL {PAYLOAD}",
+        f"UNLINK {PAYLOAD}",
+        f"RENAME {PAYLOAD} mx-rmq:x",
+        "GET other",
+        "SET other x",
+    ),
+    "EVAL return(redis.call('GET',KEYS[1])) 1 other",
+    "EVAL return(redis.call('FLUSHALL')) 0",
+    f"EVAL return(redis.call('DEL',KEYS[1])) 1 {PAYLOAD}",
+]
+NOT_FOR_PRODUCERS = [
+    *(f"HGET {DEAD_LETTERS} dead", f"HMGET {DEAD_LETTERS} dead", f"HGETALL {DEAD_LETTERS}"),
+    *(f"HKEYS {DEAD_LETTERS}", f"HVALS {DEAD_LETTERS}", f"HSCAN {DEAD_LETTERS} 0"),
+    *(f"HRANDFIELD {DEAD_LETTERS}", f"HDEL {DEAD_LETTERS} dead", f"HSET {DEAD_LETTERS} dead x"),
+    f"EVAL return(redis.call('HGET',KEYS[1],'dead')) 1 {DEAD_LETTERS}",
+    *(f"HGETALL {PAYLOAD}", f"HSCAN {PAYLOAD} 0", f"HKEYS {PAYLOAD}", f"HDEL {PAYLOAD} pending"),
+    *(f"LRANGE mx-rmq:{{{TOPIC}}}:pending 0 -1", f"LPOP mx-rmq:{{{TOPIC}}}:pending"),
+    f"ZRANGE mx-rmq:{{{TOPIC}}}:dlq 0 -1",
+    f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
+    *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
+]
+NOT_ON_6_2 = re.compile(r"payload|pending|topics")
+"""What a producer may all the same where keys and commands cannot be granted together."""
+
+
+@each_role
+async def test_no_role_may_touch_the_server_or_the_keys_of_others(
+    role: str, admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    await raw.set("other", "x")
+    async with Redis.from_url(await admit(role, rules_of(role, kind))) as client:
+        for words in FORBIDDEN:
+            await refused(client, words)
+    await raw.delete("other")
+
+
+async def test_a_producer_cannot_read_dead_letters_nor_take_messages_away(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    before = await raw.hgetall(DEAD_LETTERS)
+    async with Redis.from_url(await admit("producer", rules_of("producer", kind))) as client:
+        for words in NOT_FOR_PRODUCERS:
+            if kind is not Kind.REDIS_6_2 or not NOT_ON_6_2.search(words):
+                await refused(client, words)
+    assert await raw.hgetall(DEAD_LETTERS) == before
+
+
+async def refused(client: Redis, words: str) -> None:
+    execute: Callable[..., Awaitable[Any]] = client.execute_command
+    with pytest.raises(ResponseError) as caught:
+        await execute(*words.split())
+    # A script says it in other words, each server in its own.
+    no = r"(?i)no permissions|can't (run|access)|NOPERM"
+    assert isinstance(caught.value, NoPermissionError) or re.search(no, str(caught.value)), words
+
+
+# the files
+
+
+async def test_a_server_starts_with_the_files_and_lets_nobody_else_in(
+    kind: Kind, short_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    users = short_path / "users.acl"
+    lines = [f"user {role} {' '.join(rules_of(role, kind))}" for role in ROLES]
+    users.write_text("\n".join(("user default off", *lines, "")))
+    with Node(kind, short_path, "--aclfile", str(users), port=port) as node:
+        url = f"redis://operator:{PASSWORD}@{node.address}"
+        program = [sys.executable, "-m", "mx_rmq.cli", "doctor", "--url", url]
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done
+        async with MessageQueue(f"redis://producer:{PASSWORD}@{node.address}") as mq:
+            await mq.produce(TOPIC, 1)
+        for login in ("", "producer:wrong@"):
+            with pytest.raises(ServerUnavailable, match="does not let this user in"):
+                async with MessageQueue(f"redis://{login}{node.address}", patience=30):
+                    pass
+
+
+@pytest.mark.parametrize("kind", [kind for kind in chosen(*USUAL) if kind.has_hexpire])
+async def test_a_worker_may_be_given_the_second_net(admit: Admit, kind: Kind, raw: Redis) -> None:
+    url = await admit("worker", [*rules_of("worker", kind), "+hexpire"])
+    async with queue(url) as mq:
+        await work(mq)
+    assert "hexpire" not in {str(entry["object"]) for entry in await raw.acl_log()}
+
+
+async def test_in_a_cluster_each_role_needs_two_rights_more(short_path: Path) -> None:
+    rules = {role: " ".join(rules_of(role, Kind.VALKEY_9_1)) for role in ROLES}
+    users = [f"{role} {rules[role]} +cluster|slots +asking" for role in ROLES]
+    async with Cluster(short_path, password="admin", users=users) as cluster:
+        _, at, hosts = cluster.url.rpartition("@")
+        for role in ("producer", "worker"):
+            async with queue(f"redis+cluster://{role}:{PASSWORD}{at}{hosts}") as mq:
+                await produce(mq)
+        async with queue(f"redis+cluster://operator:{PASSWORD}{at}{hosts}") as mq:
+            for topic in await mq.admin.topics():
+                assert await mq.admin.audit(topic) == []
+        for role in ROLES:
+            async with Redis.from_url(
+                f"redis://{role}:{PASSWORD}@{cluster.nodes[0].address}"
+            ) as one:
+                execute: Callable[..., Awaitable[Any]] = one.execute_command
+                assert await execute("ASKING")
+                await refused(one, "CLUSTER RESET")
