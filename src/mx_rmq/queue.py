@@ -462,11 +462,17 @@ class MessageQueue:
                         before = () if unconfirmed is None else unconfirmed.ids
                         unconfirmed = stored.unconfirmed.of((*before, *stored.ids))
             except MxRmqError as error:
-                kept = [id for id in ids if id is not None]
-                if not kept:
+                stored_at = [place for place, id in enumerate(ids) if id is not None]
+                if not stored_at:
                     raise
-                unknown = error.ids if isinstance(error, ProduceUnknown) else ()
-                raise PartlyProduced(str(error), kept, unknown, len(ids)) from error
+                raise PartlyProduced(
+                    str(error),
+                    [id for id in ids if id is not None],
+                    error.ids if isinstance(error, ProduceUnknown) else (),
+                    len(ids),
+                    places=stored_at,
+                    unconfirmed=() if unconfirmed is None else unconfirmed.ids,
+                ) from error
             first += len(run.drafts)
         if unconfirmed is not None:
             raise unconfirmed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from mx_rmq.store.wipe import wipe
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import NODES, Cluster, slot_of
+from tests.lab.nodes import Node, free_ports
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
@@ -182,3 +184,19 @@ async def test_a_cluster_that_is_not_there_is_given_up_within_the_patience() -> 
     with pytest.raises(ServerUnavailable, match="cannot use redis"):
         async with MessageQueue("redis+cluster://127.0.0.1:1,127.0.0.1:2", patience=0.3):
             pass
+
+
+async def test_what_is_wrong_with_the_way_to_a_cluster_is_said_at_once(short_path: Path) -> None:
+    async with Cluster(short_path / "c", password="right") as cluster:
+        hosts = ",".join(node.address for node in cluster.nodes)
+        for login in ("", ":wrong@"):
+            began = time.monotonic()
+            with pytest.raises(ServerUnavailable, match=r"(?i)password|auth"):
+                await Store.open(f"redis+cluster://{login}{hosts}", patience=20)
+            assert time.monotonic() - began < 5
+    (port,) = free_ports(1)
+    with (
+        Node(Kind.VALKEY_9_1, short_path / "one", port=port) as node,
+        pytest.raises(ScriptFailed, match=f"127.0.0.1:{port} is not a node of a cluster"),
+    ):
+        await Store.open(f"redis+cluster://{node.address}", patience=20)

@@ -6,12 +6,14 @@ the last moments of the old primary. What a produce with confirm="replicated" re
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mx_rmq import MessageQueue
 from mx_rmq.core.partition import partition
 from tests.lab.cluster import Cluster, slot_of
 from tests.lab.sentinel import Watched
@@ -19,9 +21,11 @@ from tests.lab.servers import Kind
 from tests.lab.traffic import PARTITIONS, TOPIC, Traffic, traffic
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from tests.lab.cluster import ClusterNode
+    from tests.lab.nodes import Node
 
 logger = logging.getLogger(__name__)
 
@@ -112,3 +116,41 @@ async def test_the_primary_behind_sentinel_fails_under_load(
                 assert await seen.mq.store.audit.topic(partition(TOPIC, number)) == []
         assert back - promoted.at < BACK_WITHIN
         tell(f"{kind}, {how}, {confirm}", seen, promoted.at - end, back - promoted.at)
+
+
+async def lost_after_thaw(
+    mq: MessageQueue, old: Node, replaced: Callable[[], Awaitable[object]]
+) -> list[str]:
+    """Freeze an idle producer's primary, replace it, thaw it: return what was told and is lost."""
+    await mq.produce(TOPIC, 0)
+    await asyncio.sleep(0.2)
+    old.freeze()
+    await replaced()
+    thaw = asyncio.get_running_loop().call_later(0.02, old.thaw)
+    told = list(await asyncio.gather(*(mq.produce(TOPIC, n, delay=60) for n in range(30))))
+    for number in range(100):
+        told.append(await mq.produce(TOPIC, number))
+        await asyncio.sleep(0.01)
+    assert thaw.when() < asyncio.get_running_loop().time()
+    return told
+
+
+async def test_an_idle_producer_does_not_believe_a_primary_that_was_replaced_meanwhile(
+    short_path: Path,
+) -> None:
+    async with (
+        Watched(short_path / "s", replicas=1) as watched,
+        MessageQueue(watched.url) as mq,
+    ):
+        old = await watched.primary()
+        told = await lost_after_thaw(mq, old, lambda: watched.until_promoted(old))
+        await watched.until_settled()
+        assert [id for id in told if await mq.admin.get(TOPIC, id) is None] == []
+    async with (
+        Cluster(short_path / "c", replicas=1) as cluster,
+        MessageQueue(cluster.url) as mq,
+    ):
+        node = await cluster.primary_of(slot_of(TOPIC))
+        told = await lost_after_thaw(mq, node, lambda: cluster.until_moved(slot_of(TOPIC), node))
+        await cluster.until_agreed()
+        assert [id for id in told if await mq.admin.get(TOPIC, id) is None] == []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq import Delivery, InvalidInput, MessageQueue, Worker
+from mx_rmq import Delivery, InvalidInput, MessageQueue, PartlyProduced, Worker
 from mx_rmq.core.partition import number_in, partition
 from mx_rmq.runtime import cast, producer
 from tests.lab.cluster import Cluster
@@ -226,3 +226,79 @@ async def test_partitions_have_no_names_for_callers(
         for key in ("", 5):
             with pytest.raises(InvalidInput, match="key="):
                 await mq.produce(TOPIC, 1, key=key)  # type: ignore[arg-type] # on purpose
+
+
+async def test_of_a_produce_many_that_fails_it_is_known_which_messages_are_stored(
+    url: str,
+) -> None:
+    async with MessageQueue(url, max_pending=12) as mq:
+        await mq.store.register_topics({TOPIC: 4})
+        of_each = {_number(str(number)): str(number) for number in range(100)}
+        await mq.produce(TOPIC, "first", key=of_each[3])
+        payloads, keys = list(range(12)), [of_each[number % 4] for number in range(12)]
+        with pytest.raises(PartlyProduced) as caught:
+            await mq.produce_many(TOPIC, payloads, keys=keys)
+        assert 0 < len(caught.value.ids) < 12
+        for id, place in zip(caught.value.ids, caught.value.places, strict=True):
+            view = await mq.admin.get(TOPIC, id)
+            assert view is not None
+            assert view.payload == payloads[place]
+        assert (await mq.admin.stats(TOPIC)).pending == 1 + len(caught.value.ids)
+
+
+async def test_a_worker_that_stops_leaves_its_ordered_partition_to_the_next(url: str) -> None:
+    """The other one asked in vain while the first had a message, and hears no ring any more."""
+    started: dict[str, list[int]] = {"one": [], "two": []}
+    release, linger = asyncio.Event(), asyncio.Event()
+    queues = {name: MessageQueue(url, lease=30) for name in started}
+
+    def declare(name: str) -> None:
+        @queues[name].handler(TOPIC, partitions=1, concurrency=1)
+        async def handle(number: int) -> None:
+            started[name].append(number)
+            await release.wait()
+
+        @queues[name].handler("other")
+        async def other(_: int) -> None:
+            await linger.wait()
+
+    for name in queues:
+        declare(name)
+    async with AsyncExitStack() as stack:
+        for mq in queues.values():
+            await stack.enter_async_context(mq)
+        one, two = (Worker(mq, name=name) for name, mq in queues.items())
+        await one.start()
+        await queues["one"].produce("other", 1)
+        await queues["one"].produce(TOPIC, 1)
+        await until(lambda: started["one"] == [1])
+        await two.start()
+        await queues["two"].produce(TOPIC, 2)
+        await asyncio.sleep(0.3)  # the second one has heard the ring, in vain
+        stopping = asyncio.create_task(one.stop())
+        await asyncio.sleep(0.1)
+        release.set()
+        await until(lambda: started["two"] == [2], 3)
+        linger.set()
+        await stopping
+        await two.stop()
+
+
+async def test_a_paused_topic_stays_so_when_code_declares_more_partitions(url: str) -> None:
+    async with MessageQueue(url) as mq:
+        await mq.produce(TOPIC, 0)
+        await mq.admin.pause(TOPIC)
+        done: list[int] = []
+        new = MessageQueue(url)
+
+        @new.handler(TOPIC, partitions=4)
+        async def handle(number: int) -> None:
+            done.append(number)
+
+        async with new, Worker(new):
+            for number in range(8):
+                await new.produce(TOPIC, number)
+            await asyncio.sleep(0.5)
+            assert done == []
+            await new.admin.resume(TOPIC)
+            await until(lambda: len(done) == 9)

@@ -180,10 +180,7 @@ class Admin:
                 f"topic {topic!r} has {len(parts)} partitions and cannot have {wanted}: "
                 "what is in the others would be lost"
             )
-        counts = await ask_all(parts, self._store.views.counts)
-        if any(one.paused for one in counts):
-            await ask_all(all_parts(topic, wanted)[len(parts) :], self._store.pause_topic)
-        await self._store.register_topics({topic: wanted})
+        await self._store.grow(topic, wanted)
         return self._store.partitions[topic]
 
     async def requeue_all(self, topic: str, state: State | str, *, limit: int | None = None) -> int:

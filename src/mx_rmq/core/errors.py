@@ -117,13 +117,27 @@ class NotConfirmed(MxRmqError):
 class PartlyProduced(MxRmqError):
     """Some messages of a `produce_many` are stored and some are not; `__cause__` says why.
 
-    `ids` are those that are stored, of the first messages in order. `unknown` are those of the
-    call that failed, if its reply was lost.
+    `ids` are those that are stored. `places` say which of the messages they are, from 0: the first
+    ones in order, unless the topic has partitions and keys or own ids choose them. `unconfirmed`
+    are those of `ids` that have not come as far as `confirm` asked for. `unknown` are the ids of
+    the call that failed, if its reply was lost.
     """
 
-    def __init__(self, reason: str, ids: Sequence[str], unknown: Sequence[str], total: int) -> None:
-        super().__init__(f"{len(ids):,} of {total:,} messages are stored, then: {reason}")
+    def __init__(
+        self,
+        reason: str,
+        ids: Sequence[str],
+        unknown: Sequence[str],
+        total: int,
+        *,
+        places: Sequence[int] | None = None,
+        unconfirmed: Sequence[str] = (),
+    ) -> None:
+        short = f" ({len(unconfirmed):,} of them not confirmed)" if unconfirmed else ""
+        super().__init__(f"{len(ids):,} of {total:,} messages are stored{short}, then: {reason}")
         self.ids = tuple(ids)
+        self.places = tuple(range(len(ids)) if places is None else places)
+        self.unconfirmed = tuple(unconfirmed)
         self.unknown = tuple(unknown)
 
 

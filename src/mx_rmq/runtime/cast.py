@@ -112,6 +112,7 @@ class Cast:
         self._crons: list[Crons] = []
         self._janitor = Janitor(store, self._slots.topics)
         self._beating = Loop("beat", self.beat)
+        self._ringing: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._hoarding: asyncio.TimerHandle | None = None
 
@@ -158,6 +159,7 @@ class Cast:
                 await asyncio.gather(
                     self._store.forget_worker(self._name),
                     *(site.hand_back_rings() for site in self._sites.values()),
+                    *self._ringing,
                     return_exceptions=True,  # one server may be away
                 )
         clean = not self._slots.held and not self._lifecycle.abandoned
@@ -180,11 +182,11 @@ class Cast:
             "held": len(self._slots.held),
         }
         known = self._store.partitions
+        for topic, handler in self._handlers.items():
+            if (handler.partitions or 1) > known.get(topic, 1):
+                await self._store.grow(topic, handler.partitions or 1)
         await self._store.register_topics(  # again and again: the registry may have been lost
-            {
-                topic: max(handler.partitions or 1, known.get(topic, 1))
-                for topic, handler in self._handlers.items()
-            }
+            {topic: known.get(topic, 1) for topic in self._handlers}
         )
         if self._beats:
             self._serve()
@@ -288,8 +290,20 @@ class Cast:
     def _on_settled(self, topic: TopicSlots) -> None:
         self._settled.set()
         self._dispatcher.fill(topic)
+        if topic.handler.ordered and not (self._serving or topic.held):
+            self._ring_for_others(topic)
         for site in self._sites.values():  # room for this one is room for others
             site.listen_anew()
+
+    def _ring_for_others(self, topic: TopicSlots) -> None:
+        """Others were refused while we had some of an ordered topic; we do not ask again."""
+        ringing = asyncio.create_task(self._ring(topic.name), name="mx-rmq ring")
+        self._ringing.add(ringing)
+        ringing.add_done_callback(self._ringing.discard)
+
+    async def _ring(self, name: str) -> None:
+        with suppress(MxRmqError):  # then others look around
+            await self._store.ring_doorbell(name)
 
     def _on_quiet(self, topic: TopicSlots) -> None:
         self._sites[self._store.site_of(topic.name)].listen_anew()

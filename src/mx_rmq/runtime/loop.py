@@ -26,6 +26,9 @@ FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 COMPLAIN_EVERY: Final = 60.0
 
+CANCEL_AGAIN: Final = 0.5
+"""Seconds after which a step is cancelled once more: libraries may swallow a cancellation."""
+
 TRY_AGAIN: Final = 2.0
 """Seconds after which a topic that failed gets its next turn."""
 
@@ -102,9 +105,9 @@ class Loop:
     async def stop(self) -> None:
         """End it, wherever it is. Nothing happens if it does not run."""
         task, self._task = self._task, None
-        if task is not None:
+        while task is not None and not task.done():
             task.cancel()
-            await asyncio.wait([task])
+            await asyncio.wait([task], timeout=CANCEL_AGAIN)
 
     async def _run(self) -> None:
         backoff, complaints = Backoff(), Complaints(self._name)

@@ -99,6 +99,8 @@ class Monitor:
             await each(taken.messages, partial(self._decide, topic), self._complaints)
             if len(taken.messages) < BATCH:
                 break
+        if self._handlers[topic].ordered:  # who asked meanwhile was refused
+            await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]
         self.saw(topic, survey.deadline)
 

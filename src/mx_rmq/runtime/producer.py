@@ -77,7 +77,7 @@ class Producer:
 
     def __init__(self, store: Store, handlers: Mapping[str, Handler] | None = None) -> None:
         self._store = store
-        self._handlers = handlers or {}
+        self._handlers = {} if handlers is None else handlers
         self._lines: dict[tuple[str, bool, Confirm | None], _Line] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet: asyncio.Event | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from redis.asyncio import ConnectionPool, Redis
 from redis.crc import key_slot
 
 from mx_rmq.store.servers import Node
+from mx_rmq.store.wire import Unreached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +55,10 @@ class Cluster:
         """Every node that there is a connection to."""
         self._map: list[Node | None] = [None] * SLOTS
         self._reading: asyncio.Task[None] | None = None
+        self._why: redis_errors.RedisError | None = None
+        """Why there is no map."""
+        self._doubts: dict[Address, asyncio.Task[None]] = {}
+        """The nodes of which others are asked."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def site_of(self, key: str) -> int:
@@ -63,13 +68,18 @@ class Cluster:
     def node_at(self, site: int) -> Node:
         """Return the primary that has a slot."""
         node = self._map[site]
-        if node is None:
-            raise redis_errors.ClusterDownError(f"no node of the cluster has slot {site}")
-        return node
+        if node is not None:
+            return node
+        if self._why is not None:
+            refused = isinstance(self._why, redis_errors.ResponseError)
+            raise (redis_errors.ResponseError if refused else Unreached)(
+                str(self._why)
+            ) from self._why
+        raise redis_errors.ClusterDownError(f"no node of the cluster has slot {site}")
 
     def nodes(self) -> list[Node]:
         """Return every primary that has slots."""
-        return list(dict.fromkeys(node for node in self._map if node is not None))
+        return [node for node in dict.fromkeys(self._map) if node is not None]
 
     def key_of_each(self, name: Callable[[int], str]) -> list[str]:
         """Return a key for every primary, made of the smallest number that fits."""
@@ -106,9 +116,11 @@ class Cluster:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        reading = [*self._doubts.values(), *([self._reading] if self._reading else [])]
+        for task in reading:
+            task.cancel()
+        if reading:
+            await asyncio.wait(reading)
         if self._closing:
             await asyncio.wait(self._closing)
         for node in self._known.values():
@@ -121,19 +133,32 @@ class Cluster:
             options = {**self._options, "host": host, "port": port}
             pool = ConnectionPool(connection_class=self._connection_class, **options)
             node = self._known[address] = Node.of(Redis.from_pool(pool))
+            node.still_primary = partial(self._is_primary, address)
             if node.wires is not None:
                 node.wires.on_late = self._read_soon
         return node
+
+    async def _is_primary(self, address: Address) -> bool:
+        """Say whether a node still has slots, by the word of others; if they are silent, it has."""
+        asking = self._doubts.get(address)
+        if asking is None:
+            asking = asyncio.create_task(self._read(but=address), name="mx-rmq cluster map")
+            self._doubts[address] = asking
+            asking.add_done_callback(lambda _: self._doubts.pop(address))
+        await asyncio.wait([asking])
+        return self._known.get(address) in self.nodes()
 
     def _read_soon(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._read(), name="mx-rmq cluster map")
         return self._reading
 
-    async def _read(self) -> None:
+    async def _read(self, but: Address | None = None) -> None:
         """Ask some nodes at a time, in no order, until one answers."""
         addresses = list(dict.fromkeys([*self._known, *self._seeds]))
         random.shuffle(addresses)
+        if but in addresses:
+            addresses.remove(but)
         for start in range(0, len(addresses), ASKED):
             asking = [
                 asyncio.create_task(self._ask(address), name="mx-rmq cluster map")
@@ -153,9 +178,17 @@ class Cluster:
     async def _ask(self, address: Address) -> tuple[Address, list[Any]]:
         """Return what a node says of the slots; nothing, if it says nothing."""
         try:
-            return address, await self._node(address).send(("CLUSTER", "SLOTS"), MAP_WITHIN)
+            wires = self._node(address).wires
+            if wires is None:
+                return address, []
+            return address, await wires.send(("CLUSTER", "SLOTS"), MAP_WITHIN)
         except redis_errors.RedisError as error:
             logger.debug("no map of the cluster from %s:%d: %s", *address, error)
+            if "cluster support disabled" in str(error):
+                host, port = address
+                error = redis_errors.ResponseError(f"{host}:{port} is not a node of a cluster")
+            if not any(self._map):
+                self._why = error
             return address, []
 
     def _draw(self, shards: list[Any], *, asked: Address) -> None:
@@ -170,7 +203,7 @@ class Cluster:
         for empty in {*self._map} - {*drawn}:  # it has nothing any more, and may not answer
             if empty is not None and empty.wires is not None:
                 empty.wires.hang_up()
-        self._map = drawn
+        self._map, self._why = drawn, None
         for address in self._known.keys() - alive:  # no longer of the cluster
             closing = asyncio.create_task(self._known.pop(address).close(), name="mx-rmq close")
             self._closing.add(closing)

@@ -17,24 +17,22 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from redis import exceptions as redis_errors
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.store.cluster import Cluster
-from mx_rmq.store.servers import CONNECTIONS, Node, OneServer
-from mx_rmq.store.wire import Wires
+from mx_rmq.store.sentinel import PrimaryNode, Sentinels
+from mx_rmq.store.servers import Node, OneServer
 
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
@@ -64,6 +62,9 @@ _OURS: Final = frozenset(
     ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
 )
 """Options of the client that decide how we read replies."""
+
+
+_SENTINELS: Final = frozenset(("sentinel_username", "sentinel_password", "sentinel_password_file"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -177,6 +178,12 @@ def _sentinel(address: Address, url: str) -> OneServer:
             f"URL {without_password(url)!r} does not say which primary: "
             "redis+sentinel://HOST:26379,HOST:26379/NAME, for example"
         )
+    unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINELS
+    if unknown:
+        raise InvalidInput(
+            f"{', '.join(sorted(unknown))} is no option of a Sentinel's URL; "
+            f"there are {', '.join(sorted(_SENTINELS))}"
+        )
     own = {
         name: value for name, value in address.options.items() if not name.startswith("sentinel_")
     }
@@ -191,56 +198,21 @@ def _sentinel(address: Address, url: str) -> OneServer:
     primary = unquote(named[1])
 
     def node() -> Node:
-        guards = Sentinel([])  # type: ignore[no-untyped-call]
-        guards.sentinels = [
-            _client(sentinels.plain(host), url, within=SENTINEL_WITHIN) for host in sentinels.hosts
-        ]
+        guards = Sentinels(
+            [
+                _client(sentinels.plain(host), url, within=SENTINEL_WITHIN)
+                for host in sentinels.hosts
+            ]
+        )
         pattern = _client(data.plain(data.hosts[0], data.path), url).connection_pool
         options = dict(pattern.connection_kwargs)
         del options["host"], options["port"]
         pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
             primary, guards, ssl=address.scheme == "rediss", **options
         )
-        return SentinelNode(Redis.from_pool(pool), guards, primary)
+        return PrimaryNode(Redis.from_pool(pool), guards, primary)
 
     return OneServer(node(), renew=node)
-
-
-class SentinelNode(Node):
-    """Whoever is the primary, says Sentinel."""
-
-    def __init__(self, client: RedisClient, guards: Sentinel, name: str) -> None:
-        wires = Wires(client.connection_pool.make_connection, most=CONNECTIONS)
-        wires.on_late = self._look
-        super().__init__(client, wires)
-        self._guards = guards
-        self._name = name
-        self._looking: asyncio.Task[None] | None = None
-
-    @property
-    def name(self) -> str:
-        """The primary's name."""
-        return self._name
-
-    def _look(self) -> None:
-        """The primary is slow to answer: perhaps there is another one."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._ask_who(), name="mx-rmq sentinel")
-
-    async def _ask_who(self) -> None:
-        with suppress(redis_errors.RedisError):
-            address = await self._guards.discover_master(self._name)
-            if self.wires is not None and self.wires.leads_elsewhere(address):
-                self.wires.hang_up()
-
-    async def close(self) -> None:
-        """Close all connections, those to the Sentinels too."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
-        await super().close()
-        for sentinel in self._guards.sentinels:
-            await sentinel.aclose()
 
 
 async def _start(directory: str) -> EmbeddedServer:
@@ -258,13 +230,18 @@ def without_password(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     rest, question, query = (rest if separator else url).partition("?")
     rest += question + "&".join(
-        f"{name}=***" if unquote(name).lower().endswith("password") else name + equals + value
+        f"{name}=***" if _is_secret(name) else name + equals + value
         for name, equals, value in (one.partition("=") for one in query.split("&"))
     )
     before, at, host = rest.rpartition("@")
     user, colon, _ = before.partition(":")
     shown = f"{user}:***@{host}" if at and colon else rest
     return scheme + separator + shown if separator else shown
+
+
+def _is_secret(option: str) -> bool:
+    name = unquote(option).lower()
+    return "pas" in name and not name.endswith("_file")  # also if it is misspelt
 
 
 def _client(plain: str, url: str, within: float | None = None) -> RedisClient:

@@ -7,12 +7,13 @@ Keys of one site may stand in one call; they share a server, its clock, and what
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from redis import exceptions as redis_errors
 from redis.asyncio import ConnectionPool, Redis
 
-from mx_rmq.store.wire import Wires
+from mx_rmq.store.wire import LATE, Unreached, Wires
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -33,6 +34,10 @@ class Node:
     def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
         self.client = client
         self.wires = wires
+        self.still_primary: Callable[[], Awaitable[bool]] | None = None
+        """Asks others whether calls may still go here; None: nobody could replace it."""
+        self._heard_at = 0.0
+        """When it last answered, on the monotonic clock."""
         self._free = asyncio.Semaphore(CONNECTIONS)
 
     @classmethod
@@ -58,7 +63,12 @@ class Node:
         """Send the call of a script; wait so many seconds for its reply."""
         if self.wires is None:
             return await self.execute(words, within)
-        return await self.wires.send(words, within)
+        if self.still_primary is None:
+            return await self.wires.send(words, within)
+        await self._make_sure()
+        answer = await self.wires.send(words, within)
+        self._heard_at = time.monotonic()
+        return answer
 
     async def send_asking(self, words: tuple[Value, ...], within: float) -> Any:
         """Send the call of a script for a slot that is on its way to this server."""
@@ -66,11 +76,24 @@ class Node:
 
     async def send_all(self, commands: Sequence[tuple[Value, ...]], within: float) -> list[Any]:
         """Send commands together on one connection; return all replies, errors among them."""
-        return await self._wires().send_all(commands, within)
+        await self._make_sure()
+        answers = await self._wires().send_all(commands, within)
+        self._heard_at = time.monotonic()
+        return answers
 
     async def open_apart(self, within: float) -> Wire:
         """Open a wire for one who blocks on it."""
         return await self._wires().open_apart(within)
+
+    async def _make_sure(self) -> None:
+        """Ask others about it, if it was not heard of for a while.
+
+        It may have stood still meanwhile, been replaced, and not know it yet: then it takes what
+        we write, and loses it.
+        """
+        quiet = time.monotonic() - self._heard_at > LATE
+        if quiet and self.still_primary is not None and not await self.still_primary():
+            raise Unreached(f"not connecting to {self.name}, which has been replaced")
 
     def _wires(self) -> Wires:
         if self.wires is None:

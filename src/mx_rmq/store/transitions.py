@@ -23,7 +23,7 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.core.message import Draft, Message, Priority, State
 from mx_rmq.core.names import check_id, check_topic, check_worker
-from mx_rmq.core.partition import check_partitions, topic_of
+from mx_rmq.core.partition import check_partitions, partitions, topic_of
 from mx_rmq.store.answers import (
     Claim,
     Dispatched,
@@ -250,10 +250,20 @@ class Transitions:
             counts = await self._caller.run(script, [self.keys.topics], args)
             self.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
 
-    async def register(self, topic: str, partitions: int = 1) -> None:
-        """List a topic before it holds anything."""
+    async def grow(self, topic: str, count: int) -> None:
+        """Give a topic so many partitions at the least. If it is paused, so are the new ones."""
+        known = await self._caller.command("HGET", self.keys.topics, check_topic(topic)) or b""
+        if known.isdigit() and int(known) < check_partitions(count):
+            meta = self.keys.of(topic).meta
+            if await self._caller.command("HEXISTS", meta, "paused"):
+                for name in partitions(topic, count)[int(known) :]:
+                    await self.pause_topic(name)
+        await self.register_topics({topic: count})
+
+    async def register(self, topic: str, count: int = 1) -> None:
+        """List a topic before it holds anything, with so many partitions at the least."""
         try:
-            await self.register_topics({topic: partitions})
+            await (self.grow(topic, count) if count > 1 else self.register_topics({topic: count}))
         except OutcomeUnknown as error:
             raise ServerUnavailable(
                 f"the server did not answer, and no message was sent to it: {error.__cause__}"

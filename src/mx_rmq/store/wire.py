@@ -285,7 +285,10 @@ class Wires:
             turn: asyncio.Future[Wire | None] = asyncio.get_running_loop().create_future()
             self._queue.append(turn)
             try:
-                wire = await turn
+                async with asyncio.timeout(within):
+                    wire = await turn
+            except TimeoutError as error:
+                raise Unreached("connecting to the server: all connections are busy") from error
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():  # it was ours; it is another's now
                     self._hand_on(turn.result())
