@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from mx_rmq.admin import Admin, Cancelled, Stats
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_for, partitions
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.store import Store
@@ -23,6 +24,7 @@ from tests.lab.messages import (
     bring,
     delayed,
     draft,
+    drafts,
     leased,
     message,
     pending,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.store.answers import Leased
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -103,7 +106,8 @@ async def test_the_topics_are_listed_and_foreign_names_among_them_are_not(
     assert await admin.topics() == []
     await pending(store)
     await store.produce_normal_message("b", [draft()])
-    await raw.sadd(store.keys.topics, b"\xff", "a b", "{x}", "\x1b[2J")
+    for name in (b"\xff", b"a b", b"{x}", b"a/1", b"\x1b[2J"):
+        await raw.hset(store.keys.topics, name, 1)
     assert await admin.topics() == ["b", TOPIC]
 
 
@@ -412,7 +416,7 @@ async def test_ids_of_any_bytes_and_times_without_end_are_shown(
     await pending(store)
     await take(store)
     await raw.flushall()
-    await raw.sadd(store.keys.topics, TOPIC)
+    await raw.hset(store.keys.topics, TOPIC, 1)
     keys, id = store.keys.of(TOPIC), b"\xff\x1b[2J \n"
     await raw.hset(keys.payload, id, b"x")
     if state is State.PENDING:
@@ -641,3 +645,380 @@ async def test_a_worker_that_tells_nonsense_is_shown_all_the_same(
     await store.beat_worker("w1", msgspec.json.encode(info))
     (one,) = await admin.workers()
     assert (one.name, one.topics, one.pid, one.started_at, one.held) == ("w1", (), None, None, None)
+
+
+# partitions
+
+
+PARTS = partitions(TOPIC, 3)
+
+
+async def split(store: Store, count: int = 3) -> Admin:
+    """Let the topic have partitions."""
+    await store.register_topics({TOPIC: count})
+    return Admin(store)
+
+
+async def pending_in(store: Store, part: str, count: int = 1, **fields: Any) -> list[str]:
+    produced = await store.produce_normal_message(part, drafts(count, **fields))
+    return [id for id, _ in produced]
+
+
+async def leased_in(store: Store, part: str, lease: int = LEASE, **fields: Any) -> Leased:
+    await pending_in(store, part, **fields)
+    (one,) = (await store.dispatch_message(part, "w1", count=1, lease=lease)).messages
+    return one
+
+
+async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
+    """Bring a new message of a partition into a state; return its id."""
+    one = await leased_in(store, part, **fields)
+    if state is State.PENDING:
+        await store.release_message(part, "w1", [(one.claim, Priority.NORMAL)])
+    elif state is State.DELAYED:
+        again = Retried(one.claim, message(one).failed(FAILURE), 1000)
+        await store.retry_message(part, "w1", [again])
+    elif state is State.DEAD:
+        await store.move_to_dlq(part, "w1", one.claim, message(one).failed(FAILURE))
+    elif state is State.QUARANTINED:
+        why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+        await store.handle_parse_error(part, "w1", one.claim, why)
+    return one.id
+
+
+async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, raw: Redis) -> None:
+    await split(store)
+    for number, part in enumerate(PARTS):
+        for state in State:
+            for _ in range(number + 1):
+                await bring_in(store, part, state)
+    await raw.rpush(store.keys.of(PARTS[1]).pending, "ghost")
+    taken = (await store.dispatch_message(PARTS[1], "w1", count=3, lease=LEASE)).messages
+    released = [(one.claim, Priority.NORMAL) for one in taken]
+    await store.release_message(PARTS[1], "w1", released)
+    await store.pause_topic(PARTS[2])
+    stats = await admin.stats(TOPIC)
+    assert stats == Stats(
+        topic=TOPIC,
+        pending=6,
+        processing=6,
+        delayed=6,
+        dead=6,
+        quarantined=6,
+        oldest_pending=stats.oldest_pending,
+        paused=True,
+        dropped=1,
+        partitions=3,
+    )
+    assert await admin.topics() == [TOPIC]
+
+
+async def test_the_oldest_message_of_all_partitions_counts(store: Store, clock: Clock) -> None:
+    admin = await split(store)
+    assert (await admin.stats(TOPIC)).oldest_pending is None
+    await pending_in(store, PARTS[2])
+    clock.advance(5000)
+    await pending_in(store, PARTS[0])
+    clock.advance(1000)
+    assert (await admin.stats(TOPIC)).oldest_pending == 6
+
+
+async def test_a_topic_that_grew_elsewhere_is_seen_whole_at_once(
+    store: Store, admin: Admin, server: Server
+) -> None:
+    (first,) = await pending(store)
+    assert (await admin.stats(TOPIC)).partitions == 1
+    async with await Store.open(server.url) as other:
+        await other.register_topics({TOPIC: 3})
+        (last,) = await pending_in(other, PARTS[2])
+    assert store.partitions[TOPIC] == 1
+    assert (await admin.stats(TOPIC)).pending == 2
+    assert await admin.get(TOPIC, last)
+    assert await ids_of(admin, State.PENDING) == [first, last]
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("count", [b"", b"many", b"0", b"-3", b"1.5"])
+async def test_a_number_of_partitions_that_is_none_is_taken_for_one(
+    store: Store, admin: Admin, raw: Redis, count: bytes
+) -> None:
+    await pending(store)
+    await raw.hset(store.keys.topics, TOPIC, count)
+    assert (await admin.stats(TOPIC)).partitions == 1
+    await raw.hset(store.keys.topics, TOPIC, 10**30)
+    assert (await admin.stats(TOPIC)).partitions == 1024
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_message_is_found_in_whatever_partition_it_is(
+    store: Store, part: str, state: State
+) -> None:
+    admin = await split(store)
+    for id in (
+        await bring_in(store, part, state),
+        await bring_in(store, part, state, id="own"),  # by a key, or before the topic grew
+        await bring_in(store, part, state, id=f"abc-1.{(PARTS.index(part) + 1) % 3}"),
+        await bring_in(store, part, state, id="0123456789abc-1.999"),
+    ):
+        view = await admin.get(TOPIC, id)
+        assert view is not None
+        assert (view.id, view.topic, view.state) == (id, TOPIC, state)
+        assert (view.partition, view.payload, view.unreadable) == (PARTS.index(part), 0, "")
+    for id in ("unknown", "", "\udcff", "a b", "0123456789abc-1.1"):
+        assert await admin.get(TOPIC, id) is None
+
+
+async def test_an_id_leads_to_its_partition_without_a_search(store: Store, raw: Redis) -> None:
+    admin = await split(store, 100)
+    parts = partitions(TOPIC, 100)
+    (made,) = await pending_in(store, parts[70])
+    await pending_in(store, parts[number_for("own", 100)], id="own")
+    await raw.config_resetstat()
+    for id in (made, "own"):
+        assert await admin.get(TOPIC, id)
+        assert await admin.cancel(TOPIC, id)
+    calls = (await raw.info("commandstats"))["cmdstat_hget"]["calls"]
+    assert calls < 20
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 1000])
+async def test_pending_messages_of_partitions_take_turns_level_by_level(
+    store: Store, limit: int
+) -> None:
+    admin = await split(store)
+    ids = {
+        (part, priority): await pending_in(store, part, count, priority=priority)
+        for part, count in zip(PARTS, (1, 3, 2), strict=True)
+        for priority in (Priority.LOW, Priority.HIGH, Priority.NORMAL)
+    }
+    expected = [
+        ids[part, priority][turn]
+        for priority in (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+        for turn in range(3)
+        for part in PARTS
+        if turn < len(ids[part, priority])
+    ]
+    assert await ids_of(admin, State.PENDING, limit) == expected
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 1000])
+async def test_delayed_messages_of_partitions_are_listed_by_due_time(
+    store: Store, limit: int
+) -> None:
+    admin = await split(store)
+    due = {}
+    for number in range(12):
+        delay = (number * 5 % 12 + 1) * 1000
+        priority = [*Priority][number % 2]
+        (one,) = await store.produce_delay_message(
+            PARTS[number % 3], drafts(1, delay=delay, priority=priority)
+        )
+        due[one.id] = delay
+    assert await ids_of(admin, State.DELAYED, limit) == sorted(due, key=lambda id: due[id])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 1000])
+async def test_messages_in_processing_of_partitions_are_listed_by_deadline(
+    store: Store, limit: int
+) -> None:
+    admin = await split(store)
+    ids = {}
+    for number, lease in enumerate((3000, 1000, 5000, 4000, 2000)):
+        ids[lease] = (await leased_in(store, PARTS[number % 3], lease=lease)).id
+    assert await ids_of(admin, State.PROCESSING, limit) == [ids[lease] for lease in sorted(ids)]
+    page = await admin.list(TOPIC, State.PROCESSING)
+    assert [one.partition for one in page.messages] == [1, 1, 0, 0, 2]
+    assert {one.topic for one in page.messages} == {TOPIC}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 1000])
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_archived_messages_of_partitions_are_listed_newest_first(
+    store: Store, clock: Clock, state: State, limit: int
+) -> None:
+    admin = await split(store)
+    ids = []
+    for number in (0, 2, 1, 1, 2, 0, 2):
+        clock.advance(1)
+        ids.append(await bring_in(store, PARTS[number], state))
+    assert await ids_of(admin, state, limit) == ids[::-1]
+
+
+async def test_a_page_reads_the_contents_of_its_own_messages_alone(
+    store: Store, raw: Redis
+) -> None:
+    admin = await split(store)
+    for part in PARTS:
+        await pending_in(store, part, 50)
+    await raw.config_resetstat()
+    page = await admin.list(TOPIC, State.PENDING, limit=4)
+    assert [one.partition for one in page.messages] == [0, 1, 2, 0]
+    assert page.cursor == "0.2.0_0.1.0_0.1.0"
+    stats = await raw.info("commandstats")
+    assert stats["cmdstat_hmget"]["calls"] == 3
+    assert stats["cmdstat_lrange"]["calls"] == 6  # in each the high ones, and enough normal ones
+
+
+async def test_a_cursor_goes_on_when_the_topic_has_grown(store: Store) -> None:
+    admin = await split(store, 2)
+    first = await pending_in(store, PARTS[0], 2)
+    second = await pending_in(store, PARTS[1], 2)
+    page = await admin.list(TOPIC, State.PENDING, limit=2)
+    assert [one.id for one in page.messages] == [first[0], second[0]]
+    await admin.grow(TOPIC, 3)
+    third = await pending_in(store, PARTS[2], 2)
+    page = await admin.list(TOPIC, State.PENDING, cursor=page.cursor)
+    assert [one.id for one in page.messages] == [third[0], first[1], second[1], third[1]]
+    assert page.cursor is None
+
+
+async def test_a_cursor_leaves_out_partitions_of_which_nothing_was_shown(store: Store) -> None:
+    admin = await split(store, 1000)
+    ids = await pending_in(store, f"{TOPIC}/2", 3)
+    page = await admin.list(TOPIC, State.PENDING, limit=2)
+    assert page.cursor == "__0.2.0"
+    page = await admin.list(TOPIC, State.PENDING, cursor=page.cursor)
+    assert [one.id for one in page.messages] == ids[2:]
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        *("_", "__", "0.0.0", "1.0.0_", "1.0.0_0.0.0", "1_1", "1.0.0_1", "___1.0.0", "01.0.0"),
+        *("+1.0.0", "1.0.0 _1.0.0", f"{2**52}.0.0", "1.0.0_x.0.0", "\u0661.0.0"),
+    ],
+)
+async def test_a_cursor_that_no_page_of_partitions_gave_is_refused(
+    store: Store, cursor: str
+) -> None:
+    admin = await split(store)
+    with pytest.raises(InvalidInput, match="is not one that a page gave"):
+        await admin.list(TOPIC, State.PENDING, cursor=cursor)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_archived_messages_are_requeued_and_discarded_in_their_partition(
+    store: Store, part: str, state: State
+) -> None:
+    admin = await split(store)
+    again = await bring_in(store, part, state, id="again")
+    gone = await bring_in(store, part, state)
+    assert await admin.requeue(TOPIC, again)
+    assert not await admin.requeue(TOPIC, again)
+    view = await admin.get(TOPIC, again)
+    assert view is not None
+    assert (view.state, view.partition) == (State.PENDING, PARTS.index(part))
+    assert await admin.discard(TOPIC, gone)
+    assert not await admin.discard(TOPIC, gone)
+    counts = await store.views.counts(part)
+    assert (counts.pending, counts.total) == (1, 1)
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_a_message_is_cancelled_in_its_partition_and_no_other_is_written_to(
+    store: Store, raw: Redis, part: str
+) -> None:
+    admin = await split(store)
+    await pending_in(store, part, id="own")
+    keys = {key async for key in raw.scan_iter() if b"{%b}" % part.encode() not in key}
+    assert await admin.cancel(TOPIC, "own") is Cancelled.DONE
+    assert await admin.cancel(TOPIC, "own") is Cancelled.ABSENT
+    one = await leased_in(store, part)
+    assert await admin.cancel(TOPIC, one.id) is Cancelled.PROCESSING
+    assert {key async for key in raw.scan_iter() if b"{%b}" % part.encode() not in key} == keys
+
+
+async def test_a_pause_is_one_of_all_partitions(store: Store) -> None:
+    admin = await split(store)
+    for part in PARTS:
+        await pending_in(store, part)
+    await store.pause_topic(PARTS[1])
+    assert (await admin.pause(TOPIC), await admin.pause(TOPIC)) == (True, False)
+    for part in PARTS:
+        assert (await store.dispatch_message(part, "w1", count=1, lease=LEASE)).messages == []
+    await store.resume_topic(PARTS[0])
+    assert (await admin.stats(TOPIC)).paused
+    assert (await admin.resume(TOPIC), await admin.resume(TOPIC)) == (True, False)
+    assert not (await admin.stats(TOPIC)).paused
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_a_limit_is_one_over_all_partitions(store: Store, clock: Clock, state: State) -> None:
+    admin = await split(store)
+    ids: dict[str, list[str]] = {part: [] for part in PARTS}
+    for part in PARTS * 4:
+        clock.advance(1)
+        ids[part].append(await bring_in(store, part, state))
+    assert await admin.requeue_all(TOPIC, state, limit=6) == 6
+    left = await ids_of(admin, state)
+    assert set(left) == {*ids[PARTS[1]][2:], *ids[PARTS[2]]}
+    assert await admin.discard_all(TOPIC, state, limit=3) == 3
+    assert set(await ids_of(admin, state)) == {*ids[PARTS[2]][1:]}
+    assert await admin.requeue_all(TOPIC, state) == 3
+    assert await admin.discard_all(TOPIC, state) == 0
+    assert (await admin.stats(TOPIC)).pending == 9
+
+
+@pytest.mark.corrupts
+async def test_the_audit_says_in_which_partition_something_is_wrong(
+    store: Store, raw: Redis
+) -> None:
+    admin = await split(store)
+    for part in PARTS:
+        await pending_in(store, part)
+    assert await admin.audit(TOPIC) == []
+    (id,) = await pending_in(store, PARTS[2])
+    await raw.rpop(store.keys.of(PARTS[2]).pending, 2)
+    violations = await admin.audit(TOPIC)
+    assert len(violations) == 2
+    assert {one.topic for one in violations} == {PARTS[2]}
+    assert id in {one.id for one in violations}
+
+
+@pytest.mark.corrupts
+async def test_what_is_wrong_with_one_partition_is_told_as_it_is(store: Store, raw: Redis) -> None:
+    admin = await split(store, 50)
+    await raw.set(store.keys.of(f"{TOPIC}/49").pending, "x")
+    with pytest.raises(WrongType, match=r"\{orders/49\}:pending holds a string, not a list"):
+        await admin.stats(TOPIC)
+
+
+# grow
+
+
+async def test_a_topic_grows_and_never_shrinks(store: Store, admin: Admin) -> None:
+    await pending(store)
+    assert await admin.grow(TOPIC, 4) == 4
+    assert await admin.grow(TOPIC, 4) == 4
+    assert store.partitions[TOPIC] == 4
+    with pytest.raises(InvalidInput, match="has 4 partitions and cannot have 3"):
+        await admin.grow(TOPIC, 3)
+    assert (await admin.stats(TOPIC)).partitions == 4
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025, True, 1.5, "2"])
+async def test_a_number_of_partitions_out_of_range_is_refused(
+    store: Store, admin: Admin, count: Any
+) -> None:
+    await pending(store)
+    with pytest.raises(InvalidInput, match="is not a whole number from 1 to 1024"):
+        await admin.grow(TOPIC, count)
+
+
+async def test_a_topic_that_nobody_produced_to_does_not_grow(store: Store, admin: Admin) -> None:
+    with pytest.raises(InvalidInput, match="no topic 'orderz'"):
+        await admin.grow("orderz", 2)
+    assert await admin.topics() == []
+
+
+async def test_a_paused_topic_that_grows_stays_paused(store: Store, admin: Admin) -> None:
+    await pending(store)
+    await admin.pause(TOPIC)
+    await admin.grow(TOPIC, 3)
+    for part in PARTS:
+        assert (await store.views.counts(part)).paused
+    assert await admin.resume(TOPIC)
+    await admin.grow(TOPIC, 4)
+    assert not (await admin.stats(TOPIC)).paused

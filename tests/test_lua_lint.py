@@ -244,13 +244,13 @@ async def test_every_script_compiles_under_the_name_that_we_call_it_by(raw: Redi
 
 
 async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Server) -> None:
-    connection = await connect(server.url)
-    caller, keys = Guarded(connection.client), Keys()
+    servers = await connect(server.url)
+    caller, keys = Guarded(servers), Keys()
     found = await preflight(caller, keys)
     for case in CASES:
         await raw.flushall()
         clock = Clock()
-        store = Store(connection, caller, keys, found, clock=clock)
+        store = Store(caller, keys, found, clock=clock)
         seeded = await case.seed(Stage(store, clock, TOPIC))
         assert await case.act(store, TOPIC, seeded) == case.done, case
         await store.get_next_delay_task(TOPIC)
@@ -260,7 +260,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
         assert [violation.id for violation in await store.audit.topic(TOPIC)] == ["stray"]
     assert caller.ran == set(names())
-    await connection.close()
+    await servers.close()
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
     ],
 )
 async def test_the_guard_stops(raw: Redis, server: Server, body: str, problem: str) -> None:
-    connection = await connect(server.url)
+    servers = await connect(server.url)
     script = Script.parse("good", HEAD + body)
     with pytest.raises(ScriptFailed, match=problem):
-        await Guarded(connection.client).run(script, ["h", "l", "o"], ["x", 1])
-    await connection.close()
+        await Guarded(servers).run(script, ["h", "l", "o"], ["x", 1])
+    await servers.close()

@@ -759,7 +759,7 @@ async def test_messages_of_a_killed_worker_are_taken_over_by_another(
     mq: MessageQueue, server: Server
 ) -> None:
     async with MessageQueue(server.url, lease=0.5) as short:
-        await short.store.register_topics(["t"])
+        await short.store.register_topics({"t": 1})
         id = await mq.produce("t", 1)
         await short.store.dispatch_message("t", "killed", count=1, lease=300)
         seen = Seen(short.events)

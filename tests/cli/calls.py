@@ -28,7 +28,7 @@ async def run(server: Server | str, *words: str) -> Result:
     return result
 
 
-async def run_json(server: Server, *words: str, code: int = 0) -> Any:
+async def run_json(server: Server | str, *words: str, code: int = 0) -> Any:
     """Run a command with --json; return the one document that it printed."""
     result = await run(server, *words, "--json")
     assert result.exit_code == code, result.output

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, harmless, run, run_json
 from tests.lab.archives import ARCHIVES, archived
-from tests.lab.messages import TOPIC, bring, delayed, leased, pending
+from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
 from tests.lab.servers import Kind
 from tests.lab.snapshot import snapshot
 
@@ -204,3 +205,52 @@ async def test_an_unknown_topic_is_refused_before_anything_is_asked(
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert failed.stderr.startswith("Error: no topic 'orderz' under the prefix")
     assert failed.stderr.count("\n") == 1
+
+
+# partitions
+
+
+async def test_a_topic_grows(store: Store, server: Server) -> None:
+    await pending(store)
+    told = await run(server, "grow", TOPIC, "4")
+    assert (told.exit_code, told.stdout) == (0, "orders: 4 partitions\n")
+    assert await run_json(server, "grow", TOPIC, "5") == {"topic": TOPIC, "partitions": 5}
+    assert await store.views.partitions(TOPIC) == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((TOPIC, "1"), "Error: topic 'orders' has 2 partitions and cannot have 1: what is in"),
+        ((TOPIC, "0"), "Error: partitions=0 is not a whole number from 1 to 1024"),
+        ((TOPIC, "1025"), "Error: partitions=1025 is not a whole number from 1 to 1024"),
+        ((TOPIC, "many"), "'many' is not a valid integer"),
+        (("orderz", "2"), "Error: no topic 'orderz' under the prefix"),
+    ],
+)
+async def test_a_topic_does_not_grow_to_a_wrong_number(
+    store: Store, server: Server, words: tuple[str, ...], said: str
+) -> None:
+    await store.register_topics({TOPIC: 2})
+    failed = await run(server, "grow", *words)
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert said in failed.stderr
+    assert await store.views.partitions(TOPIC) == 2
+
+
+async def test_messages_are_acted_on_in_whatever_partition_they_are(
+    store: Store, server: Server
+) -> None:
+    await store.register_topics({TOPIC: 3})
+    for part in partitions(TOPIC, 3):
+        await store.produce_normal_message(part, [draft(), draft(id=part.replace("/", "."))])
+    listed = (await run_json(server, "list", TOPIC, "--state", "pending"))["messages"]
+    ids = [one["id"] for one in listed]
+    assert len(ids) == 6
+    told = await run(server, "cancel", TOPIC, *ids[1:], "--yes")
+    assert told.exit_code == 0
+    assert told.stdout == "".join(f"{id}: cancelled\n" for id in ids[1:])
+    assert (await run(server, "pause", TOPIC)).stdout == "orders: paused\n"
+    for part in partitions(TOPIC, 3):
+        assert (await store.views.counts(part)).paused
+    assert (await run(server, "resume", TOPIC)).stdout == "orders: resumed\n"

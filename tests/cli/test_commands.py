@@ -29,8 +29,8 @@ def test_help_names_every_command() -> None:
     helped = run("--help")
     assert helped.returncode == 0
     for command in (
-        *("audit", "cancel", "demo", "discard", "doctor", "list", "pause", "requeue", "resume"),
-        *("server", "show", "stats", "workers"),
+        *("audit", "cancel", "demo", "discard", "doctor", "grow", "list", "pause", "requeue"),
+        *("resume", "server", "show", "stats", "workers"),
     ):
         assert f"\n  {command} " in helped.stdout
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, harmless, run, run_json
 from tests.lab.archives import archived
 from tests.lab.messages import (
@@ -91,7 +92,7 @@ async def test_an_unknown_topic_is_one_clear_line(
 
 @pytest.mark.corrupts
 async def test_hostile_names_stay_harmless(store: Store, server: Server, raw: Redis) -> None:
-    await raw.sadd(store.keys.topics, HOSTILE)
+    await raw.hset(store.keys.topics, HOSTILE, 1)
     await pending(store)
     for words in (("stats",), ("stats", "\x1b[2J"), ("stats", "orderz"), ("audit",)):
         told = await run(server, *words)
@@ -287,3 +288,72 @@ async def test_the_audit_tells_of_a_key_of_a_wrong_type(
     told = await run(server, "audit")
     assert told.exit_code == 1
     assert "holds a string, not a list" in told.stdout
+
+
+# partitions
+
+
+async def test_a_topic_of_partitions_is_one_line_that_says_so(store: Store, server: Server) -> None:
+    await store.register_topics({TOPIC: 3})
+    for part in partitions(TOPIC, 3):
+        await store.produce_normal_message(part, [draft()])
+    await store.produce_normal_message("plain", [draft()])
+    _, first, second = (await run(server, "stats")).stdout.splitlines()
+    assert first.split()[:2] == [TOPIC, "3"]
+    assert first.endswith("3 partitions")
+    assert "partition" not in second
+    several, plain = (await run_json(server, "stats"))["topics"]
+    assert (several["pending"], several["partitions"]) == (3, 3)
+    assert "partitions" not in plain
+    assert await run_json(server, "audit") == {"topics": 2, "messages": 4, "violations": []}
+    assert (await run(server, "audit")).stdout == "2 topics, 4 messages, 0 violations\n"
+
+
+async def test_a_message_says_in_which_partition_it_is_unless_it_is_the_first(
+    store: Store, server: Server
+) -> None:
+    await store.register_topics({TOPIC: 2})
+    (first,) = await store.produce_normal_message(TOPIC, [draft()])
+    (second,) = await store.produce_normal_message(f"{TOPIC}/1", [draft()])
+    assert "partition" not in (await run(server, "show", TOPIC, first.id)).stdout
+    told = (await run(server, "show", TOPIC, second.id)).stdout
+    assert f"topic:       {TOPIC}\npartition:   1\n" in told
+    assert (await run_json(server, "show", TOPIC, second.id))["partition"] == 1
+
+
+async def test_a_list_goes_on_through_all_partitions(store: Store, server: Server) -> None:
+    await store.register_topics({TOPIC: 3})
+    ids = set()
+    for part in partitions(TOPIC, 3):
+        ids |= {id for id, _ in await store.produce_normal_message(part, [draft()] * 3)}
+    words: list[str] = []
+    found: list[str] = []
+    for pages in range(5):
+        page = await run_json(server, "list", TOPIC, "--state", "pending", "--limit", "2", *words)
+        found += [one["id"] for one in page["messages"]]
+        words = ["--cursor", str(page["cursor"])]
+        assert (page["cursor"] is None) == (pages == 4)
+    assert len(found) == len(ids)
+    assert set(found) == ids
+
+
+@pytest.mark.corrupts
+async def test_what_is_wrong_is_told_with_its_partition(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await store.register_topics({TOPIC: 2})
+    (one,) = await store.produce_normal_message(f"{TOPIC}/1", [draft()])
+    await raw.delete(store.keys.of(f"{TOPIC}/1").pending)
+    told = await run(server, "audit")
+    assert told.exit_code == 1
+    assert f"{TOPIC}/1: {one.id}: a record without a state\n" in told.stdout
+    told = await run(server, "doctor")
+    assert told.exit_code == 1
+    assert f"the first: partition 1: {one.id}: a record without a state." in told.stdout
+
+
+async def test_the_doctor_counts_all_partitions(store: Store, server: Server) -> None:
+    await store.register_topics({TOPIC: 2})
+    await store.produce_delay_message(f"{TOPIC}/1", [draft(delay=1000)])
+    told = await run(server, "doctor")
+    assert f"topic {TOPIC}: 1 message in 2 partitions, each in exactly one state" in told.stdout

@@ -15,6 +15,7 @@ import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_for
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind
 
@@ -191,6 +192,36 @@ async def test_a_full_topic_stops_many_and_the_ids_so_far_are_printed(
     assert len(json.loads(done.stdout)["ids"]) == 1000 == (await mq.admin.stats("orders")).pending
 
 
+# partitions
+
+
+async def test_messages_of_a_key_go_to_the_same_partition(shell: Shell, mq: MessageQueue) -> None:
+    await mq.store.register_topics({"orders": 8})
+    for number in range(3):
+        assert shell.produce("orders", str(number), "--key", "ann").returncode == 0
+    lines = "".join(f"{number}\n" for number in range(3, 20))
+    assert shell.produce("orders", "--many", "--key", "ann", piped=lines).returncode == 0
+    messages = (await mq.admin.list("orders", State.PENDING)).messages
+    assert [one.payload for one in messages] == list(range(20))
+    assert {one.partition for one in messages} == {number_for("ann", 8)}
+
+
+async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
+    shell: Shell, mq: MessageQueue
+) -> None:
+    assert shell.produce("orders", "1", "--confirm", "stored").returncode == 0
+    failed = shell.refused("orders", "2", "--id", "two", "--confirm", "replicated")
+    assert "the message is stored, but not replicated within 1 s" in failed
+    assert failed.endswith("; to wait for it again: --id two\n")
+    done = shell.produce("orders", "--many", "--confirm", "replicated", piped="3\n4\n")
+    assert done.returncode == 2
+    counted, error = done.stderr.splitlines()
+    assert counted == "2 messages produced"
+    assert "2 messages are stored, but not replicated within 1 s" in error
+    assert len(done.stdout.splitlines()) == 2
+    assert (await mq.admin.stats("orders")).pending == 4
+
+
 # wrong input
 
 
@@ -216,6 +247,7 @@ async def test_a_full_topic_stops_many_and_the_ids_so_far_are_printed(
         (["t", "1", "--many"], "--many reads the payloads from standard input"),
         (["t", "--many", "--id", "a"], "--many reads the payloads from standard input"),
         (["t", "1", "--prefix", "{"], "prefix="),
+        (["t", "1", "--key", ""], "key='' is not a text"),
         (["t", "1", "--patience", "-1"], "patience=-1.0 is not between 0 and 300"),
         (["t", "1", "--url", "http://x"], "URL 'http://x' does not begin with one of redis://"),
         (

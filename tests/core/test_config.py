@@ -102,6 +102,8 @@ def write(directory: Path, text: str, name: str = "mx-rmq.toml") -> None:
 def test_the_defaults_of_the_settings_are_those_of_the_contract() -> None:
     queue, worker = QueueSettings.load(url=URL), WorkerSettings.load()
     assert (queue.url, queue.prefix, queue.lease, queue.patience) == (URL, "mx-rmq", 30, 10)
+    assert (queue.username, queue.password, queue.password_file) == (None, None, None)
+    assert (queue.confirm, queue.confirm_replicas, queue.confirm_within) == ("stored", 1, 1)
     assert queue.limits == Limits()
     assert worker == WorkerSettings()
     assert (worker.concurrency, worker.topics, worker.grace, worker.prefetch, worker.name) == (
@@ -133,6 +135,8 @@ def test_a_queue_without_a_url_says_the_three_ways_to_give_one(url: str | None) 
     [
         (QueueSettings, "lease", [0.1, 1, 86_400], [0, 0.09, 86_401, inf, nan, -1]),
         (QueueSettings, "patience", [0, 0.5, 300], [-0.1, 301, inf, nan]),
+        (QueueSettings, "confirm_replicas", [1, 2, 100], [0, -1, 101]),
+        (QueueSettings, "confirm_within", [0.001, 1, 60], [0, -1, 61, inf, nan]),
         (WorkerSettings, "concurrency", [1, 10_000], [0, -1, 10_001]),
         (WorkerSettings, "grace", [0, 0.5, 1e6], [-1, inf, nan]),
         (WorkerSettings, "prefetch", [0, 10_000], [-1, 10_001]),
@@ -157,6 +161,16 @@ def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: l
         (QueueSettings, {"prefix": None}, "prefix=None is refused"),
         (QueueSettings, {"max_payload": 0}, "max_payload=0 would refuse every payload"),
         (QueueSettings, {"url": 5}, "url is of type int, not a text"),
+        (
+            QueueSettings,
+            {"confirm": "all"},
+            "confirm='all' is refused: confirm='all' is not one of",
+        ),
+        (QueueSettings, {"confirm": None}, "confirm=None is refused"),
+        (QueueSettings, {"confirm_replicas": 1.5}, "confirm_replicas=1.5 is not a whole number"),
+        (QueueSettings, {"username": ""}, "username is not a text with something in it"),
+        (QueueSettings, {"password": ""}, "password is not a text with something in it"),
+        (QueueSettings, {"password_file": 5}, "password_file is not a text with something in it"),
         (WorkerSettings, {"concurrency": 1.5}, "concurrency=1.5 is not a whole number"),
         (WorkerSettings, {"topics": "orders"}, "topics='orders' is not a list of topics"),
         (WorkerSettings, {"topics": []}, "topics=[] names no topic"),
@@ -186,6 +200,13 @@ def test_topics_are_kept_once_each_and_in_order() -> None:
         (QueueSettings, "patience", "0", 0),
         (QueueSettings, "max_pending", "1000", 1000),
         (QueueSettings, "dlq_ttl", "1e6", 1_000_000),
+        (QueueSettings, "username", "me", "me"),
+        (QueueSettings, "password", "a b", "a b"),
+        (QueueSettings, "password", "", None),
+        (QueueSettings, "password_file", "/run/secrets/queue", "/run/secrets/queue"),
+        (QueueSettings, "confirm", "replicated", "replicated"),
+        (QueueSettings, "confirm_replicas", "2", 2),
+        (QueueSettings, "confirm_within", "0.5", 0.5),
         (WorkerSettings, "concurrency", "5", 5),
         (WorkerSettings, "topics", "a", ("a",)),
         (WorkerSettings, "topics", " a, b.c ,,d", ("a", "b.c", "d")),
@@ -212,6 +233,7 @@ def test_a_setting_may_come_from_the_environment(
         (QueueSettings, "max_payload", "1e6", "MX_RMQ_MAX_PAYLOAD='1e6' is not a whole number"),
         (QueueSettings, "max_payload", "9" * 5000, "MX_RMQ_MAX_PAYLOAD='999"),
         (QueueSettings, "prefix", "{x}", "MX_RMQ_PREFIX='{x}' is refused"),
+        (QueueSettings, "confirm", "yes", "MX_RMQ_CONFIRM='yes' is refused"),
         (WorkerSettings, "topics", "a b", "MX_RMQ_TOPICS: topic 'a b' does not match"),
         (WorkerSettings, "topics", " , ", "MX_RMQ_TOPICS=[] names no topic"),
         (WorkerSettings, "name", "a b", "MX_RMQ_NAME='a b' is refused"),
@@ -330,6 +352,33 @@ def test_a_url_is_never_shown(empty_place: Path) -> None:
     with pytest.raises(InvalidInput, match=r"mx-rmq\.toml is not TOML") as caught:
         QueueSettings.load()
     assert SECRET not in str(caught.value)
+
+
+def test_a_password_is_never_shown(empty_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = QueueSettings(url="redis://h", username="me", password=SECRET)
+    assert SECRET in settings.address
+    assert SECRET not in repr(settings)
+    for wrong in ([SECRET], {"a": SECRET}, SECRET.encode()):
+        with pytest.raises(InvalidInput, match="password is not a text") as caught:
+            QueueSettings(url="redis://h", password=wrong)  # type: ignore[arg-type]
+        assert SECRET not in str(caught.value)
+    write(empty_place, f'url = "redis://h"\npassword = ["{SECRET}"]')
+    with pytest.raises(InvalidInput, match=r"mx-rmq\.toml: password is not a text") as caught:
+        QueueSettings.load()
+    assert SECRET not in str(caught.value)
+    write(empty_place, f'url = "redis://h"\npassword = "{SECRET}"')
+    monkeypatch.setenv("MX_RMQ_PASSWORD_FILE", "/file")
+    with pytest.raises(InvalidInput, match="both set") as caught:
+        _ = QueueSettings.load().address
+    assert SECRET not in str(caught.value)
+
+
+def test_the_address_is_the_url_with_the_login_that_is_set_beside_it() -> None:
+    assert QueueSettings(url=URL).address == URL
+    beside = QueueSettings(url="redis://h", username="me", password=SECRET)
+    assert beside.address == f"redis://me:{SECRET}@h"
+    assert beside.url == "redis://h"
+    assert QueueSettings(url=URL, password="other").address == URL
 
 
 @pytest.mark.parametrize("settings", [QueueSettings(url=URL), WorkerSettings()])

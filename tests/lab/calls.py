@@ -27,11 +27,13 @@ class _NextCall(Caller):
         store._caller = self
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        if script.name == "register_topics":  # a topic's first produce lists it before
+            return await self._caller.run(script, keys, args)
         self._store._caller = self._caller
         return await self.once(script, keys, args)
 
-    async def command(self, name: str, *words: Value) -> Any:
-        return await self._caller.command(name, *words)
+    async def command(self, name: str, *words: Value, at: str | None = None) -> Any:
+        return await self._caller.command(name, *words, at=at)
 
     async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         raise NotImplementedError

@@ -174,6 +174,11 @@ async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
     return [one.claim for one in dispatched.messages]
 
 
+async def _dispatch_alone(store: Store, topic: str, _: None) -> list[Claim]:
+    dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE, alone=True)
+    return [one.claim for one in dispatched.messages]
+
+
 async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
     return await store.complete_message(topic, WORKER, [one.claim for one in taken[1:]] + [STALE])
 
@@ -252,6 +257,7 @@ CASES: Final = (
     _produce(delay=True, own=True),
     _case("produce_cron_message", _two_wait, _cron, _FIRED, _FIRED._replace(id=None)),
     _case("dispatch_message", Stage.pending, _dispatch, _TAKEN, _TAKEN),
+    _case("dispatch_message, alone", Stage.pending, _dispatch_alone, _TAKEN, _TAKEN),
     _case("complete_message", Stage.leased, _complete, _DONE, _REPEATED),
     _case("retry_message", Stage.leased, _retry, _DONE, _REPEATED),
     _case("release_message", Stage.leased, _release, _DONE, _REPEATED),

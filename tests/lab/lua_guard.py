@@ -12,9 +12,8 @@ from tests.lab.lua_lint import KEYLESS, PROBES, READS, WRITES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from redis.asyncio import Redis
-
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.servers import Servers
 
 
 def _set(names: Iterable[str]) -> str:
@@ -50,8 +49,8 @@ end)(redis)
 class Guarded(Caller):
     """Runs every script under guard, and notes which ones did run."""
 
-    def __init__(self, client: Redis) -> None:
-        super().__init__(client, patience=10.0)
+    def __init__(self, servers: Servers) -> None:
+        super().__init__(servers, patience=10.0)
         self.ran: set[str] = set()
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:

@@ -61,10 +61,11 @@ async def leased(
 
 
 async def take(
-    store: Store, count: int = 1, *, worker: str = "w1", lease: int = LEASE
+    store: Store, count: int = 1, *, worker: str = "w1", lease: int = LEASE, alone: bool = False
 ) -> list[Leased]:
     """Dispatch up to `count` messages to a worker."""
-    return (await store.dispatch_message(TOPIC, worker, count=count, lease=lease)).messages
+    taken = await store.dispatch_message(TOPIC, worker, count=count, lease=lease, alone=alone)
+    return taken.messages
 
 
 async def settle(store: Store, one: Leased, state: State | None) -> None:

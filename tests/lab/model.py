@@ -181,7 +181,7 @@ class Model:
     def dispatch_message(self, call: Call) -> Any:
         now, worker = call.named["now_ms"], call.named["worker"]
         reply: list[Any] = [str(now)]
-        if self.paused:
+        if self.paused or (call.named["alone"] == "1" and self.leases):
             return reply
         taken: dict[str, list[str]] = {level: [] for level in LEVELS}
         for _ in range(call.named["max_count"]):

@@ -25,7 +25,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.message import Priority, State
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import Connection, connect
+from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
 from mx_rmq.store.quarantine import Quarantined
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.answers import Leased, TakenOver
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.servers import Servers
 
 WORKER: Final = "mortal"
 DELAY: Final = 5_000
@@ -104,9 +105,9 @@ class Mortal:
 class MortalCaller(Caller):
     """Sends the doomed call and is gone before anything can come back."""
 
-    def __init__(self, connection: Connection, mortal: Mortal) -> None:
-        super().__init__(connection.client, patience=10.0)
-        self._pool = connection.client.connection_pool
+    def __init__(self, servers: Servers, mortal: Mortal) -> None:
+        super().__init__(servers, patience=10.0)
+        self._pool = servers.node_at(0).client.connection_pool
         self._mortal = mortal
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
@@ -263,10 +264,9 @@ class Clients:
 
 async def _live(url: str, doom: Point | None) -> None:
     mortal, clock, keys = Mortal(doom), Clock(), Keys()
-    connection = await connect(f"{url}?client_name={WORKER}")
-    caller = MortalCaller(connection, mortal)
+    caller = MortalCaller(await connect(f"{url}?client_name={WORKER}"), mortal)
     found = await preflight(caller, keys)
-    async with Store(connection, caller, keys, found, clock=clock) as store:
+    async with Store(caller, keys, found, clock=clock) as store:
         await Story(store, clock, mortal).tell()
 
 

@@ -67,6 +67,12 @@ MUTANTS = [
     ),
     Mutant("low starves", "dispatch_message", "[9] = {3, 1, 2}", "[9] = {1, 2, 3}"),
     Mutant("dispatch ignores the pause", "dispatch_message", "if paused then return reply end", ""),
+    Mutant(
+        "dispatch is never alone",
+        "dispatch_message",
+        "if alone == '1' and redis.call('HLEN', processing) > 0 then return reply end\n",
+        "",
+    ),
     Mutant("a resent dispatch takes more", "dispatch_message", _RECEIPT, ""),
     Mutant(
         "complete leaves the record",

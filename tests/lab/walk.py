@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
     from mx_rmq.store.answers import TakenOver
-    from mx_rmq.store.connect import Connection
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.servers import Servers
 
-READS = {"inspect_message", "scan_fields", "count_messages", "preflight"}
+BESIDE = {"inspect_message", "scan_fields", "count_messages", "preflight", "register_topics"}
+"""What moves no message."""
+
 LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
@@ -56,8 +58,8 @@ class ClientDied(Exception):
 class JudgingCaller(Caller):
     """Compares each reply with the model's, and plays one fault when told to."""
 
-    def __init__(self, client: Any, model: Model, mutants: Mapping[str, Script]) -> None:
-        super().__init__(client, patience=5)
+    def __init__(self, servers: Servers, model: Model, mutants: Mapping[str, Script]) -> None:
+        super().__init__(servers, patience=5)
         self.model = model
         self.fault = "none"
         self.late: list[tuple[Script, list[str], list[Value]]] = []
@@ -65,7 +67,7 @@ class JudgingCaller(Caller):
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
         script = self._mutants.get(script.name, script)
-        if script.name in READS:
+        if script.name in BESIDE:
             return await super().run(script, keys, args)
         fault, self.fault = self.fault, "none"
         if fault == "unsent":
@@ -118,13 +120,13 @@ class Walk(RuleBasedStateMachine):
     def begin_busy(self, first: list[tuple[Priority, str]]) -> None:
         for priority, worker in first:
             self.produce("some", 2, priority, 0, "a", "none")
-            self.dispatch(worker, 1, 1000, "none")
+            self.dispatch(worker, 1, 1000, "none", alone=False)
 
     async def _open(self) -> None:
-        self.connection: Connection = await connect(self.url)
-        self.raw = self.connection.client
+        servers = await connect(self.url)
+        self.raw = servers.node_at(0).client
         await self.raw.flushall()
-        self.caller = JudgingCaller(self.raw, self.model, self.mutants)
+        self.caller = JudgingCaller(servers, self.model, self.mutants)
         keys = Keys()
         cls = type(self)
         if cls.found is None:
@@ -133,9 +135,7 @@ class Walk(RuleBasedStateMachine):
 
     def _store(self) -> Store:
         assert self.found is not None
-        return Store(
-            self.connection, self.caller, Keys(), self.found, limits=LIMITS, clock=self.clock
-        )
+        return Store(self.caller, Keys(), self.found, limits=LIMITS, clock=self.clock)
 
     def run(self, work: Awaitable[Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -211,9 +211,15 @@ class Walk(RuleBasedStateMachine):
     # workers
 
     @precondition(lambda self: any(self.model.pending.values()))
-    @rule(worker=workers, count=counts, lease=st.sampled_from([1, 1000, 30_000]), fault=faults)
-    def dispatch(self, worker: str, count: int, lease: int, fault: str) -> None:
-        work = self.store.dispatch_message(TOPIC, worker, count=count, lease=lease)
+    @rule(
+        worker=workers,
+        count=counts,
+        lease=st.sampled_from([1, 1000, 30_000]),
+        fault=faults,
+        alone=st.sampled_from([False, False, False, True]),
+    )
+    def dispatch(self, worker: str, count: int, lease: int, fault: str, alone: bool) -> None:
+        work = self.store.dispatch_message(TOPIC, worker, count=count, lease=lease, alone=alone)
         taken = self.play(fault, work)
         if taken:
             self.claims += [(worker, leased) for leased in taken.messages]
@@ -392,7 +398,7 @@ class Walk(RuleBasedStateMachine):
             self.run(self._drain())
         finally:
             self.names.stop()
-            self.run(self.connection.close())
+            self.run(self.caller.servers.close())
 
     async def _drain(self) -> None:
         """Once faults stop, everything live can be brought to its end."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, chosen
 from tests.lab.walk import Walk
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ STEPS = 50
 
 
 @pytest.mark.timeout(max(600, EXAMPLES))
-@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0], indirect=True)
+@pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0), indirect=True)
 def test_every_walk_agrees_with_the_model_and_ends_in_an_empty_queue(server: Server) -> None:
     loop = asyncio.new_event_loop()
     walk = type("OnThisServer", (Walk,), {"url": server.url, "loop": loop})

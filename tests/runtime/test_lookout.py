@@ -16,7 +16,7 @@ from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND, Lookout
 from mx_rmq.runtime.monitor import Monitor
 from mx_rmq.runtime.scheduler import STAND_IN, Scheduler
-from mx_rmq.runtime.slots import Slots
+from mx_rmq.runtime.slots import Slots, TopicSlots
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, dead, delayed, draft, leased, pending
 from tests.lab.proxy import Proxy
@@ -38,9 +38,15 @@ class Post:
     """A lookout with those that it wakes, and nobody who runs anything."""
 
     def __init__(
-        self, store: Store, *topics: str, concurrency: int = 10, lease: float = 30
+        self,
+        store: Store,
+        *topics: str,
+        concurrency: int = 10,
+        lease: float = 30,
+        ordered: bool = False,
     ) -> None:
-        handlers = {topic: handler(topic) for topic in topics or (TOPIC,)}
+        options = {"partitions": 1, "concurrency": 1} if ordered else {}
+        handlers = {topic: handler(topic, **options) for topic in topics or (TOPIC,)}
         self.store = store
         self.slots = Slots(handlers.values(), concurrency=concurrency, prefetch=0)
         self.quiet = 0
@@ -49,7 +55,6 @@ class Post:
         self.dispatcher = Dispatcher(
             store,
             self.slots,
-            clock,
             worker="w1",
             lease=30_000,
             on_taken=self._on_taken,
@@ -63,18 +68,29 @@ class Post:
             Events(),
             worker="w1",
             lease=lease,
-            circumstances=lambda: Circumstances(now=0, worker="w1", chance=0),
+            link=store.link_of(0),
+            circumstances=lambda _: Circumstances(now=0, worker="w1", chance=0),
         )
         self.lookout = Lookout(
-            store, self.slots, clock, self.dispatcher, self.scheduler, self.monitor, lease=lease
+            store,
+            store.doorbell(),
+            self.slots.topics,
+            clock,
+            self.dispatcher,
+            self.scheduler,
+            self.monitor,
+            lease=lease,
         )
 
     def _on_taken(self) -> None:
         self.taken += 1
 
-    def _on_quiet(self) -> None:
+    def _on_quiet(self, topic: TopicSlots) -> None:
         self.quiet += 1
         self.lookout.listen_anew()
+
+    def listens_to(self) -> list[str]:
+        return self.dispatcher.listens_to(self.slots.topics.values())
 
     async def close(self) -> None:
         await self.lookout.stop()
@@ -104,7 +120,7 @@ async def test_a_topic_that_is_ready_is_taken_from_until_there_is_no_room(post: 
     await asyncio.sleep(0.02)
     assert len(post.slots.held) == 10
     assert post.taken >= 1
-    assert post.dispatcher.listens_to() == []
+    assert post.listens_to() == []
 
 
 async def test_when_room_is_made_more_is_taken(post: Post) -> None:
@@ -117,7 +133,7 @@ async def test_when_room_is_made_more_is_taken(post: Post) -> None:
     post.dispatcher.fill(post.slots.topics[TOPIC])
     await until(lambda: len(post.slots.held) == 7)
     await until(lambda: post.quiet)
-    assert post.dispatcher.listens_to() == [TOPIC]
+    assert post.listens_to() == [TOPIC]
 
 
 async def test_an_answer_that_is_not_full_makes_the_topic_quiet(post: Post) -> None:
@@ -168,6 +184,21 @@ async def test_a_stopped_dispatcher_asks_for_nothing_more_but_keeps_what_still_c
     assert len(post.slots.held) == 4
 
 
+async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_something(
+    store: Store,
+) -> None:
+    post = Post(store, concurrency=10, ordered=True)
+    (theirs,) = await leased(store, worker="w2")
+    waiting = await pending(store, 2)
+    assert await post.dispatcher.take(TOPIC)
+    assert post.slots.held == {}
+    assert await store.complete_message(TOPIC, "w2", [theirs.claim]) == ["1"]
+    assert await post.dispatcher.take(TOPIC)
+    (held,) = post.slots.held
+    assert held.claim.id == waiting[0]
+    await post.close()
+
+
 # the lookout
 
 
@@ -198,7 +229,7 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
     await post.lookout.listen()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
     assert post.slots.topics[TOPIC] in post.slots.ready
-    assert TOPIC not in post.dispatcher.listens_to()
+    assert TOPIC not in post.listens_to()
     await post.close()
 
 
@@ -304,7 +335,7 @@ async def test_a_dispatch_that_fails_pauses_its_own_topic_only(store: Store, raw
     calls = (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"]
     post.dispatcher.ready("broken")  # it rests; nothing is asked for, and no room is kept for it
     assert broken not in post.slots.ready
-    assert post.dispatcher.listens_to() == [TOPIC]
+    assert post.listens_to() == [TOPIC]
     post.dispatcher.ready(TOPIC)
     await until(lambda: len(post.slots.held) == 9)  # but one slot for the topic that rests
     assert (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"] == calls + 1

@@ -41,7 +41,8 @@ class Watch:
             self.bus,
             worker="m",
             lease=lease,
-            circumstances=lambda: Circumstances(now=self.clock.now(), worker="m", chance=0.5),
+            link=store.link_of(0),
+            circumstances=lambda clock: Circumstances(now=clock.now(), worker="m", chance=0.5),
         )
         self.store = store
 
@@ -170,10 +171,10 @@ async def test_it_holds_back_after_the_server_was_away(store: Store, clock: Cloc
     await leased(store)
     clock.advance(LEASE)
     watch = Watch(store, lease=3.0)
-    store.link.back_at = time.monotonic()
+    store.link_of(0).back_at = time.monotonic()
     assert await watch.step() == pytest.approx(1.5, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
-    store.link.back_at -= 1.6
+    store.link_of(0).back_at -= 1.6
     await watch.step()
     assert len(watch.seen.of(events.TakenOver)) == 1
 
@@ -200,7 +201,7 @@ async def test_it_holds_back_after_its_process_stood_still(store: Store, clock: 
 
 async def test_it_does_not_hold_back_longer_than_ten_seconds(store: Store) -> None:
     watch = Watch(store, lease=3600.0)
-    store.link.back_at = time.monotonic()
+    store.link_of(0).back_at = time.monotonic()
     assert await watch.step() == pytest.approx(10.5, abs=0.1)
 
 

@@ -5,27 +5,32 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from mx_rmq import (
     InvalidInput,
+    MessageQueue,
     PayloadTooLarge,
     ProduceUnknown,
     QueueFull,
     ServerUnavailable,
 )
-from mx_rmq.runtime.producer import BYTES, CHUNK, chunks
+from mx_rmq.core import codec
+from mx_rmq.core.partition import number_for, number_in, partitions
+from mx_rmq.runtime.producer import BYTES, CHUNK, RUN, chunks
 from tests.lab.messages import draft, drafts
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import commands, on_servers, queue
+from tests.lab.snapshot import snapshot
+from tests.runtime.stage import commands, on_servers, queue, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
     from redis.asyncio import Redis
 
-    from mx_rmq import MessageQueue
+    from mx_rmq.core.message import Draft
     from tests.lab.servers import Server
 
 
@@ -56,6 +61,7 @@ async def test_a_hundred_callers_at_once_make_few_calls(mq: MessageQueue, raw: R
 
 @on_servers
 async def test_a_lone_caller_is_sent_at_once(mq: MessageQueue, raw: Redis) -> None:
+    await mq.store.register("t")
     before = (await commands(raw))["evalsha"]
     for number in range(10):
         await mq.produce("t", number)
@@ -226,29 +232,39 @@ async def test_a_server_that_is_away_is_told_to_every_caller(
 # chunks
 
 
+def cut(some: list[Draft], places: Sequence[int] | None = None) -> list[list[int]]:
+    """Return the places in each chunk."""
+    everywhere = range(len(some)) if places is None else places
+    return [list(chunk) for chunk in chunks(some, everywhere)]
+
+
 def test_a_chunk_holds_500_messages() -> None:
-    sizes = [len(chunk) for chunk in chunks(drafts(2 * CHUNK + 1))]
+    sizes = [len(chunk) for chunk in cut(drafts(2 * CHUNK + 1))]
     assert sizes == [CHUNK, CHUNK, 1]
 
 
 def test_a_chunk_holds_a_megabyte_or_one_message() -> None:
     large = [draft("x" * 400_000) for _ in range(5)]
-    assert [len(chunk) for chunk in chunks(large)] == [2, 2, 1]
+    assert cut(large) == [[0, 1], [2, 3], [4]]
     huge = [draft(1), draft("x" * BYTES), draft("x" * BYTES), draft(1)]
-    assert [len(chunk) for chunk in chunks(huge)] == [1, 1, 1, 1]
+    assert cut(huge) == [[0], [1], [2], [3]]
 
 
 def test_chunks_keep_the_order_and_part_at_a_change_of_script() -> None:
     mixed = [draft(1), draft(2), draft(3, delay=5), draft(4, at=7), draft(5)]
-    assert [[bytes(one.payload) for one in chunk] for chunk in chunks(mixed)] == [
-        [b"1", b"2"],
-        [b"3", b"4"],
-        [b"5"],
-    ]
+    assert cut(mixed) == [[0, 1], [2, 3], [4]]
+
+
+def test_chunks_are_cut_from_the_places_that_they_are_given() -> None:
+    mixed = [draft(1), draft("x" * BYTES), draft(3, delay=5), draft(4), draft(5), draft(6, at=7)]
+    assert cut(mixed, [0, 3, 4]) == [[0, 3, 4]]
+    assert cut(mixed, [5, 2, 0, 4]) == [[5, 2], [0, 4]]
+    assert cut(mixed, [0, 1, 3]) == [[0], [1], [3]]
 
 
 def test_nothing_makes_no_chunk() -> None:
-    assert list(chunks([])) == []
+    assert cut([]) == []
+    assert cut(drafts(3), []) == []
 
 
 @on_servers
@@ -264,3 +280,139 @@ async def test_many_large_payloads_go_out_in_calls_of_a_megabyte(
         assert max(map(len, calls)) < BYTES + 300_000
         with pytest.raises(PayloadTooLarge):
             await mq.produce("t", "x" * BYTES)
+
+
+# partitions
+
+
+async def dealt(raw: Redis, count: int, topic: str = "t") -> list[list[Any]]:
+    """Return the payloads that are pending in each partition, in order."""
+    found = [await snapshot(raw, name) for name in partitions(topic, count)]
+    return [
+        [msgspec.json.decode(codec.decode(one.records[id]).payload) for id in one.normal]
+        for one in found
+    ]
+
+
+@pytest.fixture
+async def four(raw: Redis, mq: MessageQueue) -> MessageQueue:
+    """A queue whose topic t has four partitions."""
+    await mq.store.register("t", 4)
+    return mq
+
+
+@on_servers
+async def test_messages_without_a_key_go_to_all_partitions_in_turn(
+    four: MessageQueue, raw: Redis
+) -> None:
+    for number in range(8):
+        await four.produce("t", number)
+    assert [len(one) for one in await dealt(raw, 4)] == [2, 2, 2, 2]
+
+
+@on_servers
+async def test_messages_of_a_key_go_to_its_partition_in_order(
+    four: MessageQueue, raw: Redis
+) -> None:
+    keys = [f"key-{number % 7}" for number in range(70)]
+    await asyncio.gather(
+        *(four.produce("t", [key, place], key=key) for place, key in enumerate(keys[:35]))
+    )
+    rest = [[key, place] for place, key in enumerate(keys)][35:]
+    await four.produce_many("t", rest, keys=keys[35:])
+    for number, found in enumerate(await dealt(raw, 4)):
+        assert {number_for(key, 4) for key, _ in found} <= {number}
+        for wanted in set(keys):
+            places = [place for key, place in found if key == wanted]
+            assert places == sorted(places)
+
+
+@on_servers
+async def test_an_own_id_goes_to_one_partition_always(four: MessageQueue, raw: Redis) -> None:
+    for _ in range(3):
+        assert await four.produce("t", 1, id="mine") == "mine"
+        assert await four.produce_many("t", [1, 2], ids=["mine", "other"]) == ["mine", "other"]
+    found = await dealt(raw, 4)
+    assert sorted(payload for one in found for payload in one) == [1, 2]
+    assert found[number_for("mine", 4)][0] == 1
+
+
+@on_servers
+async def test_an_id_that_was_made_for_a_partition_goes_back_to_it_whatever_the_key(
+    four: MessageQueue, raw: Redis
+) -> None:
+    ids = [await four.produce("t", number) for number in range(4)]
+    assert sorted(number_in(id) for id in ids) == [0, 1, 2, 3]
+    before = await dealt(raw, 4)
+    for number, id in enumerate(ids):
+        assert await four.produce("t", number, id=id, key="any") == id
+    assert await four.produce_many("t", range(4), ids=ids) == ids
+    assert await dealt(raw, 4) == before
+
+
+@on_servers
+async def test_many_messages_are_dealt_in_runs_and_their_ids_are_in_order(
+    four: MessageQueue, raw: Redis
+) -> None:
+    ids = await four.produce_many("t", range(100))
+    found = await dealt(raw, 4)
+    assert [len(one) for one in found] == [25, 25, 25, 25]
+    for number, one in enumerate(found):
+        assert one == list(range(one[0], one[0] + 25))
+        assert {number_in(ids[place]) for place in one} == {number}
+    few = await four.produce_many("t", range(RUN))
+    assert len({number_in(id) for id in few}) == 1
+
+
+@on_servers
+async def test_a_producer_asks_for_the_partitions_of_its_handler(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    @mq.handler("declared", partitions=3)
+    async def handle(payload: int) -> None: ...
+
+    await asyncio.gather(*(mq.produce("declared", number) for number in range(6)))
+    assert await raw.hget(mq.store.keys.topics, "declared") == b"3"
+    assert [len(one) for one in await dealt(raw, 3, "declared")] == [2, 2, 2]
+
+
+@on_servers
+async def test_a_producer_learns_that_a_topic_has_grown(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    await mq.produce("t", 0)
+    async with MessageQueue(server.url) as other:
+        await other.store.register("t", 2)
+    assert mq._producer is not None
+    mq._producer._learn_at = 0.0
+    await mq.produce("t", 1)
+    await until(lambda: mq.store.partitions["t"] == 2)
+    await mq.produce_many("t", range(2, 34))
+    assert [len(one) > 1 for one in await dealt(raw, 2)] == [True, True]
+
+
+@on_servers
+async def test_a_topic_that_cannot_be_learnt_of_is_told_to_every_caller_and_learnt_later(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    proxy = Proxy(server.socket, tmp_path / "p.sock")
+    async with proxy, queue(proxy.url, patience=0.1, audit=False) as mq:
+        await proxy.close()
+        results = await asyncio.gather(
+            *(mq.produce("t", number) for number in range(5)), return_exceptions=True
+        )
+        assert {type(result) for result in results} == {ServerUnavailable}
+        await proxy.__aenter__()
+        assert await mq.produce("t", 1)
+
+
+@on_servers
+@pytest.mark.parametrize("key", ["", 5, b"a"])
+async def test_a_key_that_is_none_is_refused(four: MessageQueue, raw: Redis, key: Any) -> None:
+    with pytest.raises(InvalidInput, match="key="):
+        await four.produce("t", 1, key=key)
+    with pytest.raises(InvalidInput, match="key="):
+        await four.produce_many("t", [1, 2], keys=["a", key])
+    with pytest.raises(InvalidInput, match="1 keys for 2 payloads"):
+        await four.produce_many("t", [1, 2], keys=["a"])
+    assert await dealt(raw, 4) == [[], [], [], []]

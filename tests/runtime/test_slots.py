@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.runtime import slots as slots_module
+from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.slots import Slots, Stopped
 from tests.runtime.stage import handler, some, take_in
 
@@ -393,3 +394,40 @@ def test_no_more_is_taken_than_may_start_beside_topics_that_rest(
     assert run_all(slots) == taken
     assert slots.waiting == 0
     assert slots.room(first) == 0
+
+
+# partitions
+
+
+def test_each_partition_has_the_handlers_limit_for_itself() -> None:
+    slots = Slots((), concurrency=10, prefetch=0)
+    one = handler("t", concurrency=2)
+    first = slots.add(one, "t", ServerClock())
+    second = slots.add(one, "t/1", ServerClock())
+    assert list(slots.topics) == ["t", "t/1"]
+    assert {first.topic, second.topic} == {"t"}
+    take_in(slots, first, 2)
+    assert (slots.room(first), slots.room(second)) == (0, 2)
+
+
+def test_of_an_ordered_topic_nothing_is_asked_for_while_anything_is_held() -> None:
+    slots = Slots((), concurrency=10, prefetch=100)
+    topic = slots.add(handler("t", concurrency=1, partitions=2), "t/1", ServerClock())
+    assert slots.worth(topic) >= 1
+    held = take_in(slots, topic, 1)
+    assert slots.worth(topic) == 0
+    assert slots.next() is held[0]
+    assert slots.worth(topic) == 0
+    finish(slots, held[0])
+    assert slots.worth(topic) >= 1
+
+
+def test_to_a_topic_that_comes_up_later_a_slot_is_left() -> None:
+    slots = make("a", concurrency=4)
+    (a,) = slots.topics.values()
+    take_in(slots, a, 4)
+    late = slots.add(handler("b"), "b", ServerClock())
+    assert len(run_all(slots)) == 3
+    assert slots.room(late) == 1
+    (held,) = take_in(slots, late, 1)
+    assert slots.next() is held

@@ -14,7 +14,7 @@ from mx_rmq.store.quarantine import read
 from tests.lab.cases import CASES
 from tests.lab.messages import FAILURE, LEASE, TOPIC
 from tests.lab.mortal import DELAY, RECOVERY, WORKER, Clients, Entry, Point, When, label, label_of
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ ENDINGS = ("complete_message", "cancel_message", "discard_message")
 MAX_ATTEMPTS = 2
 ROUNDS = 8
 
-pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
+pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from mx_rmq import MessageQueue, ProduceUnknown, ServerUnavailable
 from tests.lab.crew import TOPIC, Member, crew, until
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.servers import Kind, Server, chosen, free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.lab.crew import History
 
-pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
+pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
 
 LEASE = 2.0
 BACK_WITHIN = 5.0

@@ -15,7 +15,7 @@ import pytest
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.core.message import State
 from tests.lab.crew import PLAIN, TICK, TOPIC, crew, until
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, chosen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.lab.crew import History, Member
     from tests.lab.servers import Server
 
-pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
+pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
 
 LEASE = 2.0
 

@@ -25,6 +25,7 @@ from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named
 from tests.lab.calls import lose_next, resend_next
 from tests.lab.messages import (
+    LEASE,
     TOPIC,
     Priority,
     bring,
@@ -36,7 +37,7 @@ from tests.lab.messages import (
     settle,
     take,
 )
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, chosen
 from tests.lab.snapshot import Snapshot, snapshot
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
-ONE_SERVER = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+ONE_SERVER = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 """For what is refused before any server sees it."""
 
 WINDOW = 120_000
@@ -81,6 +82,7 @@ def placed(produced: list[Produced]) -> list[Placed]:
 
 
 LEVELS = ("_high", "", "_low")
+PARTITION = f"{TOPIC}/3"
 
 
 def needed(script: str) -> list[str]:
@@ -412,6 +414,49 @@ class ProduceContract:
         ((id, _),) = await self.produce(store, drafts(1))
         assert id.partition("-")[0] != lost.partition("-")[0]
 
+    # a partition
+
+    async def test_an_id_made_for_a_partition_says_so_and_its_record_names_the_topic(
+        self, store: Store, raw: Redis
+    ) -> None:
+        await store.register(TOPIC, 4)
+        ((id, _),) = await getattr(store, self.name)(PARTITION, drafts(1))
+        assert id.endswith("-1.3")
+        found = await snapshot(raw, PARTITION)
+        assert codec.decode_as(found.records[id], TOPIC, id).topic == TOPIC
+        assert self.waiting(found) == [id]
+        assert await snapshot(raw, TOPIC) == Snapshot()
+
+    @pytest.mark.parametrize("stored", [True, False])
+    async def test_the_ids_of_a_lost_reply_are_known_to_their_partition(
+        self, store: Store, clock: Clock, stored: bool
+    ) -> None:
+        store.limits = Limits(dedup=0)
+        produce = getattr(store, self.name)
+        await produce(PARTITION, drafts(12))  # the lane has a receipt, of an earlier call
+        lose_next(store, stored=stored)
+        with pytest.raises(ProduceUnknown) as caught:
+            await produce(PARTITION, drafts(2))
+        again = [draft(id=id) for id in caught.value.ids]
+        first = Placed.LIVE if stored else Placed.STORED
+        assert placed(await produce(PARTITION, again)) == [first] * 2
+        clock.advance(WINDOW // 2)
+        await store.process_delay_message(PARTITION, count=MAX_BATCH)
+        taken = await store.dispatch_message(PARTITION, "w1", count=MAX_BATCH, lease=LEASE)
+        assert len(taken.messages) == 14
+        await store.complete_message(PARTITION, "w1", claims(taken.messages))
+        assert placed(await produce(PARTITION, again)) == [Placed.FINISHED] * 2
+
+    async def test_the_cap_is_shared_out_among_partitions(self, store: Store) -> None:
+        await store.register(TOPIC, 4)
+        store.limits = Limits(max_pending=10)
+        produce = getattr(store, self.name)
+        await produce(PARTITION, drafts(3))
+        with pytest.raises(QueueFull) as caught:
+            await produce(PARTITION, drafts(1))
+        assert (caught.value.topic, caught.value.limit) == (TOPIC, 10)
+        await produce(TOPIC, drafts(3))
+
     # the cap
 
     async def test_the_cap_counts_what_waits_and_refuses_the_whole_call(
@@ -686,7 +731,7 @@ async def leased_more(store: Store, count: int) -> list[Leased]:
 async def foreign(store: Store, raw: Redis, id: bytes) -> Leased:
     """Let somebody else put a message into the topic under any bytes; dispatch it to w1."""
     keys = store.keys.of(TOPIC)
-    await store._register(TOPIC)
+    await store.register(TOPIC)
     await raw.hset(keys.payload, id, codec.encode(draft().message(TOPIC, "foreign")))
     await raw.lpush(keys.pending, id)
     (one,) = await take(store)

@@ -13,7 +13,7 @@ from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
 from tests.lab.archives import ARCHIVES, archive, archived, contents, limits
 from tests.lab.messages import TOPIC, draft, leased, settle, take
-from tests.lab.servers import Kind
+from tests.lab.servers import USUAL, chosen
 from tests.lab.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.parametrize("state", ARCHIVES)
 
 MINUTE = 60_000
+
+KINDS = chosen(*USUAL)
+with_hexpire = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.has_hexpire])
+without_hexpire = pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.has_hexpire])
 
 
 async def kept(raw: Redis, state: State) -> list[str]:
@@ -174,7 +178,7 @@ async def test_an_id_that_its_age_let_go_may_come_and_die_again(
     assert await kept(raw, state) == ["mine"]
 
 
-@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+@with_hexpire
 async def test_where_the_server_can_it_drops_a_field_an_hour_after_its_age_limit(
     store: Store, raw: Redis, state: State
 ) -> None:
@@ -195,7 +199,7 @@ async def test_where_the_server_can_it_drops_a_field_an_hour_after_its_age_limit
     assert await field_ttl(store, raw, state, first) == -1, "no age limit, no TTL"
 
 
-@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+@with_hexpire
 async def test_a_field_that_the_server_drops_takes_no_other_along(
     store: Store, raw: Redis, clock: Clock, state: State
 ) -> None:
@@ -211,7 +215,7 @@ async def test_a_field_that_the_server_drops_takes_no_other_along(
     assert await kept(raw, state) == [new]
 
 
-@pytest.mark.parametrize("kind", [Kind.REDIS_7_0, Kind.REDIS_6_2])
+@without_hexpire
 async def test_where_the_server_has_no_hexpire_nobody_asks_for_it(
     store: Store, raw: Redis, state: State
 ) -> None:
@@ -223,3 +227,16 @@ async def test_where_the_server_has_no_hexpire_nobody_asks_for_it(
     assert not [name for name in await raw.info("commandstats") if "expire" in name.lower()]
     _, payload = store.keys.of(TOPIC).archive_of(state)
     assert await raw.ttl(payload) == -1
+
+
+async def test_the_cap_is_shared_out_among_partitions(
+    store: Store, raw: Redis, state: State
+) -> None:
+    await store.register(TOPIC, 4)
+    store.limits = limits(state, keep=10)
+    ids = await archived(store, state, 5)
+    assert len(await kept(raw, state)) == 3
+    assert set(await kept(raw, state)) < set(ids)
+    store.limits = limits(state, keep=0)
+    await archived(store, state, 5)
+    assert len(await kept(raw, state)) == 8, "no cap has no part"

@@ -16,6 +16,7 @@ from mx_rmq.store.audit import STEP, SUSPECTS, Audit, Violation
 from mx_rmq.store.call import Caller
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import load, names
+from mx_rmq.store.servers import Node, OneServer
 from mx_rmq.store.store import Store
 from tests.conftest import assert_clean
 from tests.lab.archives import ARCHIVES, archive, archived
@@ -385,7 +386,7 @@ async def recorder(raw: Redis, server: Server) -> AsyncIterator[Recorder]:
 @pytest.fixture
 def audit(recorder: Recorder) -> Audit:
     """An audit on the server's own clock, under observation."""
-    return Audit(Caller(cast("Redis", recorder), patience=5), Keys(), Limits())
+    return Audit(Caller(OneServer(Node(cast("Redis", recorder))), patience=5), Keys(), Limits())
 
 
 async def crowd(store: Store) -> int:

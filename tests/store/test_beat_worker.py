@@ -9,7 +9,6 @@ import pytest
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.store.store import Store
 from mx_rmq.store.views import WorkerSeen
-from tests.lab.messages import pending
 from tests.store.contracts import ONE_SERVER
 
 if TYPE_CHECKING:
@@ -178,31 +177,3 @@ async def test_what_cannot_be_read_of_a_worker_is_left_out(
     await raw.hset(WORKERS, mapping={"odd": info, b"\xff": b"%d {}" % now})
     found = await real.views.workers()
     assert {one.name: one.info for one in found} == {"w1": {}, "\\xff": {}}
-
-
-# the topics
-
-
-async def test_topics_are_registered_all_at_once_and_always(store: Store, raw: Redis) -> None:
-    await store.register_topics([])
-    assert await raw.dbsize() == 0
-    for _ in range(2):
-        await store.register_topics(["b", "a"])
-        assert await store.views.topics() == ["a", "b"]
-        await raw.delete(store.keys.topics)
-
-
-async def test_a_registered_topic_is_not_registered_again_by_a_produce(
-    store: Store, raw: Redis
-) -> None:
-    await store.register_topics(["orders"])
-    await raw.delete(store.keys.topics)
-    await pending(store)
-    assert await store.views.topics() == []
-    await store.register_topics(["orders"])
-
-
-async def test_a_name_that_is_no_topic_is_not_registered(store: Store, raw: Redis) -> None:
-    with pytest.raises(InvalidInput, match="topic 'a:b'"):
-        await store.register_topics(["fine", "a:b"])
-    assert await raw.dbsize() == 0

@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput, QueueFull, ServerUnavailable
 from mx_rmq.store.answers import Placed
-from mx_rmq.store.connect import CONNECTIONS
+from mx_rmq.store.servers import CONNECTIONS
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, draft, pending
 from tests.lab.snapshot import snapshot

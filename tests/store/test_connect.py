@@ -16,7 +16,7 @@ from mx_rmq.core.errors import (
     OutcomeUnknown,
     ServerUnavailable,
 )
-from mx_rmq.store.connect import SCHEMES, connect, without_password
+from mx_rmq.store.connect import SCHEMES, check_url, connect, without_password
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, leased, settle
 from tests.lab.servers import Kind, Server, free_port
@@ -75,22 +75,24 @@ async def test_a_database_is_the_one_in_the_url(tcp: Server) -> None:
 
 @pytest.mark.parametrize("scheme", ["valkey", "valkeys"])
 async def test_valkey_is_another_word_for_redis_and_only_in_the_scheme(scheme: str) -> None:
-    connection = await connect(f"{scheme}://valkey.example:7000/3")
-    options = connection.client.connection_pool.connection_kwargs
+    servers = await connect(f"{scheme}://valkey.example:7000/3")
+    (node,) = servers.nodes()
+    options = node.client.connection_pool.connection_kwargs
     assert (options["host"], options["port"], options["db"]) == ("valkey.example", 7000, 3)
-    assert ("SSL" in repr(connection.client)) is (scheme == "valkeys")
-    await connection.close()
+    assert ("SSL" in repr(node.client)) is (scheme == "valkeys")
+    await servers.close()
 
 
 async def test_the_client_resends_nothing_and_decodes_nothing(tcp: Server) -> None:
-    connection = await connect(f"redis://127.0.0.1:{tcp.port}")
-    options = connection.client.connection_pool.connection_kwargs
+    servers = await connect(f"redis://127.0.0.1:{tcp.port}")
+    (node,) = servers.nodes()
+    options = node.client.connection_pool.connection_kwargs
     assert options["retry"].get_retries() == 0
     assert options["retry_on_error"] == []
     assert options["decode_responses"] is False
     assert options["socket_timeout"] is None  # the caller bounds the wait for a reply
     assert 0 < options["socket_connect_timeout"] <= 60
-    await connection.close()
+    await servers.close()
 
 
 async def test_an_embedded_server_starts_with_the_store_and_stops_with_it(
@@ -156,6 +158,49 @@ async def test_a_url_that_makes_no_sense_is_refused_at_once(url: str) -> None:
         await Store.open(url, patience=0.1)
 
 
+# several servers
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+cluster://a",
+        "redis+cluster://a:7000,b,[::1]:7002/0",
+        "rediss+cluster://me:x@a,b/?ssl_cert_reqs=none",
+        "valkey+cluster://a",
+        "redis+sentinel://a,b:26380,c/main",
+        "redis+sentinel://me:x@a/main/3?sentinel_username=me&sentinel_password=x",
+        "valkeys+sentinel://a/my%20primary/",
+    ],
+)
+async def test_a_cluster_or_a_primary_behind_sentinels_is_named_by_some_of_their_hosts(
+    url: str,
+) -> None:
+    check_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis+cluster://h/1", "a cluster has database 0 alone"),
+        ("redis+cluster://h:port", "is not one"),
+        ("redis+cluster://h?nonsense=1", "is not one"),
+        ("redis+sentinel://h", "does not say which primary"),
+        ("redis+sentinel://h/", "does not say which primary"),
+        ("redis+sentinel://h/main/x", "does not say which primary"),
+        ("redis+sentinel://h/main?nonsense=1", "is not one"),
+        ("redis://a:1,b:2", "is not one"),
+        ("redis+://h", "does not begin with one of"),
+        ("redis+both://h", "does not begin with one of"),
+        ("unix+cluster:///s.sock", "does not begin with one of"),
+        ("embedded+cluster://d", "does not begin with one of"),
+    ],
+)
+async def test_what_names_no_cluster_and_no_primary_is_refused_at_once(url: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        check_url(url)
+
+
 # servers that are not there
 
 
@@ -192,11 +237,39 @@ async def test_the_right_password_opens_and_appears_nowhere(
         f"unix://default:{SECRET}@{guarded.socket}",
     ):
         await works(url)
-        connection = await connect(url)
-        await connection.client.ping()
-        assert SECRET not in repr(connection)
-        await connection.close()
+        servers = await connect(url)
+        (node,) = servers.nodes()
+        await node.client.ping()
+        assert SECRET not in repr((servers, node, node.name))
+        await servers.close()
     assert SECRET not in caplog.text
+
+
+async def test_a_password_may_stand_in_a_file_that_is_read_for_every_connection(
+    guarded: Server, raw: Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    url = f"unix://{guarded.socket}?password_file={file}"
+    async with await Store.open(url, patience=5) as store:
+        await leased(store)
+        await raw.config_set("requirepass", "changed-" + SECRET)
+        file.write_text("changed-" + SECRET)
+        await raw.client_kill_filter(_type="normal", skipme=True)
+        await leased(store)
+    await works(f"unix://default@{guarded.socket}?password_file={file}")
+    assert SECRET not in caplog.text
+
+
+async def test_a_password_file_that_cannot_be_read_is_named(
+    guarded: Server, tmp_path: Path
+) -> None:
+    (tmp_path / "odd").write_bytes(b"\xff" + SECRET.encode())
+    for name in ("missing", "odd"):
+        with pytest.raises(ServerUnavailable, match=name) as caught:
+            await Store.open(f"unix://{guarded.socket}?password_file={tmp_path / name}", patience=0)
+        assert SECRET not in everything_said(caught.value)
 
 
 @pytest.mark.parametrize("given", [":wrong-" + SECRET, "nobody:" + SECRET, ""])
@@ -233,6 +306,9 @@ async def test_a_wrong_password_is_an_error_at_once_that_says_so(
         "rdis://h?password=hunter2",
         "rdis://h?p%61ssword=hunter2",
         "redis://h?db=x&p%61ssword=hunter2",
+        "redis+cluster://:hunter2@a,b/3",
+        "redis+sentinel://:hunter2@a,b",
+        "redis+sentinel://a/main/x?sentinel_password=hunter2",
     ],
 )
 async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> None:
@@ -252,6 +328,12 @@ async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> 
         ("unix:///s.sock?password=hunter2&db=1", "unix:///s.sock?password=***&db=1"),
         ("redis://h?p%61ssword=hunter2&db=1", "redis://h?p%61ssword=***&db=1"),
         ("redis://h?PASSWORD=hunter2", "redis://h?PASSWORD=***"),
+        ("redis+cluster://u:hunter2@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
+        (
+            "redis+sentinel://a/n?sentinel_password=hunter2",
+            "redis+sentinel://a/n?sentinel_password=***",
+        ),
+        ("redis://h?password_file=/run/p", "redis://h?password_file=/run/p"),
         ("embedded://./data", "embedded://./data"),
     ],
 )

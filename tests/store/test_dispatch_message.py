@@ -294,6 +294,65 @@ async def test_a_counter_that_is_no_number_does_not_tear_the_dispatch(
     assert found.meta == {"dropped": "1", "turn": "2", "token": str(clock.now * 1000)}
 
 
+# alone
+
+
+async def test_alone_a_batch_is_given_when_nobody_holds_anything(store: Store, raw: Redis) -> None:
+    waiting = await pending(store, 3)
+    assert ids(await take(store, 2, alone=True)) == waiting[:2]
+    assert (await snapshot(raw, TOPIC)).normal == waiting[2:]
+
+
+@pytest.mark.parametrize("worker", ["w1", "w2"])
+async def test_alone_nothing_is_given_while_anybody_holds_something(
+    store: Store, raw: Redis, worker: str
+) -> None:
+    held = await leased(store, 2)
+    (waiting,) = await pending(store)
+    before = await snapshot(raw, TOPIC)
+    assert await take(store, 9, worker=worker, alone=True) == []
+    assert await snapshot(raw, TOPIC) == before
+    await settle(store, held[0], None)
+    assert await take(store, 9, worker=worker, alone=True) == []
+    await settle(store, held[1], None)
+    assert ids(await take(store, 9, worker=worker, alone=True)) == [waiting]
+
+
+async def test_alone_nothing_is_given_after_a_lease_ran_out_until_the_message_is_settled(
+    store: Store, clock: Clock
+) -> None:
+    (lost,) = await leased(store)
+    await pending(store)
+    clock.advance(LEASE)
+    assert await take(store, alone=True) == []
+    late = await store.handle_timeout_message(TOPIC, "m", count=1, recovery=LEASE)
+    assert await take(store, alone=True) == []
+    (taken_over,) = late.messages
+    held = [(taken_over.claim, Priority.NORMAL)]
+    assert await store.release_message(TOPIC, "m", held) == ["1"]
+    assert ids(await take(store, alone=True)) == [lost.id]
+
+
+async def test_who_does_not_ask_alone_is_given_beside_those_who_do(store: Store) -> None:
+    waiting = await pending(store, 2)
+    assert ids(await take(store, alone=True)) == waiting[:1]
+    assert ids(await take(store, worker="w2")) == waiting[1:]
+
+
+async def test_alone_a_repeated_call_gives_the_same_messages_and_not_nothing(
+    store: Store, raw: Redis
+) -> None:
+    waiting = await pending(store, 3)
+    resend_next(store, raw)
+    assert ids(await take(store, 2, alone=True)) == waiting[:2]
+
+
+async def test_alone_a_paused_topic_gives_nothing_either(store: Store) -> None:
+    await pending(store)
+    await store.pause_topic(TOPIC)
+    assert await take(store, alone=True) == []
+
+
 # priorities
 
 

@@ -13,7 +13,7 @@ from mx_rmq.store.doorbell import Doorbell, Ring
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, delayed, pending, take
 from tests.lab.proxy import Proxy
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, chosen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.lab.servers import Server
 
-pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
+pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
 
 
 @pytest.fixture

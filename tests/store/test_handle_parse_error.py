@@ -34,7 +34,7 @@ assert len(TEN_MB) > 10_000_000
 async def odd(store: Store, raw: Redis, data: bytes, id: bytes = b"odd") -> Leased:
     """Lease a message whose record is not one, as somebody else may have written it."""
     keys = store.keys.of(TOPIC)
-    await store._register(TOPIC)
+    await store.register(TOPIC)
     await raw.hset(keys.payload, id, data)
     await raw.lpush(keys.pending, id)
     (one,) = await take(store)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mx_rmq.store import link as link_module
-from mx_rmq.store.link import AWAY_AFTER, Link
+from mx_rmq.store.link import AWAY_AFTER, Link, Links
 
 GONE = OSError("refused")
 
@@ -29,6 +29,13 @@ def link(monkeypatch: pytest.MonkeyPatch) -> Watched:
     link = Watched()
     monkeypatch.setattr(link_module, "time", link)
     return link
+
+
+def lose(clock: Watched, link: Link, error: Exception = GONE) -> None:
+    """Let a link fail for so long that it counts as lost."""
+    link.failed(error)
+    clock.now += AWAY_AFTER
+    link.failed(error)
 
 
 def test_a_blip_is_told_to_nobody(link: Watched) -> None:
@@ -82,3 +89,44 @@ def test_it_may_be_lost_again(link: Watched) -> None:
         link.failed(GONE)
         link.answered()
     assert len(link.told) == 4
+
+
+# many sites
+
+
+def test_every_site_has_a_link_of_its_own(link: Watched) -> None:
+    links = Links()
+    lose(link, links[7])
+    links[7].answered()
+    assert links[7] is not links[8]
+    assert links[7].back_at == link.now
+    assert links[8].back_at == float("-inf")
+
+
+def test_that_servers_are_away_is_told_once_and_that_all_are_back_once(link: Watched) -> None:
+    links = Links()
+    told: list[object] = []
+    links.on_lost = links.on_back = told.append
+    lose(link, links[0], OSError("first"))
+    lose(link, links[1], OSError("second"))
+    links[0].answered()
+    assert told == ["first"], "one of them is still away"
+    link.now += 2
+    links[1].answered()
+    assert told == ["first", AWAY_AFTER + 2]
+
+
+def test_links_that_nobody_watches_work_too(link: Watched) -> None:
+    links = Links()
+    lose(link, links[0])
+    links[0].answered()
+    assert links[0].back_at == link.now
+
+
+def test_who_watches_later_hears_of_what_comes_later(link: Watched) -> None:
+    links = Links()
+    lose(link, links[0])
+    links.on_lost = links.on_back = link.told.append
+    links[0].answered()
+    lose(link, links[0])
+    assert link.told == [AWAY_AFTER, "refused"]

@@ -41,6 +41,11 @@ if TYPE_CHECKING:
 PRODUCES = [case for case in CASES if case.script.startswith("produce")]
 
 
+def sha_of(script: str) -> bytes:
+    """Return what stands in a request that runs a script."""
+    return load(script).sha.encode()
+
+
 @dataclass
 class Scene:
     """A server seen twice: directly, and through a network that fails."""
@@ -164,7 +169,7 @@ async def test_a_call_in_trouble_succeeds_and_is_done_once(
         assert answer == case.done
 
     scene = await scenes()
-    sha = load(case.script).sha.encode()
+    sha = sha_of(case.script)
     match trouble:
         case "a lost request":
             scene.proxy.cut_request(1, sha)
@@ -194,7 +199,7 @@ async def test_a_call_survives_a_restart_of_the_server(
         durable.start()
 
     scene = await scenes(on=durable)
-    scene.proxy.cut_reply(1, load(script).sha.encode(), then=restart)
+    scene.proxy.cut_reply(1, sha_of(script), then=restart)
     answer, found = await play(scene, case)
 
     kept_scripts = durable.kind is Kind.REDIS_6_2  # SCRIPT LOAD stands in its append-only file
@@ -228,7 +233,7 @@ async def test_a_refusal_that_passes_is_waited_out(
     scene.proxy.delay_reply(then=recover)
     taken = await scene.through.dispatch_message(TOPIC, WORKER, count=3, lease=LEASE)
     assert len(taken.messages) == 3
-    assert scene.proxy.count(load("dispatch_message").sha.encode()) == 2  # one was refused
+    assert scene.proxy.count(sha_of("dispatch_message")) == 2  # one was refused
 
 
 async def test_a_connection_that_falls_silent_is_given_up_and_the_call_is_done_once(
@@ -236,7 +241,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_the_call_is_done_o
 ) -> None:
     monkeypatch.setattr(store_module, "REPLY_WITHIN", 0.1)
     scene = await scenes()
-    scene.proxy.hold_reply(1)
+    scene.proxy.hold_reply(1, sha_of("produce_normal_message"))
     produced = await scene.through.produce_normal_message(TOPIC, drafts(own=False))
 
     assert [placed for _, placed in produced] == [Placed.REPEATED] * 3
@@ -250,7 +255,7 @@ async def test_a_connection_that_falls_silent_is_given_up_and_the_call_is_done_o
 async def test_a_produce_repeated_after_its_messages_were_handled_makes_no_second_copy(
     scene: Scene, case: Case
 ) -> None:
-    scene.proxy.cut_reply(then=scene.finish)
+    scene.proxy.cut_reply(1, sha_of(case.script), then=scene.finish)
     answer, found = await play(scene, case)
 
     assert answer == case.again
@@ -342,7 +347,7 @@ async def test_the_client_library_sends_nothing_twice_by_itself(
     impatient: Scene, case: Case
 ) -> None:
     seeded = await case.seed(impatient.stage)
-    sha = load(case.script).sha.encode()
+    sha = sha_of(case.script)
     impatient.proxy.cut_reply(5, sha)
     with pytest.raises(OutcomeUnknown):
         await case.act(impatient.through, TOPIC, seeded)
@@ -391,7 +396,7 @@ async def test_a_produce_that_gets_no_further_than_the_registry_of_topics_says_w
     impatient: Scene, fault: Fault
 ) -> None:
     cut = impatient.proxy.cut_reply if fault is Fault.CUT_REPLY else impatient.proxy.cut_request
-    cut(1, b"SADD")
+    cut(1, sha_of("register_topics"))
     with pytest.raises((ServerUnavailable, ProduceUnknown)):
         await impatient.through.produce_normal_message(TOPIC, [draft(1)])
     assert (await impatient.snapshot).records == {}
@@ -413,14 +418,14 @@ async def test_when_nobody_is_there_the_error_says_that_nothing_was_changed(
 # A caller that is cancelled.
 
 
-async def cancel_in_flight(scene: Scene, act: Callable[[], Awaitable[object]]) -> None:
+async def cancel_in_flight(scene: Scene, script: str, act: Callable[[], Awaitable[object]]) -> None:
     """Cancel a call after the server ran it, before its reply."""
     ran = asyncio.Event()
 
     async def say_so() -> None:
         ran.set()
 
-    scene.proxy.hold_reply(then=say_so)
+    scene.proxy.hold_reply(1, sha_of(script), then=say_so)
     task = asyncio.ensure_future(act())
     await ran.wait()
     task.cancel()
@@ -436,11 +441,10 @@ async def lanes(scene: Scene) -> set[str]:
 
 async def test_a_cancelled_produce_retires_its_lane_and_doubles_nothing(scene: Scene) -> None:
     store = scene.through
-    await cancel_in_flight(scene, lambda: store.produce_normal_message(TOPIC, [draft(1)]))
+    produce = store.produce_normal_message
+    await cancel_in_flight(scene, produce.__name__, lambda: produce(TOPIC, [draft(1)]))
     before = await lanes(scene)
-    (first, second) = [
-        (await store.produce_normal_message(TOPIC, [draft(number)]))[0] for number in (2, 3)
-    ]
+    (first, second) = [(await produce(TOPIC, [draft(number)]))[0] for number in (2, 3)]
 
     found = await scene.snapshot
     assert first.placed is second.placed is Placed.STORED
@@ -460,7 +464,7 @@ async def test_a_cancelled_dispatch_retires_its_lane_and_its_messages_come_back(
         taken = await store.dispatch_message(TOPIC, WORKER, count=2, lease=LEASE)
         return [one.id for one in taken.messages]
 
-    await cancel_in_flight(scene, dispatch)
+    await cancel_in_flight(scene, "dispatch_message", dispatch)
     assert await dispatch() == ["c"]
     assert len(await lanes(scene)) == 3  # the producer's and two of the worker's
     scene.clock.advance(LEASE)
@@ -471,9 +475,10 @@ async def test_a_cancelled_dispatch_retires_its_lane_and_its_messages_come_back(
 async def test_a_cancelled_complete_retires_its_lane_and_is_done_once(scene: Scene) -> None:
     store = scene.through
     claims = [one.claim for one in await scene.stage.leased()]
-    await cancel_in_flight(scene, lambda: store.complete_message(TOPIC, WORKER, claims[:2]))
+    complete = store.complete_message
+    await cancel_in_flight(scene, complete.__name__, lambda: complete(TOPIC, WORKER, claims[:2]))
 
-    assert await store.complete_message(TOPIC, WORKER, claims) == [
+    assert await complete(TOPIC, WORKER, claims) == [
         Settled.LOST,
         Settled.LOST,
         Settled.DONE,

@@ -15,7 +15,6 @@ from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
 from tests.lab.archives import archived
 from tests.lab.messages import FAILURE, TOPIC, delayed, leased, message, pending, settle, take
-from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -56,7 +55,7 @@ def limited(run: Run, server: Server) -> Limited:
 
     async def make(*without: str, keys: str = "~mx-rmq:*") -> str:
         rights = {"EVAL", "EVALSHA", "INFO", *COMMANDS} - {*without}
-        if server.kind is not Kind.VALKEY_9_1:
+        if not server.kind.has_hexpire:
             rights.discard("HEXPIRE")  # unknown, and so no right to give
         rules = [f"+{name.lower()}" for name in sorted(rights)]
         await run("ACL", "SETUSER", "limited", "reset", "on", ">secret", keys, *rules)
@@ -114,7 +113,7 @@ async def test_a_replica_is_warned_of_and_nothing_is_written(
         assert "the server is a replica, so it refuses writes: use the primary's address" in (
             store.warnings
         )
-        assert store.hexpire is (server.kind is Kind.VALKEY_9_1)
+        assert store.hexpire is server.kind.has_hexpire
     assert await raw.dbsize() == 0
 
 
@@ -123,7 +122,7 @@ async def test_a_full_server_is_looked_over_too_and_nothing_is_left_behind(
 ) -> None:
     await run("CONFIG", "SET", "maxmemory", "1")
     async with await Store.open(server.url) as store:
-        assert store.hexpire is (server.kind is Kind.VALKEY_9_1)
+        assert store.hexpire is server.kind.has_hexpire
     assert await raw.keys() == []
 
 
@@ -132,11 +131,11 @@ async def test_a_scratch_key_that_somebody_left_behind_is_no_obstacle(
 ) -> None:
     await run("HSET", "mx-rmq:{preflight}:scratch", "f", "1")
     async with await Store.open(server.url) as store:
-        assert store.hexpire is (server.kind is Kind.VALKEY_9_1)
+        assert store.hexpire is server.kind.has_hexpire
 
 
 async def test_features_are_found_by_trying(store: Store, server: Server, raw: Redis) -> None:
-    assert store.hexpire is (server.kind is Kind.VALKEY_9_1)
+    assert store.hexpire is server.kind.has_hexpire
     assert await raw.dbsize() == 0
 
 

@@ -67,7 +67,7 @@ async def test_a_large_surplus_goes_in_bounded_steps(
     store.limits = limits(state)
     index, payload = store.keys.of(TOPIC).archive_of(state)
     ids = [f"id-{number:04}" for number in range(1000)]
-    await store._register(TOPIC)
+    await store.register(TOPIC)
     at = clock.now - MINUTE - 300
     await raw.zadd(index, {id: at + number for number, id in enumerate(ids)})
     await raw.hset(payload, mapping=dict.fromkeys(ids, "bytes"))

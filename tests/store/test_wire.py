@@ -13,18 +13,16 @@ from redis import exceptions as redis_errors
 from redis.asyncio import Redis
 
 from mx_rmq.store.store import Store
-from mx_rmq.store.wire import Wire, Wires
+from mx_rmq.store.wire import Unreached, Wire, Wires
 from tests.lab.proxy import Proxy
-from tests.lab.servers import Kind
+from tests.lab.servers import Kind, Server, free_port
 from tests.runtime.stage import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
     from pathlib import Path
 
     from redis.asyncio.connection import AbstractConnection
-
-    from tests.lab.servers import Server
 
 
 @pytest.fixture
@@ -182,7 +180,7 @@ def test_a_server_that_is_not_there_is_no_lost_reply(play: Any, tmp_path: Path) 
     async def test() -> None:
         async with wires(f"unix://{tmp_path}/nobody.sock") as some:
             for _ in range(10):  # more than there may be wires: each must give its place back
-                with pytest.raises(redis_errors.ConnectionError, match="connecting to"):
+                with pytest.raises(Unreached, match="connecting to"):
                     await echo(some, "anybody?")
 
     play(test())
@@ -230,7 +228,7 @@ def test_a_wire_that_is_lost_refuses_the_next_call(play: Any, server: Server) ->
         connect: Callable[[], AbstractConnection] = client.connection_pool.make_connection
         wire = await Wire.open(connect())
         wire.close()
-        with pytest.raises(redis_errors.ConnectionError, match="lost"):
+        with pytest.raises(Unreached, match="lost"):
             await wire.ask(b"PING\r\n", 1.0)
         await wire.gone
         await client.aclose()
@@ -264,6 +262,174 @@ async def test_what_is_connecting_when_wires_close_is_closed_too(
     await asyncio.sleep(0.05)
     await store.close()
     await asyncio.gather(*calls, return_exceptions=True)
-    wires = store._connection.wires
+    wires = store._servers.node_at(0).wires
     assert wires is not None
     await until(lambda: not wires._all, within=3.0)
+
+
+# several commands at once
+
+
+def test_commands_that_go_together_are_answered_in_order(play: Any, server: Server) -> None:
+    async def test() -> None:
+        async with wires(server.url, most=2) as some:
+            words = [[f"{caller}-{number}" for number in range(5)] for caller in range(20)]
+            sent = (some.send_all([("ECHO", word) for word in row], 5.0) for row in words)
+            assert await asyncio.gather(*sent, echo(some, "beside")) == [
+                *([word.encode() for word in row] for row in words),
+                "beside",
+            ]
+            assert await some.send_all([("ECHO", "one")], 5.0) == [b"one"]
+            assert await echo(some, "after") == "after"
+
+    play(test())
+
+
+def test_commands_that_go_together_share_a_connection(play: Any, server: Server) -> None:
+    async def test() -> None:
+        async with wires(server.url) as some:
+            name, _, found = await some.send_all(
+                [("CLIENT", "ID"), ("CLIENT", "SETNAME", "us"), ("CLIENT", "LIST")], 5.0
+            )
+            assert f"id={name} " in next(
+                line for line in found.decode().splitlines() if "name=us" in line
+            )
+
+    play(test())
+
+
+def test_an_error_is_one_of_the_replies_and_the_wire_goes_on(play: Any, server: Server) -> None:
+    async def test() -> None:
+        async with wires(server.url) as some:
+            before, error, after = await some.send_all(
+                [("ECHO", "before"), ("EVALSHA", "0" * 40, 0), ("ECHO", "after")], 5.0
+            )
+            assert (before, after) == (b"before", b"after")
+            assert isinstance(error, redis_errors.NoScriptError)
+            assert await echo(some, "still") == "still"
+            assert len(some._all) == 1
+
+    play(test())
+
+
+def test_replies_of_many_packets_arrive_whole_and_apart(play: Any, server: Server) -> None:
+    async def test() -> None:
+        async with wires(server.url) as some:
+            large = ["x" * 3_000_000, "", "y" * 5_000_000]
+            replies = await some.send_all([("ECHO", word) for word in large], 5.0)
+            assert [reply.decode() for reply in replies] == large
+
+    play(test())
+
+
+def test_when_not_all_replies_come_the_caller_is_told_and_nobody_gets_the_rest(
+    play: Any, server: Server
+) -> None:
+    async def test() -> None:
+        async with wires(server.url, most=1) as some:
+            commands = [("ECHO", "first"), ("BLPOP", "nothing", 30)]
+            with pytest.raises(redis_errors.TimeoutError, match=r"no reply within 0\.1 s"):
+                await some.send_all(commands, 0.1)
+            assert await echo(some, "next") == "next"
+            waiting = asyncio.create_task(some.send_all(commands, 5.0))
+            await until(lambda: any(wire._came for wire in some._all))
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert await echo(some, "again") == "again"
+
+    play(test())
+
+
+def test_a_command_for_a_slot_on_its_way_is_announced(
+    play: Any, server: Server, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with Proxy(server.socket, tmp_path / "p.sock") as proxy, wires(proxy.url) as some:
+            assert await some.send_asking(("ECHO", "here"), 5.0) == b"here"
+            assert [b"ASKING" in one or b"ECHO" in one for one in proxy.requests[-2:]] == [True] * 2
+            assert b"ASKING" in proxy.requests[-2]
+            with pytest.raises(redis_errors.NoScriptError):
+                await some.send_asking(("EVALSHA", "0" * 40, 0), 5.0)
+            assert await echo(some, "still") == "still"
+            assert len(some._all) == 1
+
+    play(test())
+
+
+# a server that changes sides
+
+
+@pytest.fixture
+async def replica(raw: Redis, server: Server) -> AsyncIterator[Server]:
+    """A server that has become a replica of nobody who is there."""
+    execute: Callable[..., Any] = raw.execute_command
+    await execute("REPLICAOF", "127.0.0.1", free_port())
+    yield server
+    await execute("REPLICAOF", "NO", "ONE")
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_wire_to_a_server_that_has_become_a_replica_is_given_up(
+    replica: Server, together: bool
+) -> None:
+    async with wires(replica.url, most=1) as some:
+        assert await echo(some, "warm") == "warm"
+        (before,) = some._all
+        write = ("SET", "key", "value")
+        if together:
+            first, refused = await some.send_all([("ECHO", "first"), write], 5.0)
+            assert first == b"first"
+            assert isinstance(refused, redis_errors.ReadOnlyError)
+        else:
+            with pytest.raises(redis_errors.ReadOnlyError):
+                await some.send(write, 5.0)
+        await asyncio.wait_for(before.gone, 5)
+        assert await echo(some, "new") == "new"
+        assert before not in some._all
+
+
+@pytest.fixture
+def pair(short_path: Path) -> Iterator[list[Server]]:
+    """Two servers with addresses of their own."""
+    with (
+        Server(Kind.VALKEY_9_1, short_path / "a", port=free_port()) as one,
+        Server(Kind.VALKEY_9_1, short_path / "b", port=free_port()) as other,
+    ):
+        yield [one, other]
+
+
+async def test_when_new_wires_lead_elsewhere_the_old_ones_are_given_up(pair: list[Server]) -> None:
+    clients = [Redis.from_url(f"redis://127.0.0.1:{server.port}") for server in pair]
+    primary = clients[0]
+
+    def connect() -> AbstractConnection:
+        make: Callable[[], AbstractConnection] = primary.connection_pool.make_connection
+        return make()
+
+    some = Wires(connect, most=4)
+    await asyncio.gather(*(echo(some, str(number)) for number in range(4)))
+    apart = await some.open_apart(5.0)
+    old = {*some._all, apart}
+    blocked = asyncio.create_task(some.send(("BLPOP", "nothing", 30), 60.0))
+    await until(lambda: any(wire._waiter for wire in some._all))
+
+    primary = clients[1]
+    new = await some.open_apart(5.0)
+    with pytest.raises(redis_errors.ConnectionError):
+        await blocked
+    await asyncio.wait([wire.gone for wire in old], timeout=5)
+    assert not any(wire.is_open for wire in old)
+    assert new.is_open
+    assert await some.send(("CONFIG", "GET", "port"), 5.0) == {b"port": str(pair[1].port).encode()}
+    await some.close()
+    assert not new.is_open
+    for client in clients:
+        await client.aclose()
+
+
+async def test_a_wire_apart_is_lent_to_nobody(server: Server) -> None:
+    async with wires(server.url, most=1) as some:
+        apart = await some.open_apart(5.0)
+        assert await echo(some, "beside") == "beside"
+        assert apart not in some._all
+    assert not apart.is_open
