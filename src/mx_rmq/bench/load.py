@@ -28,10 +28,10 @@ class Trouble(Exception):
     """A measurement did not go as it should."""
 
 
-def payload(**fields: Any) -> dict[str, Any]:
-    """Return a payload of 200 bytes that carries these fields."""
+def payload(size: int = PAYLOAD_BYTES, /, **fields: Any) -> dict[str, Any]:
+    """Return a payload of so many bytes that carries these fields."""
     found = {**fields, "text": ""}
-    found["text"] = "x" * (PAYLOAD_BYTES - len(msgspec.json.encode(found)))
+    found["text"] = "x" * (size - len(msgspec.json.encode(found)))
     return found
 
 
@@ -46,23 +46,27 @@ def topics(count: int) -> list[str]:
 class Cycle:
     """One worker's life without a worker: the store's own calls, in batches."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(
+        self, store: Store, *, topic: str = TOPIC, payload: dict[str, Any] = PAYLOAD
+    ) -> None:
         self._store = store
-        self._drafts = [Draft(payload=msgspec.Raw(msgspec.json.encode(PAYLOAD)))] * BULK
+        self._topic = topic
+        self._drafts = [Draft(payload=msgspec.Raw(msgspec.json.encode(payload)))] * BULK
 
-    async def produce(self, count: int) -> None:
-        """Produce messages."""
-        for start in range(0, count, BULK):
-            await self._store.produce_normal_message(TOPIC, self._drafts[: count - start])
+    async def produce(self, count: int, *, batch: int = BULK) -> None:
+        """Produce messages, so many a call."""
+        for start in range(0, count, batch):
+            drafts = self._drafts[: min(batch, count - start)]
+            await self._store.produce_normal_message(self._topic, drafts)
 
     async def dispatch(self, count: int = BATCH) -> list[Claim]:
         """Lease messages; they must be there."""
-        taken = await self._store.dispatch_message(TOPIC, WORKER, count=count, lease=LEASE)
+        taken = await self._store.dispatch_message(self._topic, WORKER, count=count, lease=LEASE)
         if len(taken.messages) != count:
             raise Trouble(f"{len(taken.messages)} messages were dispatched, not {count}")
         return [leased.claim for leased in taken.messages]
 
     async def complete(self, claims: list[Claim]) -> None:
         """Complete what was leased."""
-        if not all(await self._store.complete_message(TOPIC, WORKER, claims)):
+        if not all(await self._store.complete_message(self._topic, WORKER, claims)):
             raise Trouble("a lease was lost")

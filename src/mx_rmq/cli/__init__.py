@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
-from mx_rmq.cli.act import cancel, discard, pause, requeue, resume
+from mx_rmq.cli.act import cancel, discard, grow, pause, requeue, resume
 from mx_rmq.cli.audit import audit
 from mx_rmq.cli.bench import bench
+from mx_rmq.cli.capacity import capacity
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.look import list_messages, show, stats, workers
@@ -25,9 +26,11 @@ for command in (
     audit,
     bench,
     cancel,
+    capacity,
     demo,
     discard,
     doctor,
+    grow,
     list_messages,
     pause,
     produce,

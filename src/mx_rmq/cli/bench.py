@@ -21,6 +21,7 @@ from mx_rmq.bench.place import PREFIX, look, place, prefix_of_its_own
 from mx_rmq.bench.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.output import as_json, print_json, print_table, printable
+from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.store.connect import check_url, without_password
@@ -38,7 +39,7 @@ VERDICTS: Final = {True: "met", False: "missed", None: ""}
 
 
 @click.command(short_help="Measure what a message costs here.")
-@click.option("--url", help="A server of yours; else one of its own is started.")
+@click.option("--url", help="A server or cluster of yours; else one of its own is started.")
 @click.option("--prefix", default=PREFIX, show_default=True, help="A random part is added to it.")
 @click.option(
     "--patience",
@@ -69,11 +70,12 @@ def bench(
     it asks first, uses keys of its own alone, and deletes those again. Exit code 0: measured,
     whether goals are met or not. 1: something went wrong on the way. 130: Ctrl-C.
     """
-    forget_settings()
     logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what a server may lose is the doctor's
     try:
+        address = None if url is None else QueueSettings.address_of(url)  # the login counts
+        forget_settings()
         asked = Asked(
-            url=url,
+            url=address,
             prefix=prefix_of_its_own(prefix),
             patience=patience,
             parts=_parts(only),
@@ -81,9 +83,9 @@ def bench(
             yes=yes,
             as_json=as_json,
         )
-        if url is not None:
-            check_url(url)
-            asyncio.run(_look(url, asked))
+        if asked.url is not None:
+            check_url(asked.url)
+            asyncio.run(_look(asked.url, asked))
             _ask(asked)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             done = runner.run(_unless_stopped(asked))
@@ -194,6 +196,8 @@ def _ask(asked: Asked) -> None:
 def _introduce(here: Place) -> None:
     nature = here.nature
     where = "a server of its own" if here.own else "the server"
+    if nature.nodes > 1:
+        where = f"a cluster of {nature.nodes} nodes, the first"
     kept = "with an append-only file" if nature.persists else "without append-only file"
     _tell(f"{where}: {nature.name} {nature.version}, {kept}")
     load = os.getloadavg()[0]

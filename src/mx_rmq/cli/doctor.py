@@ -9,7 +9,7 @@ import click
 
 from mx_rmq.cli.connection import on_queue
 from mx_rmq.cli.output import as_json, count, print_json, say
-from mx_rmq.core.errors import WrongType
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.partition import number_of
 from mx_rmq.store.health import Finding, Severity, examine
 
@@ -57,7 +57,11 @@ async def _queue(admin: Admin) -> list[Finding]:
     served = {topic for worker in await admin.workers() if worker.alive for topic in worker.topics}
     findings = [Finding(Severity.OK, f"{count(len(topics), 'topic')} found")]
     for topic in topics:
-        violations = await admin.audit(topic)
+        try:
+            violations = await admin.audit(topic)
+        except (ServerUnavailable, OutcomeUnknown) as error:
+            findings.append(Finding(Severity.BAD, f"topic {topic}: its server is away: {error}"))
+            continue
         if violations:
             findings.append(
                 Finding(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.connection import on_admin
+from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.output import (
     as_json,
     cut,
@@ -17,9 +17,11 @@ from mx_rmq.cli.output import (
     payload_text,
     print_json,
     print_table,
+    printable,
     say,
     when,
 )
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.store.pages import MAX_PAGE
 
@@ -46,7 +48,14 @@ async def stats(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     The age is that of the oldest message among those that are taken next. A topic of several
     partitions is counted as one.
     """
-    found = [await admin.stats(topic) for topic in topics or await admin.topics()]
+    found, away = [], []
+    for topic in topics or await admin.topics():
+        try:
+            found.append(await admin.stats(topic))
+        except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
+            away.append(f"{topic}: {error}")
+    if away and not found:
+        raise CannotDo("\n".join(away))
     if as_json:
         print_json({"topics": [_document(one) for one in found]})
     elif not found:
@@ -69,7 +78,9 @@ async def stats(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
                 for one in found
             ),
         )
-    return 0
+    for line in away:
+        click.echo(printable(f"not counted: {line}"), err=True)
+    return 2 if away else 0
 
 
 @click.command("list", short_help="List the messages of a topic that are in a state.")

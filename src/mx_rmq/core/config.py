@@ -91,6 +91,15 @@ class QueueSettings(Limits):
         """Return the settings from arguments (None: not given), environment, file and defaults."""
         return cls(**_load(cls, arguments))
 
+    @classmethod
+    def address_of(cls, url: str) -> str:
+        """Return a URL with the login that is set; no other setting is looked at."""
+        login = _load(cls, {"url": url}, only=("username", "password", "password_file"))
+        login.pop("url")
+        return with_login(
+            url, login.get("username"), login.get("password"), login.get("password_file")
+        )
+
     @property
     def address(self) -> str:
         """The URL with the login that is set beside it. Not for showing."""
@@ -198,11 +207,13 @@ def _topics(value: Any, said: str) -> tuple[str, ...]:
         raise InvalidInput(f"{said}: {error}") from error
 
 
-def _load(cls: type[Limits | WorkerSettings], arguments: dict[str, Any]) -> dict[str, Any]:
+def _load(
+    cls: type[Limits | WorkerSettings], arguments: dict[str, Any], only: tuple[str, ...] = ()
+) -> dict[str, Any]:
     values = {name: value for name, value in arguments.items() if value is not None}
     path, table = _file()
     for known in fields(cls):
-        if known.name in values:
+        if known.name in values or (only and known.name not in only):
             continue
         variable = VARIABLE + known.name.upper()
         if text := os.environ.get(variable):

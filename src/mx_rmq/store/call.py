@@ -13,6 +13,7 @@ import random
 import re
 import ssl
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as redis_errors
@@ -177,6 +178,8 @@ class Caller:
                 else:
                     answer = await asked.send_asking(words, self._reply_within)
                 link.answered()
+                if others := self.links.lost():
+                    self._back(site, others)
                 return answer
             except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
                 words = ("EVAL", source, *words[2:])
@@ -205,6 +208,14 @@ class Caller:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             await self.servers.look_again()
             pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _back(self, site: int, others: list[int]) -> None:
+        """A server has answered: so it is there for the other sites that it has, too."""
+        node = self.servers.node_at(site)
+        for other in others:
+            with suppress(redis_errors.RedisError):
+                if self.servers.node_at(other) is node:
+                    self.links[other].answered()
 
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:
         if sent:

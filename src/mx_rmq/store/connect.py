@@ -97,10 +97,14 @@ class PasswordFile(CredentialProvider):
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return the password, with the user if there is one."""
         try:
-            password = self._path.read_text(encoding="utf-8").strip()
+            password = self._path.read_text(encoding="utf-8").rstrip("\r\n")
         except ValueError:  # whose text shows a piece of it
             raise OSError(f"{self._path} does not hold a password: it is not UTF-8") from None
         return (password,) if self._user is None else (self._user, password)
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
+        """Return the same: the file is short."""
+        return self.get_credentials()
 
 
 def check_url(url: str) -> None:

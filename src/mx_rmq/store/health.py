@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.core.errors import MissingRights, ScriptFailed, UnsafeServer
+from mx_rmq.core.errors import (
+    MissingRights,
+    OutcomeUnknown,
+    ScriptFailed,
+    ServerUnavailable,
+    UnsafeServer,
+)
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
@@ -63,10 +70,10 @@ async def examine(url: str, *, prefix: str, patience: float) -> Health:
         reply_within = min(REPLY_WITHIN, max(1.0, patience))
         caller = Caller(servers, patience=patience, reply_within=reply_within)
         scratch = servers.key_of_each(keys.scratch) or [keys.scratch(0)]
-        found = [await _examine(caller, keys, key) for key in scratch]
-        if len(found) > 1:
-            names = [servers.node_at(servers.site_of(key)).name for key in scratch]
-            found = [_of_node(name, one) for name, one in zip(names, found, strict=True)]
+        if len(scratch) == 1:
+            found = [await _examine(caller, keys, scratch[0])]
+        else:
+            found = await asyncio.gather(*(_examine_node(caller, keys, key) for key in scratch))
     finally:
         await servers.close()
     findings = [finding for one in found for finding in one.findings]
@@ -85,7 +92,16 @@ async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     return Health(tuple(findings), usable)
 
 
-def _of_node(name: str, health: Health) -> Health:
+async def _examine_node(caller: Caller, keys: Keys, scratch: str) -> Health:
+    """Look at one of several servers. One that is away does not hide the others."""
+    name = caller.servers.node_at(caller.servers.site_of(scratch)).name
+    try:
+        health = await _examine(caller, keys, scratch)
+    except (ServerUnavailable, OutcomeUnknown) as error:
+        away = Finding(
+            Severity.BAD, f"it does not answer, so its topics wait: {error}", "See to that server"
+        )
+        health = Health((away,), usable=True)
     findings = [replace(one, what=f"node {name}: {one.what}") for one in health.findings]
     return Health(tuple(findings), health.usable)
 

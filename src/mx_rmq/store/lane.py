@@ -13,8 +13,10 @@ from mx_rmq.core.partition import suffix
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 13
+_LETTERS: Final = _ALPHABET[10:]
+"""A lane's name begins with one: ids of streams, which are numbers, shall not look like ours."""
 _GENERATED: Final = re.compile(
-    rf"([{_ALPHABET}]{{{_LENGTH}}})-[0-9]{{1,15}}(\.[0-9]{{1,4}})?", re.ASCII
+    rf"([{_LETTERS}][{_ALPHABET}]{{{_LENGTH - 1}}})-[0-9]{{1,15}}(\.[0-9]{{1,4}})?", re.ASCII
 )
 
 
@@ -32,7 +34,9 @@ class Lane:
     def __init__(self, home: list[Lane], topic: str = "") -> None:
         self._home = home
         self._suffix = suffix(topic)
-        self.name = "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
+        self.name = secrets.choice(_LETTERS) + "".join(
+            secrets.choice(_ALPHABET) for _ in range(_LENGTH - 1)
+        )
         self.number = 0
 
     def id_at(self, offset: int) -> str:

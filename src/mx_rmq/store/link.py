@@ -25,6 +25,11 @@ class Link:
         self.on_back: Callable[[float], None] | None = None
 
     @property
+    def is_away(self) -> bool:
+        """Whether it was told to be lost, and not to be back."""
+        return self._away
+
+    @property
     def is_failing(self) -> bool:
         """Whether the last call, a moment ago, did not get through."""
         failing = self._failing_since is not None
@@ -66,6 +71,10 @@ class Links(dict[int, Link]):
         link = self[site] = Link()
         link.on_lost, link.on_back = self._one_lost, self._one_back
         return link
+
+    def lost(self) -> list[int]:
+        """Return the sites that are lost."""
+        return [site for site, link in self.items() if link.is_away] if self._lost else []
 
     def _one_lost(self, error: str) -> None:
         self._lost += 1
