@@ -50,7 +50,7 @@ MOST_SECONDS: Final = 1e12
 
 
 class MessageQueue:
-    """A queue on one server. Making it connects to nothing; `async with mq:` does."""
+    """A queue on one server or a cluster. Making it connects to nothing; `async with mq:` does."""
 
     def __init__(
         self,
@@ -451,16 +451,21 @@ class MessageQueue:
         confirms = [self.settings.confirmation(run.confirm) for run in runs]
         ids: list[str | None] = [None] * sum(len(run.drafts) for run in runs)
         unconfirmed: NotConfirmed | None = None
+        short: set[str] = set()
         first = 0
         for run, confirm in zip(runs, confirms, strict=True):
             try:
                 produce = producer.produce_all
                 async for stored in produce(run.topic, run.drafts, keys=run.keys, confirm=confirm):
-                    for place, id in zip(stored.places, stored.ids, strict=True):
-                        ids[first + place] = id
+                    places = stored.places
+                    if isinstance(places, range):
+                        ids[first + places.start : first + places.stop] = stored.ids
+                    else:
+                        for place, id in zip(places, stored.ids, strict=True):
+                            ids[first + place] = id
                     if stored.unconfirmed is not None:
-                        before = () if unconfirmed is None else unconfirmed.ids
-                        unconfirmed = stored.unconfirmed.of((*before, *stored.ids))
+                        unconfirmed = stored.unconfirmed
+                        short.update(stored.ids)
             except MxRmqError as error:
                 stored_at = [place for place, id in enumerate(ids) if id is not None]
                 if not stored_at:
@@ -471,12 +476,13 @@ class MessageQueue:
                     error.ids if isinstance(error, ProduceUnknown) else (),
                     len(ids),
                     places=stored_at,
-                    unconfirmed=() if unconfirmed is None else unconfirmed.ids,
+                    unconfirmed=[id for id in ids if id in short],
                 ) from error
             first += len(run.drafts)
+        every = [id for id in ids if id is not None]
         if unconfirmed is not None:
-            raise unconfirmed
-        return [id for id in ids if id is not None]
+            raise unconfirmed.of([id for id in every if id in short])
+        return every
 
     def _open_producer(self) -> Producer:
         if self._producer is None:

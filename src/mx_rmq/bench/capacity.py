@@ -118,7 +118,7 @@ class Plan:
     memory_busiest: float
     """Bytes of it on the busiest shard."""
     dead: float
-    """Bytes of dead letters, if every topic keeps as many as it may, each like a message."""
+    """Bytes of dead letters, if every partition keeps as many as it may, each like a message."""
     workers: int
     producers: int
     """Processes."""
@@ -171,7 +171,7 @@ class Plan:
             total=total,
             memory=load.backlog * memory,
             memory_busiest=load.backlog * memory * share,
-            dead=Limits().dlq_max * topics * memory,
+            dead=Limits().dlq_max * topics * parts * memory,
             workers=workers,
             producers=producers,
             worker_connections=of_worker,

@@ -97,7 +97,8 @@ class ProduceUnknown(OutcomeUnknown):
 class NotConfirmed(MxRmqError):
     """Messages are stored, but not as far as `confirm` asked for, within its time.
 
-    They exist and will be handled. Only if the primary is lost now may they be lost with it. To
+    `ids` are those messages, in the order in which they were given. They exist and will be handled.
+    Only if the primary is lost now may they be lost with it. To
     wait again, produce them again with these ids: it makes no second copy.
     """
 

@@ -42,6 +42,9 @@ RUN: Final = 16
 LEARN_EVERY: Final = 10.0
 """Seconds after which a producer looks whether topics have got more partitions."""
 
+LAST_WORD: Final = 1.0
+"""Seconds for that at the end."""
+
 ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
 
@@ -88,6 +91,7 @@ class Producer:
         self._learn_at = time.monotonic() + LEARN_EVERY
         """When to ask again how many partitions there are."""
         self._looking: asyncio.Task[None] | None = None
+        self._probes: dict[str, asyncio.Task[None]] = {}
         self._turns: defaultdict[str, count[int]] = defaultdict(_from_anywhere)
 
     async def produce(
@@ -129,7 +133,11 @@ class Producer:
         sending: asyncio.Task[Stored] | None = None
         try:
             for name, places in self._deal(topic, drafts, keys):
-                chunk = [drafts[place] for place in places]
+                chunk = (
+                    drafts[places.start : places.stop]
+                    if isinstance(places, range)
+                    else [drafts[place] for place in places]
+                )
                 try:
                     call = self.prepare(name, chunk)
                 except MxRmqError:  # refused; but what is under way may be stored
@@ -184,7 +192,19 @@ class Producer:
             name = partition(topic, next(self._turns[topic]) % parts)
             if not self._store.link_of(self._store.site_of(name)).is_failing:
                 return name
+            self._probe(name)
         return name
+
+    def _probe(self, name: str) -> None:
+        """See whether the server of a partition is back, at no caller's cost."""
+        if name not in self._probes:
+            probe = asyncio.create_task(self._ask(name), name="mx-rmq producer")
+            self._probes[name] = probe
+            probe.add_done_callback(lambda _: self._probes.pop(name))
+
+    async def _ask(self, name: str) -> None:
+        with suppress(MxRmqError):
+            await self._store.views.now(self._store.keys.of(name).payload)
 
     def _deal(
         self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
@@ -249,9 +269,15 @@ class Producer:
         while self._learners or any(line.busy for line in self._lines.values()):
             self._quiet = asyncio.Event()
             await self._quiet.wait()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        asking = [*self._probes.values(), *([self._looking] if self._looking else [])]
+        for task in asking:
+            task.cancel()
+        if asking:
+            await asyncio.wait(asking)
+        if any(parts > 1 for parts in self._store.partitions.values()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD):
+                    await self._look_at_all()  # who knows them last, tells the registry
 
     def _go_on(self, line: _Line) -> None:
         """A caller has his answer: send what has come meanwhile."""

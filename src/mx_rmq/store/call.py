@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from mx_rmq.core.confirm import Confirm
+    from mx_rmq.store.link import Link
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Node, Servers
 
@@ -171,15 +172,14 @@ class Caller:
         site = self.servers.site_of(key)
         link = self.links[site]
         asked: Node | None = None
+        link.asked()
         while True:
             try:
                 if asked is None:
                     answer = await send(self.servers.node_at(site), words, self._reply_within)
                 else:
                     answer = await asked.send_asking(words, self._reply_within)
-                link.answered()
-                if others := self.links.lost():
-                    self._back(site, others)
+                self._heard(site, link)
                 return answer
             except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
                 words = ("EVAL", source, *words[2:])
@@ -209,12 +209,12 @@ class Caller:
             await self.servers.look_again()
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _back(self, site: int, others: list[int]) -> None:
+    def _heard(self, site: int, link: Link) -> None:
         """A server has answered: so it is there for the other sites that it has, too."""
-        node = self.servers.node_at(site)
-        for other in others:
+        link.answered()
+        for other in self.links.lost():
             with suppress(redis_errors.RedisError):
-                if self.servers.node_at(other) is node:
+                if self.servers.node_at(other) is self.servers.node_at(site):
                     self.links[other].answered()
 
     def _gave_up(self, what: str, error: Exception, *, sent: bool) -> Exception:

@@ -201,8 +201,8 @@ class Cluster:
             node = self._node(addresses[0])
             drawn[first : last + 1] = [node] * (last + 1 - first)
         for empty in {*self._map} - {*drawn}:  # it has nothing any more, and may not answer
-            if empty is not None and empty.wires is not None:
-                empty.wires.hang_up()
+            if empty is not None:
+                empty.hang_up()
         self._map, self._why = drawn, None
         for address in self._known.keys() - alive:  # no longer of the cluster
             closing = asyncio.create_task(self._known.pop(address).close(), name="mx-rmq close")

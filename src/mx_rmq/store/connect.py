@@ -142,6 +142,8 @@ def _read(url: str) -> Address:
     front, _, query = rest.partition("?")
     before, at, front = front.rpartition("@")
     hosts, slash, path = front.partition("/")
+    if way and ("@" in before or not all(hosts.split(","))):  # a login stands before all hosts
+        raise _refused(url)
     return Address(
         scheme,
         way,

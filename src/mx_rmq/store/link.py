@@ -17,7 +17,8 @@ class Link:
 
     def __init__(self) -> None:
         self._failing_since: float | None = None
-        self._failed_at = float("-inf")
+        self._asked_at: float | None = None
+        """When the oldest call was made that was not answered."""
         self._away = False
         self.back_at = float("-inf")
         """When the server was last heard again after it was away, on the monotonic clock."""
@@ -31,13 +32,18 @@ class Link:
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last call, a moment ago, did not get through."""
-        failing = self._failing_since is not None
-        return failing and time.monotonic() - self._failed_at < AWAY_AFTER
+        """Whether calls do not get through now: the last one failed, or one has waited for long."""
+        late = self._asked_at is not None and time.monotonic() - self._asked_at > AWAY_AFTER
+        return late or self._failing_since is not None
+
+    def asked(self) -> None:
+        """A call is made."""
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
 
     def failed(self, error: Exception) -> None:
         """A call did not get through."""
-        now = self._failed_at = time.monotonic()
+        now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
         elif not self._away and now - self._failing_since >= AWAY_AFTER:
@@ -47,6 +53,7 @@ class Link:
 
     def answered(self) -> None:
         """A call got through."""
+        self._asked_at = None
         if self._failing_since is None:
             return
         seconds = time.monotonic() - self._failing_since

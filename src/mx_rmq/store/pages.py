@@ -62,7 +62,7 @@ class Entry(NamedTuple):
 
 
 class Pages:
-    """The messages of one server."""
+    """The messages, wherever they are."""
 
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller

@@ -31,7 +31,7 @@ class Sentinels(Sentinel):
         """Return the address of a primary; who answered is asked first the next time."""
         heard: list[str] = []
         refusal: Exception | None = None
-        for place, sentinel in enumerate(self.sentinels):
+        for sentinel in list(self.sentinels):
             options = sentinel.connection_pool.connection_kwargs
             try:
                 known = cast("dict[str, Any]", await sentinel.sentinel_masters())
@@ -42,7 +42,7 @@ class Sentinels(Sentinel):
                 continue
             state = known.get(service_name)
             if state and self.check_master_state(state, service_name):
-                self.sentinels.insert(0, self.sentinels.pop(place))
+                self.sentinels.sort(key=lambda one: one is not sentinel)  # it is asked first now
                 return state["ip"], state["port"]
             heard.append(f"{options['host']}:{options['port']} knows no primary of this name")
         raise MasterNotFoundError(
@@ -82,7 +82,7 @@ class PrimaryNode(Node):
         with suppress(redis_errors.RedisError):
             address = await self._guards.discover_master(self._name)
             if self.wires is not None and self.wires.leads_elsewhere(address):
-                self.wires.hang_up()
+                self.hang_up()
 
     async def close(self) -> None:
         """Close all connections, those to the Sentinels too."""

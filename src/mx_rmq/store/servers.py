@@ -34,6 +34,8 @@ class Node:
     def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
         self.client = client
         self.wires = wires
+        self._patient: Wires | None = None
+        """Wires for calls that wait for replicas: they shall not hold up the others."""
         self.still_primary: Callable[[], Awaitable[bool]] | None = None
         """Asks others whether calls may still go here; None: nobody could replace it."""
         self._heard_at = 0.0
@@ -77,9 +79,18 @@ class Node:
     async def send_all(self, commands: Sequence[tuple[Value, ...]], within: float) -> list[Any]:
         """Send commands together on one connection; return all replies, errors among them."""
         await self._make_sure()
-        answers = await self._wires().send_all(commands, within)
+        if self._patient is None:
+            self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
+            self._patient.on_late = self._wires().on_late
+        answers = await self._patient.send_all(commands, within)
         self._heard_at = time.monotonic()
         return answers
+
+    def hang_up(self) -> None:
+        """Give all connections of calls up: they lead to a server that has been replaced."""
+        for wires in (self.wires, self._patient):
+            if wires is not None:
+                wires.hang_up()
 
     async def open_apart(self, within: float) -> Wire:
         """Open a wire for one who blocks on it."""
@@ -116,8 +127,9 @@ class Node:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self.wires is not None:
-            await self.wires.close()
+        for wires in (self.wires, self._patient):
+            if wires is not None:
+                await wires.close()
         await self.client.aclose()
 
 

@@ -84,7 +84,7 @@ _SETTLED: Final = {ord(settled): settled for settled in Settled}
 
 
 class Transitions:
-    """The scripts of one server, as methods.
+    """The scripts, as methods.
 
     `clock` is for tests: what it returns stands in for the server's time.
     """
@@ -409,7 +409,7 @@ class Transitions:
 
     async def _archive(self, name: str, topic: str, state: State, **named: Value) -> Settled:
         keys = self.keys.of(topic)
-        keep, ttl_ms = self._caps(topic, state)
+        keep, ttl_ms = self._caps(state)
         with self._lanes.lane(topic) as lane:
             lane.number += 1
             answer = await self._run(
@@ -430,7 +430,7 @@ class Transitions:
 
     async def trim_archive(self, topic: str, state: State) -> int:
         """Drop archived messages over the age or the cap, a bounded number; return how many."""
-        keep, ttl_ms = self._caps(topic, state)
+        keep, ttl_ms = self._caps(state)
         dropped = await self._run(
             "trim_archive",
             self.keys.of(topic),
@@ -615,14 +615,17 @@ class Transitions:
             return 0
         return min(ceil(ttl_ms / 1000) + SECOND_NET, CENTURY)
 
-    def _caps(self, topic: str, state: State) -> tuple[int, int]:
+    def _caps(self, state: State) -> tuple[int, int]:
+        """Return what an archive may hold: how many, and of what age.
+
+        Each partition has its own. Shared out, a topic that grows would be over the cap, and lose.
+        """
         if state == State.DEAD:
-            return self._share(topic, self.limits.dlq_max), _ms(self.limits.dlq_ttl)
-        most = self._share(topic, self.limits.quarantine_max)
-        return most, _ms(self.limits.quarantine_ttl)
+            return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
+        return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
 
     def _share(self, topic: str, most: int) -> int:
-        """Return a partition's part of what its topic may hold."""
+        """Return a partition's part of how many messages of its topic may wait."""
         return ceil(most / self.partitions.get(topic_of(topic), 1))
 
 

@@ -62,7 +62,7 @@ class WorkerSeen:
 
 
 class Views:
-    """The reads of one server. `clock` is for tests, as in the transitions."""
+    """The reads. `clock` is for tests, as in the transitions."""
 
     def __init__(
         self, caller: Caller, keys: Keys, *, clock: Callable[[], int] | None = None

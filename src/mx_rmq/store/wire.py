@@ -287,11 +287,12 @@ class Wires:
             try:
                 async with asyncio.timeout(within):
                     wire = await turn
-            except TimeoutError as error:
-                raise Unreached("connecting to the server: all connections are busy") from error
-            except asyncio.CancelledError:
+            except (TimeoutError, asyncio.CancelledError) as error:
                 if turn.done() and not turn.cancelled():  # it was ours; it is another's now
                     self._hand_on(turn.result())
+                if isinstance(error, TimeoutError):
+                    busy = "connecting to the server: all connections are busy"
+                    raise Unreached(busy) from error
                 raise
             if wire is not None and wire.is_open:
                 return wire
