@@ -184,3 +184,34 @@ async def test_what_replication_had_not_carried_over_is_lost_and_confirm_had_sai
         assert len(lost) == 11
         after = await mq.produce(TOPIC, 4)
         assert await ids_on(promoted.node) == {*kept, after}
+
+
+async def test_who_waits_for_replicas_holds_up_nobody_else(alone: Node) -> None:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=3) as mq:
+        await mq.produce("other", 0)
+        waiting = [
+            asyncio.create_task(mq.produce_many(TOPIC, [1], confirm="replicated"))
+            for _ in range(80)
+        ]
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        await mq.produce("other", 1)
+        assert time.monotonic() - began < 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_unconfirmed_ids_come_in_the_order_of_the_payloads(alone: Node) -> None:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=0.05) as mq:
+        await mq.store.register_topics({TOPIC: 4})
+        payloads = [f"payload-{number}" for number in range(12)]
+        with pytest.raises(NotConfirmed) as caught:
+            await mq.produce_many(
+                TOPIC,
+                payloads,
+                keys=[str(number % 5) for number in range(12)],
+                confirm="replicated",
+            )
+        views = [await mq.admin.get(TOPIC, id) for id in caught.value.ids]
+        assert [view.payload for view in views if view is not None] == payloads

@@ -143,3 +143,26 @@ async def test_a_shard_that_is_away_does_not_hold_up_the_others(short_path: Path
             async with asyncio.timeout(BACK_WITHIN):
                 while topics[0] not in done:  # noqa: ASYNC110 - nobody announces it
                     await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+async def test_messages_without_a_key_go_past_a_shard_that_is_away(
+    short_path: Path, how: str
+) -> None:
+    async with (
+        Cluster(short_path, "--cluster-require-full-coverage", "no") as cluster,
+        traffic(cluster.url, patience=3) as seen,
+    ):
+        await seen.until_handled(200)
+        victim = await cluster.primary_of(slot_of(TOPIC))
+        getattr(victim, how)()
+        await asyncio.sleep(4)  # whoever waits for it has given up
+        before = len(seen.produced)
+        await asyncio.sleep(1)
+        assert len(seen.produced) - before > 50, "the others go on"
+        if how == "freeze":
+            victim.thaw()
+            back = time.monotonic()
+            assert await seen.until_back(back, {0}) - back < 2 * BACK_WITHIN
+            await seen.until_settled()
+            assert seen.lost == {}
