@@ -433,3 +433,17 @@ async def test_a_wire_apart_is_lent_to_nobody(server: Server) -> None:
         assert await echo(some, "beside") == "beside"
         assert apart not in some._all
     assert not apart.is_open
+
+
+async def test_a_wire_that_is_handed_on_at_the_last_moment_is_not_lost(server: Server) -> None:
+    async with wires(server.url, most=1) as some:
+        assert await echo(some, "first") == "first"
+        wire = some._idle.pop()  # the only one is in use
+        waiting = asyncio.create_task(echo(some, "late", within=0.05))
+        await asyncio.sleep(0)
+        loop = asyncio.get_running_loop()
+        loop.call_at(loop.time() + 0.04, some._hand_on, wire)
+        time.sleep(0.2)  # both are due when the loop comes to it
+        with pytest.raises(Unreached, match="all connections are busy"):
+            await waiting
+        assert await echo(some, "next") == "next"
