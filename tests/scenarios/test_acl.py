@@ -15,9 +15,11 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
 from mx_rmq import MessageQueue, Reject, Worker
-from mx_rmq.core.errors import MxRmqError, ServerUnavailable, WrongType
+from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.store.store import Store
+from tests.lab.cases import CASES, Stage
+from tests.lab.clock import Clock
 from tests.lab.cluster import Cluster
 from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, leased
@@ -385,3 +387,32 @@ async def test_in_a_cluster_each_role_needs_two_rights_more(short_path: Path) ->
                 execute: Callable[..., Awaitable[Any]] = one.execute_command
                 assert await execute("ASKING")
                 await refused(one, "CLUSTER RESET")
+
+
+@pytest.mark.parametrize("role", ["producer", "worker", "operator"])
+async def test_what_a_user_may_not_do_is_not_half_done(
+    role: str, kind: Kind, raw: Redis, server: Server
+) -> None:
+    """Redis does not roll back: a script that lacks a right must lack it before its first write."""
+    run: Callable[..., Awaitable[Any]] = raw.execute_command
+    await run("ACL", "SETUSER", role, "reset", *rules_of(role, kind))
+    try:
+        for case in CASES:
+            await raw.flushall()
+            clock = Clock()
+            async with (
+                await Store.open(server.url, clock=clock) as store,
+                await Store.open(
+                    f"unix://{role}:{PASSWORD}@{server.socket}", clock=clock
+                ) as theirs,
+            ):
+                seeded = await case.seed(Stage(store, clock, TOPIC))
+                before = await store.views.counts(TOPIC)
+                try:
+                    await case.act(theirs, TOPIC, seeded)
+                except ScriptFailed:
+                    assert await store.views.counts(TOPIC) == before, case
+                if await store.views.topics():
+                    assert await store.audit.topic(TOPIC) == [], case
+    finally:
+        await run("ACL", "DELUSER", role)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from mx_rmq.cli.connection import on_admin
-from mx_rmq.cli.output import as_json, count, print_json, say
-from mx_rmq.core.errors import WrongType
+from mx_rmq.cli.output import as_json, count, print_json, printable, say
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
@@ -28,9 +28,14 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     """
     known = await admin.topics()
     chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
-    messages, violations = 0, []
+    messages, violations, away = 0, [], 0
     for topic in chosen:
-        found = await admin.audit(topic)
+        try:
+            found = await admin.audit(topic)
+        except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
+            away += 1
+            click.echo(printable(f"not audited: {topic}: {error}"), err=True)
+            continue
         violations += found
         for violation in () if as_json else found:
             say(str(violation))
@@ -47,4 +52,4 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     else:
         parts = count(len(chosen), "topic"), count(messages, "message")
         say(", ".join((*parts, count(len(violations), "violation"))))
-    return int(bool(violations))
+    return 2 if away else int(bool(violations))

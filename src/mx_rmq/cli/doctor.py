@@ -36,8 +36,11 @@ async def doctor(queue: Queue, as_json: bool) -> int:
     health = await examine(settings.address, prefix=settings.prefix, patience=settings.patience)
     findings = [*health.findings]
     if health.usable:
-        async with queue.open() as admin:
-            findings += await _queue(admin)
+        try:
+            async with queue.open() as admin:
+                findings += await _queue(admin)
+        except (ServerUnavailable, OutcomeUnknown) as error:
+            findings.append(Finding(Severity.BAD, f"the topics cannot be listed: {error}"))
     else:
         findings.append(
             Finding(Severity.WARN, "the topics were not looked at", "Put the server right first")

@@ -21,7 +21,7 @@ from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.keeper import Keeper
 from mx_rmq.runtime.lifecycle import Lifecycle
-from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.loop import AWAY, Loop
 from mx_rmq.runtime.site import Site
 from mx_rmq.runtime.slots import Slots, Stopped
 from mx_rmq.runtime.threads import Threads
@@ -181,6 +181,20 @@ class Cast:
             "running": self._slots.running,
             "held": len(self._slots.held),
         }
+        try:
+            await self._register()
+        except AWAY:  # then later; where the workers are listed may be another server
+            if not self._beats:
+                raise
+        if self._beats:
+            self._serve()
+        forget = FORGET if self._beats == 0 else 0
+        await self._store.beat_worker(self._name, msgspec.json.encode(about), forget=forget)
+        self._beats += 1
+        return BEAT
+
+    async def _register(self) -> None:
+        """List the topics, and learn how many partitions they have."""
         known = self._store.partitions
         for topic, handler in self._handlers.items():
             if (handler.partitions or 1) > known.get(topic, 1):
@@ -188,12 +202,6 @@ class Cast:
         await self._store.register_topics(  # again and again: the registry may have been lost
             {topic: known.get(topic, 1) for topic in self._handlers}
         )
-        if self._beats:
-            self._serve()
-        forget = FORGET if self._beats == 0 else 0
-        await self._store.beat_worker(self._name, msgspec.json.encode(about), forget=forget)
-        self._beats += 1
-        return BEAT
 
     def _serve(self) -> None:
         """Take up every partition of every topic, also those that have come up meanwhile."""

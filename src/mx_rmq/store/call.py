@@ -230,6 +230,11 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
+        if "NOAUTH" in words or "HELLO must be called" in words:
+            return ServerUnavailable(
+                f"{script.name}: the server wants a login, and none was given (in the URL, or as "
+                f"MX_RMQ_PASSWORD); nothing was changed: {words}"
+            )
         if _is_login(error):
             return ServerUnavailable(
                 f"{script.name}: the server does not let this user in with this password; "

@@ -181,8 +181,8 @@ def _sentinel(address: Address, url: str) -> OneServer:
     named = re.fullmatch(r"/([^/]+)(/\d*)?", address.path)
     if named is None:
         raise InvalidInput(
-            f"URL {without_password(url)!r} does not say which primary: "
-            "redis+sentinel://HOST:26379,HOST:26379/NAME, for example"
+            f"URL {without_password(url)!r} does not say which primary, and which database by its "
+            "number: redis+sentinel://HOST:26379,HOST:26379/NAME/0, for example"
         )
     unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINELS
     if unknown:
@@ -282,8 +282,14 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
         pool.connection_class(**pool.connection_kwargs)  # refuses options that nobody knows
     except InvalidInput:
         raise
-    except (ValueError, TypeError):  # whose words may hold a piece of the password
-        raise _refused(url) from None
+    except (ValueError, TypeError) as error:  # whose words may hold a piece of the password
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise _refused(url) from None
+        hint = ": use rediss://" if unknown[1].startswith("ssl_") and "rediss" not in url else ""
+        raise InvalidInput(
+            f"{unknown[1]} is no option of URL {without_password(url)!r}{hint}"
+        ) from None
     return client
 
 
