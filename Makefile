@@ -17,7 +17,7 @@ demo: $(INSTALLED) ## Watch messages live and die on a server of its own
 	@$(BIN)/mx-rmq demo $(ARGS)
 
 test: redis-tools check ## Run the checks, then every test on three real servers
-	$(BIN)/pytest -n 2 $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, import layers
 	$(BIN)/ruff check
