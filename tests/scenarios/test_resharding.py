@@ -60,7 +60,7 @@ async def test_slots_move_to_a_new_node_under_load(cluster: Cluster, how: str) -
 async def test_a_slot_that_is_on_two_nodes_for_a_while_is_waited_for(short_path: Path) -> None:
     async with (
         Cluster(short_path, kind=Kind.REDIS_7_0) as cluster,
-        traffic(cluster.url) as seen,
+        traffic(cluster.url, patience=90) as seen,
     ):
         await seen.until_handled(200)
         slot = slot_of(partition(TOPIC, 1))
