@@ -204,7 +204,7 @@ class Producer:
 
     async def _ask(self, name: str) -> None:
         with suppress(MxRmqError):
-            await self._store.views.now(self._store.keys.of(name).payload)
+            await self._store.get_next_delay_task(name)  # a slot that moves refuses scripts alone
 
     def _deal(
         self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
