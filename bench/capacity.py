@@ -17,7 +17,7 @@ import tempfile
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -32,9 +32,6 @@ from mx_rmq.cli.bench import forget_settings
 from mx_rmq.runtime.event_loop import loop_factory
 from tests.lab.nodes import Node, free_ports
 from tests.lab.servers import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 PAGE = ROOT / "docs" / "capacity.md"
 SHIPPED = ROOT / "src" / "mx_rmq" / "bench" / "costs.json"
@@ -92,11 +89,14 @@ def _measure(kind: Kind, *, quick: bool) -> tuple[Costs, dict[str, Any]]:
 
 async def _costs(directory: Path, kind: Kind, extent: costs.Extent) -> Costs:
     (port,) = free_ports(1)
-    tell: Callable[[str], None] = lambda text: print(f"bench: costs,{text}", flush=True)  # noqa: E731
     with Node(kind, directory / "costs", port=port) as server:
         prefix = prefix_of_its_own(PREFIX)
         async with place(f"redis://{server.address}", prefix=prefix, patience=10.0) as where:
-            return await costs.measure(where, extent, tell)
+            return await costs.measure(where, extent, _tell)
+
+
+def _tell(text: str) -> None:
+    print(f"bench: costs,{text}", flush=True)
 
 
 def last() -> tuple[Costs, dict[str, Any]]:

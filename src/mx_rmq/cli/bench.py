@@ -6,10 +6,8 @@ import asyncio
 import logging
 import os
 import platform
-import signal
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +18,7 @@ from mx_rmq.bench.parts import PARTS
 from mx_rmq.bench.place import PREFIX, look, place, prefix_of_its_own
 from mx_rmq.bench.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.measuring import run_unless_stopped
 from mx_rmq.cli.output import as_json, print_json, print_table, printable
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
     from mx_rmq.bench.figure import Figure
     from mx_rmq.bench.place import Place
 
-STOPPED: Final = 128 + signal.SIGINT
-"""Exit code: somebody pressed Ctrl-C."""
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KEPT: Final = "MX_RMQ_SERVER_BINARY"
 VERDICTS: Final = {True: "met", False: "missed", None: ""}
 
@@ -87,15 +83,11 @@ def bench(
             check_url(asked.url)
             asyncio.run(_look(asked.url, asked))
             _ask(asked)
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            done = runner.run(_unless_stopped(asked))
+        run_unless_stopped(_run(asked))
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
     except Trouble as error:
         raise click.ClickException(printable(str(error))) from error
-    if not done:
-        click.echo("stopped; nothing is left behind", err=True)
-        sys.exit(STOPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,23 +121,6 @@ def _size(*, quick: bool, long: bool, pending: int | None) -> Size:
     if most is None:
         return USUAL
     return replace(USUAL, pending=(*(one for one in USUAL.pending if one < most), most))
-
-
-async def _unless_stopped(asked: Asked) -> bool:
-    """Measure, unless a signal comes first; say whether it came to its end."""
-    running = asyncio.create_task(_run(asked), name="mx-rmq bench")
-    told = asyncio.Event()
-
-    def on_signal() -> None:
-        if not told.is_set():  # once: a second one must not interrupt the tidying
-            told.set()
-            running.cancel()
-
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    with suppress(asyncio.CancelledError):
-        await running
-    return not told.is_set()
 
 
 async def _run(asked: Asked) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import signal
 import sys
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,20 +18,17 @@ from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.cli.bench import forget_settings
 from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.measuring import run_unless_stopped
 from mx_rmq.cli.output import as_json, print_json, print_table, printable
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST
-from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.store.connect import check_url, without_password
 
 if TYPE_CHECKING:
     from mx_rmq.bench.costs import Extent
 
-STOPPED: Final = 128 + signal.SIGINT
-"""Exit code: somebody pressed Ctrl-C."""
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MOST_SHARDS: Final = 10_000
 VOLUME: Final = 100
 """Megabytes that a measurement takes on the server, at the most."""
@@ -168,11 +162,7 @@ def _measured(
     if url is not None:
         check_url(url)
         _ask(url, prefix, yes=yes)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        costs = runner.run(_unless_stopped(extent, url, prefix, patience))
-    if costs is None:
-        click.echo("stopped; nothing is left behind", err=True)
-        sys.exit(STOPPED)
+    costs = run_unless_stopped(_measure(extent, url, prefix, patience))
     try:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
     except OSError as error:
@@ -196,25 +186,6 @@ def _ask(url: str, prefix: str, *, yes: bool) -> None:
         raise CannotDo("nobody is there to be asked whether to measure that server: say --yes")
     if not click.confirm("Measure it?", err=True):
         raise CannotDo("nothing was done")
-
-
-async def _unless_stopped(
-    extent: Extent, url: str | None, prefix: str, patience: float
-) -> Costs | None:
-    """Measure, unless a signal comes first."""
-    running = asyncio.create_task(_measure(extent, url, prefix, patience), name="mx-rmq capacity")
-    told = asyncio.Event()
-
-    def on_signal() -> None:
-        if not told.is_set():  # once: a second one must not interrupt the tidying
-            told.set()
-            running.cancel()
-
-    for number in SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    with suppress(asyncio.CancelledError):
-        return await running
-    return None
 
 
 async def _measure(extent: Extent, url: str | None, prefix: str, patience: float) -> Costs:
