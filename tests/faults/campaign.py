@@ -1,0 +1,141 @@
+"""`make faults`: every kind of fault at length, two at a time, then the report.
+
+`python -m tests.faults NAME --size N --seed N` runs one of them, as a failure tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from tests.faults.trial import Fault, Figure, Trial, say
+from tests.lab.servers import ROOT
+
+NAMES: Final = (
+    "crash_points",
+    "kills",
+    "zombies",
+    "server_kills",
+    "power",
+    "memory",
+    "failovers",
+    "cuts",
+    "cancels",
+    "fuzz",
+    "clocks",
+    "soak",
+)
+
+
+def _found() -> dict[str, Fault]:
+    faults = {}
+    for name in NAMES:
+        if (Path(__file__).parent / f"{name}.py").exists():
+            faults[name] = importlib.import_module(f"tests.faults.{name}").FAULT
+    return faults
+
+
+FAULTS: Final[dict[str, Fault]] = _found()
+"""All kinds, in the order of the report."""
+
+RESULTS: Final = Path(__file__).parent / "results"
+SEED: Final = 1
+AT_ONCE: Final = 2
+"""Kinds that run side by side: the machines have two cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A trial that is over, as it is kept for the report."""
+
+    fault: str
+    size: int
+    seed: int
+    commit: str
+    day: str
+    seconds: float
+    figures: dict[str, Figure]
+    violations: list[str]
+    tables: dict[str, list[list[str]]]
+
+
+async def hold(fault: Fault, *, size: int, seed: int) -> Result:
+    """Hold a trial in a directory of its own, which is kept if something is violated."""
+    directory = Path(tempfile.mkdtemp(prefix="mxf-"))
+    trial = Trial(fault.name, size, seed, directory)
+    began = time.monotonic()
+    await fault.run(trial)
+    if not trial.violations:
+        subprocess.run(["rm", "-rf", directory], check=True)
+    return Result(
+        fault=fault.name,
+        size=size,
+        seed=seed,
+        commit=_commit(),
+        day=f"{datetime.now(UTC):%Y-%m-%d}",
+        seconds=round(time.monotonic() - began, 1),
+        figures=trial.figures,
+        violations=trial.violations,
+        tables=trial.tables,
+    )
+
+
+def main() -> int:
+    """Run one kind, or all of them."""
+    options = _options()
+    if options.fault is None:
+        return _all(options.seed)
+    fault = FAULTS[options.fault]
+    result = asyncio.run(hold(fault, size=options.size or fault.full, seed=options.seed))
+    say(json.dumps(asdict(result), indent=2))
+    if result.size >= fault.full:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / f"{fault.name}.json"
+        path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    return 1 if result.violations else 0
+
+
+def _all(seed: int) -> int:
+    """Run every kind in a process of its own, the longest first."""
+
+    def run(name: str) -> int:
+        began = time.monotonic()
+        program = [sys.executable, "-m", "tests.faults", name, "--seed", str(seed)]
+        code = subprocess.run(program, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+        say(f"{name}: {'ok' if code == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s")
+        return code
+
+    names = sorted(FAULTS, key=lambda name: name != "soak")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        codes = list(pool.map(run, names))
+    return 1 if any(codes) else 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("fault", nargs="?", choices=list(FAULTS), help="one kind; all without it")
+    parser.add_argument("--size", type=int, help="how many faults; the campaign's without it")
+    parser.add_argument("--seed", type=int, default=int(os.environ.get("MX_RMQ_SEED", SEED)))
+    return parser.parse_args()
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
+        ).stdout.strip()
+
+    edited = "+edits" if git("status", "--porcelain", "--", "src", "tests") else ""
+    return git("rev-parse", "--short", "HEAD") + edited

@@ -1,0 +1,83 @@
+"""A fault that the lab can inject, and a trial: one run of it from a seed, with what it found."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+Figure = int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A kind of fault. Its sizes count the faults of a trial."""
+
+    name: str
+    title: str
+    """What is done, for the report."""
+    run: Callable[[Trial], Awaitable[None]]
+    short: int
+    """The size in `make test`."""
+    full: int
+    """The size in `make faults`."""
+
+
+@dataclass
+class Trial:
+    """One run of a kind of fault. The same seed and size make the same plan."""
+
+    fault: str
+    size: int
+    seed: int
+    directory: Path
+    """An empty one, with a short name: sockets may lie in it."""
+    figures: dict[str, Figure] = field(default_factory=dict)
+    """What was counted and measured, by the words of the report."""
+    violations: list[str] = field(default_factory=list)
+    """What must never be. None is a pass."""
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+    """Tables for the report by title: the head, then the rows."""
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(f"{self.fault} {self.seed}")
+        self._said_at = time.monotonic()
+
+    @property
+    def replay(self) -> str:
+        """The command that does the same again."""
+        return f"python -m tests.faults {self.fault} --size {self.size} --seed {self.seed}"
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Count something for the report."""
+        before = self.figures.get(what, 0)
+        assert not isinstance(before, str)
+        self.figures[what] = before + by
+
+    def violated(self, what: str) -> None:
+        """Note something that must never be, and go on."""
+        self.violations.append(what)
+        say(f"{self.fault}: VIOLATION: {what}")
+
+    def expect(self, fact: object, what: str) -> None:
+        """Note a violation unless something is so."""
+        if not fact:
+            self.violated(what)
+
+    def say(self, progress: str) -> None:
+        """Tell who watches how far it is, at most every ten seconds."""
+        if time.monotonic() - self._said_at >= 10:
+            self._said_at = time.monotonic()
+            say(f"{self.fault}: {progress}")
+
+
+def say(line: str) -> None:
+    """Tell who watches."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
