@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from tests.lab.nodes import Node, free_ports, until_true
-from tests.lab.servers import Kind, _die_with_parent, binary
+from tests.lab.servers import Kind, die_with_parent, binary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class Sentinel(Node):
             ["redis-sentinel", str(file), "--sentinel"],
             executable=binary(self.kind),
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - before any thread of ours
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - before any thread of ours
         )
         deadline = time.monotonic() + 20
         while not self._answers():

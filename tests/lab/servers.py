@@ -85,12 +85,20 @@ def binary(kind: Kind) -> Path:
 class Server:
     """A server process. `with Server(kind, directory) as server: …`"""
 
-    def __init__(self, kind: Kind, directory: Path, *options: str, port: int = 0) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        directory: Path,
+        *options: str,
+        port: int = 0,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.kind = kind
         self.directory = directory
         self.socket = directory / "s.sock"
         self.port = port
         self._options = options
+        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -113,7 +121,8 @@ class Server:
             ["redis-server", *options],
             executable=binary(self.kind),
             stdin=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - before any thread of ours
+            env={**os.environ, **self._environment},
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - before any thread of ours
         )
         deadline = time.monotonic() + 20
         while not self._answers():
@@ -171,6 +180,6 @@ def _package(name: str) -> Path:
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     if _libc is not None:
         _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -92,13 +92,15 @@ class Store(Transitions):
         """Return a way to hear the doorbells of a site."""
         return Doorbell(self._caller, self.keys, site)
 
-    def twin(self, *, patience: float = PATIENCE) -> Store:
+    def twin(self, *, patience: float = PATIENCE) -> Self:
         """Return a store of the same servers with connections of its own, for another event loop.
 
         Close it before this one: if the server is embedded, it stops with this one.
         """
         caller = Caller(self._servers.another(), patience=patience)
-        return Store(caller, self.keys, self._found, limits=self.limits, clock=self._clock)
+        return type(self)(
+            caller, self.keys, self._found, limits=self.limits, clock=self._clock
+        )
 
     async def close(self) -> None:
         """Close what was opened. No call gets through any more."""

@@ -1,0 +1,86 @@
+"""Deliberate bugs, the three that lost most messages in the design we come from.
+
+A scene with one of them switched on must be found guilty: that is how the checker is tested.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.store import transitions
+from mx_rmq.store.script import Script, load
+from mx_rmq.store.transitions import Transitions
+from tests.lab.mutants import MUTANTS, Mutant
+
+if TYPE_CHECKING:
+    from mx_rmq.store.answers import Dispatched
+
+NO_TOKEN_CHECK: Final = "no token check"
+TIME_OUT_REMOVES: Final = "a time-out removes"
+TWO_STEP_DISPATCH: Final = "dispatch in two steps"
+BUGS: Final = (NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH)
+
+STEP: Final = 0.005
+"""Seconds between the two steps."""
+
+_REMOVES: Final = (
+    Mutant(
+        "a time-out gives up the lease",
+        "handle_timeout_message",
+        "  redis.call('HSET', processing, unpack(leases))\n",
+        "  redis.call('HDEL', processing, unpack(ids))\n",
+    ),
+    Mutant(
+        "a time-out gives up the deadline",
+        "handle_timeout_message",
+        "  redis.call('ZADD', expire_monitor, unpack(deadlines))\n",
+        "  redis.call('ZREM', expire_monitor, unpack(ids))\n",
+    ),
+)
+_NO_LEASE: Final = tuple(
+    mutant
+    for mutant in MUTANTS
+    if mutant.fault in ("dispatch sets no deadline", "dispatch sets no lease")
+)
+
+
+def switch_on(bug: str) -> None:
+    """Let this process work with a bug from now on."""
+    if bug == NO_TOKEN_CHECK:
+        mutants = tuple(one for one in MUTANTS if one.fault.endswith("without a token check"))
+    elif bug == TIME_OUT_REMOVES:
+        mutants = _REMOVES
+    else:
+        mutants = _NO_LEASE
+        _dispatch_in_two_steps()
+    mutated: dict[str, Script] = {}
+    for one in mutants:
+        before = mutated.get(one.script, load(one.script)).source
+        assert before.count(one.old) == 1, one.fault
+        mutated[one.script] = Script.parse(one.script, before.replace(one.old, one.new))
+
+    def load_mutated(name: str) -> Script:
+        return mutated.get(name) or load(name)
+
+    vars(transitions)["load"] = load_mutated
+
+
+def _dispatch_in_two_steps() -> None:
+    first_step = Transitions.dispatch_message
+
+    async def dispatch_message(
+        self: Transitions, topic: str, worker: str, **named: Any
+    ) -> Dispatched:
+        taken = await first_step(self, topic, worker, **named)
+        await asyncio.sleep(STEP)
+        keys = self.keys.of(topic)
+        deadline = round(time.time() * 1000) + named["lease"]
+        for one in taken.messages:
+            lease = f"{one.token}:{worker}"
+            await self._caller.command("HSET", keys.processing, one.id, lease)
+            await self._caller.command("ZADD", keys.expire_monitor, deadline, one.id)
+        return taken
+
+    Transitions.dispatch_message = dispatch_message  # type: ignore[method-assign]

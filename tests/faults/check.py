@@ -1,0 +1,441 @@
+"""The checker: holds the history of a scene against what the server has at its end.
+
+Deliveries are ordered by their tokens, which the server gives out: whatever the clocks of the
+processes say, the delivery with the higher token came later. A call without an answer may or may
+not have been carried out; a call with one has been, or was refused.
+
+    ledger    produced = completed + dead + quarantined, each message as it was planned
+    fencing   one token is settled once, never after somebody else had the message
+    causes    a second run has a reason: told to fail, killed, frozen, handed back, trouble
+    order     first in first out within a priority; nothing before its due time
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from tests.faults.errand import End, Errand
+from tests.faults.history import Note, What
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST: Final = 40
+"""Violations that are told one by one."""
+
+EARLY: Final = 0.01
+"""Seconds by which a clock may seem ahead of another one."""
+
+FINAL: Final = ("complete_message", "move_to_dlq", "handle_parse_error")
+MOVING: Final = ("retry_message", "release_message")
+DONE: Final = ("1", "2")
+LOST: Final = "0"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ids that the server has at the end, by their state."""
+
+    pending: set[str] = field(default_factory=set)
+    delayed: set[str] = field(default_factory=set)
+    processing: set[str] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)
+    quarantined: set[str] = field(default_factory=set)
+
+    def of(self, id: str) -> list[str]:
+        """Return every state in which an id is."""
+        return [state for state, ids in vars(self).items() if id in ids]
+
+
+@dataclass
+class Checked:
+    """What the checker has found."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    causes: Counter[str] = field(default_factory=Counter)
+    """Runs beside the first one of a message, by what has caused them."""
+    found: Counter[str] = field(default_factory=Counter)
+    """What must never be, by its kind."""
+    violations: list[str] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    """Ids of acknowledged messages that are nowhere."""
+    take_overs: list[float] = field(default_factory=list)
+    """Seconds from a kill until the message was taken over."""
+    recoveries: list[float] = field(default_factory=list)
+    """Seconds from a kill until the message ran again. Only first crashes: after a second one a
+    message waits longer on purpose. And only where nobody else died on the way."""
+
+    def violated(self, kind: str, details: str) -> None:
+        self.found[kind] += 1
+        if len(self.violations) < MOST:
+            self.violations.append(f"{kind}: {details}")
+
+
+@dataclass(slots=True)
+class Settle:
+    """A call that would end a delivery."""
+
+    script: str
+    at: float
+    answer: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer in DONE
+
+    @property
+    def may_be_done(self) -> bool:
+        return self.answer is None or self.answer in DONE
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message in somebody's hands: a worker's, or a monitor's that took it over."""
+
+    who: str
+    at: float
+    lost_by: str = ""
+    """Who had it before; '' unless it was taken over."""
+    started: float | None = None
+    attempt: int = 0
+    failed: bool = False
+    ended: bool = False
+    settles: list[Settle] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Life:
+    """What befell one message."""
+
+    label: str = ""
+    deliveries: dict[int, Delivery] = field(default_factory=dict)
+
+
+class Spells:
+    """From when until when somebody was in a state, for many of them."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, float] = {}
+        self._spells: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    def begin(self, who: str, at: float) -> None:
+        self._begun.setdefault(who, at)
+
+    def end(self, who: str, at: float) -> None:
+        self._spells[who].append((self._begun.pop(who), at))
+
+    def close(self) -> None:
+        for who in list(self._begun):
+            self.end(who, float("inf"))
+
+    def touch(self, who: str, since: float, until: float) -> bool:
+        """Say whether one overlaps with a span of time."""
+        return any(begin <= until and since <= end for begin, end in self._spells[who])
+
+
+class Reading:
+    """The whole history, sorted by message."""
+
+    def __init__(self, notes: Iterable[Note], checked: Checked) -> None:
+        self.checked = checked
+        self.lives: defaultdict[str, Life] = defaultdict(Life)
+        self.asked: dict[str, float] = {}
+        """When a label was first produced."""
+        self.ids: dict[str, str] = {}
+        """The id of an acknowledged label."""
+        self.doubtful: set[str] = set()
+        """Labels that were refused, or of which nobody knows."""
+        self.ran: defaultdict[str, set[str]] = defaultdict(set)
+        """The ids under which a label was run."""
+        self.killed: dict[str, float] = {}
+        self.frozen = Spells()
+        self.trouble = Spells()
+        self._calls: dict[tuple[str, int], list[Settle]] = {}
+        for note in notes:
+            self._take(note)
+        self.frozen.close()
+        self.trouble.close()
+
+    def _take(self, note: Note) -> None:
+        match note.what:
+            case What.START | What.SPOILT | What.FAIL | What.END:
+                self._run(note)
+            case What.CALL:
+                self._call(note)
+            case What.ANSWER:
+                for settle, answer in zip(
+                    self._calls.pop((note.who, note.call), ()), note.words, strict=True
+                ):
+                    settle.answer = answer
+            case What.LEASED | What.TAKEN_OVER:
+                self._delivered(note)
+            case What.PRODUCE:
+                for label in note.words:
+                    self.asked.setdefault(label, note.at)
+            case What.PRODUCED:
+                self._produced(note)
+            case What.REFUSED | What.UNKNOWN:
+                self.doubtful.update(note.words)
+            case What.KILLED:
+                self.killed[note.who] = note.at
+            case What.FROZEN:
+                self.frozen.begin(note.who, note.at)
+            case What.THAWED:
+                self.frozen.end(note.who, note.at)
+            case What.TROUBLE:
+                self.trouble.begin("", note.at)
+            case What.CALM:
+                self.trouble.end("", note.at)
+            case What.HIRED:
+                pass
+
+    def _produced(self, note: Note) -> None:
+        for id, label in zip(note.ids, note.words, strict=True):
+            if self.ids.setdefault(label, id) != id:
+                self.checked.violated("two ids", f"{label} is {self.ids[label]} and {id}")
+            self.lives[id].label = label
+
+    def _delivered(self, note: Note) -> None:
+        lost_by = note.words or [""] * len(note.ids)
+        for id, token, loser in zip(note.ids, note.tokens, lost_by, strict=True):
+            deliveries = self.lives[id].deliveries
+            if token in deliveries:
+                self.checked.violated("one token, two deliveries", f"{id}, token {token}")
+            deliveries[token] = Delivery(note.who, note.at, loser)
+
+    def _delivery(self, note: Note, id: str, token: int) -> Delivery:
+        delivery = self.lives[id].deliveries.get(token)
+        if delivery is None or delivery.who != note.who:
+            self.checked.violated(
+                "not its own", f"{note.who}: {note.what} {note.script} of {id}, token {token}"
+            )
+            return Delivery(note.who, note.at)
+        return delivery
+
+    def _call(self, note: Note) -> None:
+        settles = []
+        for id, token in zip(note.ids, note.tokens, strict=True):
+            settle = Settle(note.script, note.at)
+            self._delivery(note, id, token).settles.append(settle)
+            settles.append(settle)
+        self._calls[note.who, note.call] = settles
+
+    def _run(self, note: Note) -> None:
+        (id,), (token,), label = note.ids, note.tokens, note.words[0]
+        delivery = self._delivery(note, id, token)
+        match note.what:
+            case What.SPOILT:
+                self.checked.violated("spoilt payload", f"{id} of {label}")
+            case What.START:
+                delivery.started, delivery.attempt = note.at, int(note.words[1])
+                self.ran[label].add(id)
+            case What.FAIL:
+                delivery.failed = True
+            case _:
+                delivery.ended = True
+
+
+def check(notes: Iterable[Note], ends: Ends, *, forgets: bool = False) -> Checked:
+    """Check a history. `forgets`: the server may have lost its last writes."""
+    checked = Checked()
+    reading = Reading(notes, checked)
+    for id, life in reading.lives.items():
+        tokens = sorted(life.deliveries)
+        deliveries = [life.deliveries[token] for token in tokens]
+        if not forgets:
+            _check_fencing(id, deliveries, reading)
+        _check_runs(id, deliveries, reading)
+        _count(deliveries, checked)
+    _check_ledger(reading, ends, forgets=forgets)
+    _check_due(reading)
+    if not forgets:
+        _check_order(reading)
+    _measure(reading)
+    return checked
+
+
+def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> None:
+    checked = reading.checked
+    for one, later in _with_next(deliveries):
+        done = [settle for settle in one.settles if settle.is_done]
+        if len(done) > 1:
+            scripts = ", ".join(settle.script for settle in done)
+            checked.violated("settled twice", f"{id} by {one.who}: {scripts}")
+        if later is None:
+            continue
+        for settle in done:
+            if settle.at > later.at:
+                checked.violated(
+                    "a stale settle was accepted",
+                    f"{id}: {settle.script} of {one.who} after {later.who} had it",
+                )
+            elif settle.script in FINAL:
+                checked.violated(
+                    "delivered after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
+                )
+            elif later.lost_by == one.who and one.who not in reading.killed:
+                checked.violated(
+                    "taken over after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
+                )
+        moved = any(settle.script in MOVING and settle.may_be_done for settle in one.settles)
+        if not later.lost_by and not moved:
+            checked.violated(
+                "leased by two", f"{id}: {one.who} had not given it back when {later.who} got it"
+            )
+
+
+def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
+    """Every run beside the first has a cause on record."""
+    checked = reading.checked
+    runs = [one for one in deliveries if one.started is not None]
+    for one, later in _with_next(runs):
+        if later is None:
+            break
+        if later.attempt < one.attempt:
+            checked.violated("attempts go back", f"{id}: {one.attempt}, then {later.attempt}")
+        cause = _cause(one, later, reading)
+        if cause:
+            checked.causes[cause] += 1
+        else:
+            checked.violated("a run without a cause", f"{id} by {one.who}, again by {later.who}")
+
+
+def _cause(one: Delivery, later: Delivery, reading: Reading) -> str:
+    assert one.started is not None
+    if one.failed:
+        return "its handler failed, as told"
+    if one.who in reading.killed:
+        return "its worker was killed"
+    if reading.frozen.touch(one.who, one.at, later.at):
+        return "its worker was frozen"
+    if any(settle.script == "release_message" for settle in one.settles):
+        return "handed back at a stop"
+    if reading.trouble.touch("", one.at, later.at):
+        return "the server or the network failed"
+    return ""
+
+
+def _count(deliveries: list[Delivery], checked: Checked) -> None:
+    counts = checked.counts
+    for one, later in _with_next(deliveries):
+        counts["runs"] += one.started is not None
+        counts["taken over"] += bool(one.lost_by)
+        for settle in one.settles:
+            stale = settle.answer == LOST
+            counts["stale settles refused"] += stale
+            counts["settles without an answer"] += settle.answer is None
+            if stale and later is None and not any(other.may_be_done for other in one.settles):
+                counts["refused without a successor on record"] += 1
+
+
+def _check_ledger(reading: Reading, ends: Ends, *, forgets: bool) -> None:
+    checked, counts = reading.checked, reading.checked.counts
+    for label, asked in reading.asked.items():
+        id = reading.ids.get(label)
+        others = reading.ran[label] - {id}
+        if id is not None and others:
+            checked.violated("produced twice", f"{label}: {id} and {', '.join(others)}")
+        if id is None:
+            counts["of unknown fate, or refused"] += 1
+            if len(others) > 1:
+                checked.violated("produced twice", f"{label}: {', '.join(others)}")
+            continue
+        counts["acknowledged"] += 1
+        end = _end(id, reading, ends)
+        planned = Errand.of(label).end
+        if end is None:
+            checked.lost.add(id)
+            if not forgets:
+                checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
+        elif end not in tuple(End):
+            checked.violated("not ended", f"{id} is {end}")
+        elif end != planned:
+            checked.violated("ended otherwise", f"{id} is {end}, planned as {planned}")
+        else:
+            counts[end] += 1
+    counts["lost"] = len(checked.lost)
+
+
+def _end(id: str, reading: Reading, ends: Ends) -> str | None:
+    """Return how a message ended: completed, or the state in which the server has it."""
+    places = ends.of(id)
+    deliveries = reading.lives[id].deliveries.values()
+    completes = [
+        settle for one in deliveries for settle in one.settles if settle.script == FINAL[0]
+    ]
+    done = any(settle.is_done for settle in completes)
+    if len(places) > 1 or (places and done):
+        where = ", ".join([*places, "completed"] if done else places)
+        reading.checked.violated("in two states", f"{id}: {where}")
+    if done and not any(one.ended for one in deliveries):
+        reading.checked.violated("completed without a run", id)
+    if places:
+        return places[0]
+    return End.COMPLETED if any(settle.may_be_done for settle in completes) else None
+
+
+def _check_due(reading: Reading) -> None:
+    for label, ids in reading.ran.items():
+        delay = Errand.of(label).delay / 1000
+        if label not in reading.asked:
+            reading.checked.violated("run, but never produced", label)
+            continue
+        for id in ids:
+            for one in reading.lives[id].deliveries.values():
+                early = reading.asked[label] + delay - one.at
+                if early > EARLY:
+                    reading.checked.violated("before its due time", f"{id}, {early:.3f} s early")
+
+
+def _check_order(reading: Reading) -> None:
+    """First in, first out: among those that were delivered once and never delayed."""
+    queues: defaultdict[tuple[str, str, str], list[tuple[int, int]]] = defaultdict(list)
+    for label, id in reading.ids.items():
+        deliveries = reading.lives[id].deliveries
+        errand = Errand.of(label)
+        if len(deliveries) == 1 and errand.delay == 0 and label not in reading.doubtful:
+            (token,) = deliveries
+            queues[errand.producer, errand.topic, errand.priority].append((errand.number, token))
+    for queue, messages in queues.items():
+        messages.sort()
+        reading.checked.counts["in order"] += len(messages)
+        for before, after in pairwise(messages):
+            if before[1] > after[1]:
+                reading.checked.violated(
+                    "out of order", f"{', '.join(queue)}: {after[0]} before {before[0]}"
+                )
+
+
+def _measure(reading: Reading) -> None:
+    """Measure how long the messages of killed workers waited for somebody else."""
+    checked = reading.checked
+    for life in reading.lives.values():
+        tokens = sorted(life.deliveries)
+        crashes = 0
+        for place, token in enumerate(tokens[:-1]):
+            one, later = life.deliveries[token], life.deliveries[tokens[place + 1]]
+            if not later.lost_by:
+                continue
+            crashes += 1
+            killed = reading.killed.get(later.lost_by)
+            if killed is None or later.lost_by != one.who or killed < one.at:
+                continue
+            if reading.trouble.touch("", one.at, later.at):
+                continue
+            checked.take_overs.append(later.at - killed)
+            after = life.deliveries[tokens[place + 2]] if place + 2 < len(tokens) else None
+            if crashes == 1 and after and after.started and not after.lost_by:
+                checked.recoveries.append(after.started - killed)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Return the value below which a share of them lies; 0 if there are none."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+def _with_next(deliveries: list[Delivery]) -> Iterator[tuple[Delivery, Delivery | None]]:
+    return zip(deliveries, [*deliveries[1:], None], strict=False)

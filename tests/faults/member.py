@@ -1,0 +1,251 @@
+"""The processes of the lab: workers and producers that are real, and write down what they do.
+
+They are forked from a server that has imported everything, so that one costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import random
+import sqlite3
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import mx_rmq.queue
+from mx_rmq import (
+    Delivery,
+    InvalidInput,
+    MessageQueue,
+    MxRmqError,
+    PartlyProduced,
+    ProduceUnknown,
+    Worker,
+)
+from tests.faults.bugs import switch_on
+from tests.faults.errand import TOPICS, End, Errand, Mix, Payload, batch
+from tests.faults.history import Journal, What
+from tests.faults.recorded import RecordedStore
+from tests.lab.crew import until
+from tests.lab.servers import die_with_parent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RETRY: Final = 0.05
+DEAD_AFTER: Final = 2
+"""Attempts of a message that shall die."""
+
+FORKS: Final = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.faults.member"])
+
+
+class Place(NamedTuple):
+    """Where the processes of a scene meet."""
+
+    url: str
+    history: Path
+    log: Path
+    lease: float
+    patience: float = 10.0
+    fences: Path | None = None
+    """An SQLite file in which every run leaves its fence; None: none does."""
+
+
+class Hired(NamedTuple):
+    """How a worker works."""
+
+    name: str
+    concurrency: int = 10
+    prefetch: int = 10
+    bug: str = ""
+    """A deliberate fault of tests/faults/bugs.py, to test the checker."""
+
+
+class Order(NamedTuple):
+    """What a producer shall produce."""
+
+    name: str
+    seed: str
+    messages: int
+    mix: Mix = Mix()
+    most: int = 50
+    """Messages of one call."""
+    backlog: int = 1_000
+    """Messages that may wait before it waits."""
+    allowed: Any = None
+    """A number that all processes share: how many it may have produced by now. None: all."""
+
+
+def start(program: Any, *args: Any) -> Any:
+    """Fork a process; return its handle."""
+    process = FORKS.Process(target=program, args=args, daemon=True)
+    process.start()
+    return process
+
+
+# workers
+
+
+def work(place: Place, hired: Hired) -> None:
+    """Be a worker until killed or told to stop."""
+    _begin(place)
+    asyncio.run(_work(place, hired))
+
+
+async def _work(place: Place, hired: Hired) -> None:
+    mq = make(place, Journal(place.history, hired.name))
+    if hired.bug:
+        switch_on(hired.bug)
+    worker = Worker(
+        mq, name=hired.name, concurrency=hired.concurrency, prefetch=hired.prefetch, grace=5.0
+    )
+    while True:
+        try:
+            await worker.run()
+            return
+        except MxRmqError:  # the server is away: a supervisor would start us again
+            await asyncio.sleep(0.1)
+
+
+def make(place: Place, journal: Journal) -> MessageQueue:
+    """Return the queue of a worker, whose handlers do what the label says."""
+    RecordedStore.journal = journal
+    vars(mx_rmq.queue)["Store"] = RecordedStore
+    mq = MessageQueue(place.url, lease=place.lease, patience=place.patience)
+    settings: dict[str, Any] = {"retry": RETRY, "max_attempts": 1_000, "max_crashes": 1_000}
+
+    def begin(payload: Payload, delivery: Delivery) -> Errand:
+        what = What.START if payload.is_whole else What.SPOILT
+        _note(journal, what, delivery, payload.label, str(delivery.attempt))
+        return Errand.of(payload.label)
+
+    def finish(errand: Errand, delivery: Delivery) -> None:
+        if place.fences is not None:
+            leave_fence(place.fences, delivery)
+        if errand.end is End.DEAD or delivery.attempt <= errand.fails:
+            _note(journal, What.FAIL, delivery, errand.label)
+            raise ValueError("as told")
+        _note(journal, What.END, delivery, errand.label)
+
+    @mq.handler(TOPICS[0], **settings)
+    async def async_work(payload: Payload, delivery: Delivery) -> None:
+        errand = begin(payload, delivery)
+        await asyncio.sleep(errand.work / 1000)
+        finish(errand, delivery)
+
+    @mq.handler(TOPICS[1], **settings)
+    def plain_work(payload: Payload, delivery: Delivery) -> None:
+        errand = begin(payload, delivery)
+        time.sleep(errand.work / 1000)
+        finish(errand, delivery)
+
+    return mq
+
+
+def _note(journal: Journal, what: What, delivery: Delivery, *words: str) -> None:
+    journal.note(what, ids=[delivery.id], tokens=[delivery.fence], words=words)
+
+
+# the side effect
+
+
+def make_fences(path: Path) -> None:
+    """Make the file in which handlers leave their fences."""
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("CREATE TABLE effects (id TEXT PRIMARY KEY, fence INTEGER)")
+        db.execute("CREATE TABLE attempts (id TEXT, fence INTEGER, accepted INTEGER)")
+
+
+def leave_fence(path: Path, delivery: Delivery) -> None:
+    """Write as a handler should: only over an older fence."""
+    with sqlite3.connect(path, timeout=30) as db:
+        accepted = db.execute(
+            "INSERT INTO effects VALUES (?, ?) ON CONFLICT (id) DO UPDATE "
+            "SET fence = excluded.fence WHERE excluded.fence > fence",
+            (delivery.id, delivery.fence),
+        ).rowcount
+        db.execute("INSERT INTO attempts VALUES (?, ?, ?)", (delivery.id, delivery.fence, accepted))
+
+
+# producers
+
+
+def produce(place: Place, order: Order) -> None:
+    """Be a producer until all is produced."""
+    _begin(place)
+    asyncio.run(_produce(place, order))
+
+
+async def _produce(place: Place, order: Order) -> None:
+    journal = Journal(place.history, order.name)
+    plan = random.Random(order.seed)
+    async with MessageQueue(place.url, patience=place.patience) as mq:
+        number = 0
+        while number < order.messages:
+            await until(partial(_may_go_on, mq, order, number), 3_600)
+            errands = batch(order.mix, plan, order.name, number, order.most)
+            await _produce_batch(mq, journal, errands, own=plan.random() < 0.2)
+            number += len(errands)
+
+
+async def _produce_batch(
+    mq: MessageQueue, journal: Journal, errands: list[Errand], *, own: bool
+) -> None:
+    """Produce, and again what may or may not be there: with an own id that makes no second one."""
+    one = errands[0]
+    labels = [errand.label for errand in errands]
+    ids = [f"{errand.producer}.{errand.number}" for errand in errands] if own else None
+    options: dict[str, Any] = {"priority": one.priority, "delay": one.delay / 1000 or None}
+    if one.end is End.DEAD:
+        options["max_attempts"] = DEAD_AFTER
+    call = journal.next_call()
+    payloads = [errand.payload for errand in errands]
+    while True:
+        journal.note(What.PRODUCE, call=call, words=labels)
+        try:
+            if len(errands) == 1:
+                own_id = ids[0] if ids else None
+                found = [await mq.produce(one.topic, payloads[0], id=own_id, **options)]
+            else:
+                found = await mq.produce_many(one.topic, payloads, ids=ids, **options)
+        except PartlyProduced as error:
+            stored = [labels[place] for place in error.places]
+            journal.note(What.PRODUCED, call=call, ids=error.ids, words=stored)
+            return
+        except ProduceUnknown:
+            journal.note(What.UNKNOWN, call=call, words=labels)
+            if ids is None:
+                return
+        except InvalidInput:
+            raise
+        except MxRmqError:
+            journal.note(What.REFUSED, call=call, words=labels)
+            return
+        else:
+            journal.note(What.PRODUCED, call=call, ids=found, words=labels)
+            return
+
+
+async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
+    if order.allowed is not None and number >= order.allowed.value:
+        return False
+    try:
+        found = [await mq.admin.stats(topic) for topic in await mq.admin.topics()]
+    except MxRmqError:
+        return True
+    return sum(stats.pending for stats in found) <= order.backlog
+
+
+def _begin(place: Place) -> None:
+    die_with_parent()
+    log = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 2)
+    logging.basicConfig(level=logging.ERROR, format="%(created)f %(process)d %(message)s")
+    with suppress(OSError):
+        os.nice(1)

@@ -1,0 +1,83 @@
+"""A store that writes down which messages its process was given and how it settled them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from mx_rmq.store import Store
+from tests.faults.history import Journal, What
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Sequence
+
+    from mx_rmq.core.message import Message, Priority
+    from mx_rmq.store.answers import Dispatched, Held, Retried, Settled, TimedOut
+    from mx_rmq.store.quarantine import Quarantined
+
+T = TypeVar("T", "list[Settled]", "Settled")
+
+
+class RecordedStore(Store):
+    """The store of a worker of the lab; its process sets the journal."""
+
+    journal: ClassVar[Journal]
+
+    async def dispatch_message(self, topic: str, worker: str, **named: Any) -> Dispatched:
+        taken = await super().dispatch_message(topic, worker, **named)
+        if taken.messages:
+            self.journal.note(
+                What.LEASED,
+                ids=[one.id for one in taken.messages],
+                tokens=[one.token for one in taken.messages],
+            )
+        return taken
+
+    async def handle_timeout_message(self, topic: str, monitor: str, **named: Any) -> TimedOut:
+        taken = await super().handle_timeout_message(topic, monitor, **named)
+        if taken.messages:
+            self.journal.note(
+                What.TAKEN_OVER,
+                ids=[one.id for one in taken.messages],
+                tokens=[one.token for one in taken.messages],
+                words=[one.lost_by for one in taken.messages],
+            )
+        return taken
+
+    async def complete_message(
+        self, topic: str, worker: str, held: Sequence[Held]
+    ) -> list[Settled]:
+        call = super().complete_message(topic, worker, held)
+        return await self._recorded("complete_message", held, call)
+
+    async def retry_message(
+        self, topic: str, worker: str, retries: Sequence[Retried]
+    ) -> list[Settled]:
+        call = super().retry_message(topic, worker, retries)
+        return await self._recorded("retry_message", [one.claim for one in retries], call)
+
+    async def release_message(
+        self, topic: str, worker: str, claims: Sequence[tuple[Held, Priority]]
+    ) -> list[Settled]:
+        call = super().release_message(topic, worker, claims)
+        return await self._recorded("release_message", [claim for claim, _ in claims], call)
+
+    async def move_to_dlq(self, topic: str, worker: str, claim: Held, message: Message) -> Settled:
+        call = super().move_to_dlq(topic, worker, claim, message)
+        return await self._recorded("move_to_dlq", [claim], call)
+
+    async def handle_parse_error(
+        self, topic: str, worker: str, claim: Held, error: Quarantined
+    ) -> Settled:
+        call = super().handle_parse_error(topic, worker, claim, error)
+        return await self._recorded("handle_parse_error", [claim], call)
+
+    async def _recorded(self, script: str, held: Sequence[Held], answer: Awaitable[T]) -> T:
+        ids, tokens = [one.id for one in held], [one.token for one in held]
+        call = self.journal.next_call()
+        self.journal.note(What.CALL, call=call, script=script, ids=ids, tokens=tokens)
+        found = await answer
+        words = [str(one) for one in found] if isinstance(found, list) else [str(found)]
+        self.journal.note(
+            What.ANSWER, call=call, script=script, ids=ids, tokens=tokens, words=words
+        )
+        return found

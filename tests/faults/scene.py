@@ -1,0 +1,254 @@
+"""A scene: a server, worker processes, producers; something befalls them; then what must hold.
+
+async with Scene(trial, server) as scene:
+    scene.hire(3)
+    scene.produce(10_000)
+    …                       # faults
+    await scene.settle()    # until nothing is left to do
+    await scene.check()     # the history, the server, the audit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from redis.asyncio import Redis
+
+from mx_rmq import MessageQueue, MxRmqError
+from mx_rmq.core.message import State
+from tests.conftest import KNOWN_KEY
+from tests.faults import member
+from tests.faults.check import Checked, Ends, check
+from tests.faults.errand import TOPICS
+from tests.faults.history import Journal, What, read
+from tests.faults.member import FORKS, Hired, Order, Place
+from tests.lab.crew import until
+
+if TYPE_CHECKING:
+    from tests.faults.trial import Trial
+    from tests.lab.servers import Server
+
+LEASE: Final = 2.0
+PAGE: Final = 1_000
+
+
+class Hand:
+    """A worker process."""
+
+    def __init__(self, place: Place, hired: Hired) -> None:
+        self.name = hired.name
+        self._process = member.start(member.work, place, hired)
+
+    @property
+    def pid(self) -> int:
+        pid: int = self._process.pid
+        return pid
+
+    def is_alive(self) -> bool:
+        return bool(self._process.is_alive())
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def join(self) -> None:
+        self._process.join(20)
+        self._process.close()
+
+
+class Scene:
+    """Workers and producers on one server."""
+
+    def __init__(
+        self,
+        trial: Trial,
+        server: Server,
+        *,
+        lease: float = LEASE,
+        patience: float = 10.0,
+        fences: bool = False,
+        bug: str = "",
+        url: str = "",
+    ) -> None:
+        self.trial = trial
+        self.server = server
+        self.hands: list[Hand] = []
+        self.lease = lease
+        directory = trial.directory
+        self.place = Place(
+            url or server.url,
+            directory / "history",
+            directory / "log",
+            lease,
+            patience,
+            directory / "fences" if fences else None,
+        )
+        self._bug = bug
+        self._hired = 0
+        self._producers: list[Any] = []
+        if fences:
+            member.make_fences(directory / "fences")
+
+    async def __aenter__(self) -> Self:
+        self._journal = Journal(self.place.history, "lab")
+        self.mq = MessageQueue(self.server.url, patience=30)
+        await self.mq.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for hand in list(self.hands):
+            self.kill(hand)
+        for producer in self._producers:
+            if producer.is_alive():
+                producer.kill()
+            producer.join(20)
+        await self.mq.close()
+
+    # the crew
+
+    def hire(self, count: int = 1, **how: Any) -> list[Hand]:
+        """Start workers."""
+        hands = []
+        for _ in range(count):
+            self._hired += 1
+            hired = Hired(f"w{self._hired}", bug=self._bug, **how)
+            self.note(What.HIRED, hired.name)
+            hands.append(Hand(self.place, hired))
+        self.hands += hands
+        return hands
+
+    def kill(self, hand: Hand) -> None:
+        """End a worker as a crash would."""
+        self.note(What.KILLED, hand.name)
+        hand.send(signal.SIGKILL)
+        hand.join()
+        self.hands.remove(hand)
+
+    def freeze(self, hand: Hand) -> None:
+        """Let a worker stand still."""
+        self.note(What.FROZEN, hand.name)
+        hand.send(signal.SIGSTOP)
+
+    def thaw(self, hand: Hand) -> None:
+        """Let it go on where it stood."""
+        self.note(What.THAWED, hand.name)
+        hand.send(signal.SIGCONT)
+
+    def trouble(self) -> None:
+        """From now on leases may be lost although nobody died."""
+        self.note(What.TROUBLE)
+
+    def calm(self) -> None:
+        """The trouble is over."""
+        self.note(What.CALM)
+
+    def note(self, what: What, who: str = "") -> None:
+        self._journal.note(what, who=who)
+
+    # the messages
+
+    def produce(
+        self, messages: int, *, producers: int = 1, paced: bool = False, **how: Any
+    ) -> None:
+        """Let producers begin; each makes its share. `paced`: only as many as are allowed."""
+        self._messages = messages // producers
+        self._allowed = FORKS.Value("d", 0 if paced else messages)
+        for _ in range(producers):
+            name = f"p{len(self._producers) + 1}"
+            seed = f"{self.trial.seed} {name}"
+            order = Order(name, seed, messages // producers, allowed=self._allowed, **how)
+            self._producers.append(member.start(member.produce, self.place, order))
+
+    def allow(self, share: float) -> None:
+        """Let the producers go on until each has made this share of its messages."""
+        self._allowed.value = share * self._messages
+
+    @property
+    def is_producing(self) -> bool:
+        return any(producer.is_alive() for producer in self._producers)
+
+    async def left(self) -> int:
+        """Return how many messages are still to be ended."""
+        left = 0
+        for topic in await self.mq.admin.topics():
+            stats = await self.mq.admin.stats(topic)
+            left += stats.pending + stats.processing + stats.delayed
+        return left
+
+    async def settle(self, within: float = 120) -> None:
+        """Wait until all is produced and nothing is left to do; longer is a violation."""
+        await until(lambda: not self.is_producing, 3_600)
+        for producer in self._producers:
+            self.trial.expect(producer.exitcode == 0, f"a producer ended with {producer.exitcode}")
+        deadline = time.monotonic() + within
+        while left := await self._left_or_more():
+            if time.monotonic() > deadline:
+                self.trial.violated(f"{left} messages are stuck for {within:g} s")
+                return
+            await asyncio.sleep(0.05)
+
+    async def _left_or_more(self) -> int:
+        try:
+            return await self.left()
+        except MxRmqError:
+            return 1
+
+    # what must hold
+
+    async def audit(self) -> None:
+        """Nothing may be in two states or in none, at any time."""
+        for topic in await self.mq.admin.topics():
+            for violation in await self.mq.admin.audit(topic):
+                self.trial.violated(f"audit: {violation}")
+
+    async def check(self, *, forgets: bool = False) -> Checked:
+        """Check the history against what the server has. `forgets`: it may have lost writes."""
+        await self.audit()
+        ends = {state: await self._ids(state) for state in State}
+        checked = await asyncio.to_thread(
+            check, read(self.place.history), Ends(**ends), forgets=forgets
+        )
+        for violation in checked.violations:
+            self.trial.violated(violation)
+        await self._check_keys()
+        self._check_fences(checked)
+        return checked
+
+    async def _ids(self, state: State) -> set[str]:
+        found: set[str] = set()
+        for topic in TOPICS:
+            if topic not in await self.mq.admin.topics():
+                continue
+            cursor = None
+            while True:
+                page = await self.mq.admin.list(topic, state, limit=PAGE, cursor=cursor)
+                found.update(one.id for one in page.messages)
+                cursor = page.cursor
+                if cursor is None:
+                    break
+        return found
+
+    async def _check_keys(self) -> None:
+        async with Redis.from_url(self.server.url) as raw:
+            async for key in raw.scan_iter(count=PAGE):
+                self.trial.expect(KNOWN_KEY.fullmatch(key), f"an unknown key is left: {key!r}")
+
+    def _check_fences(self, checked: Checked) -> None:
+        """What a resource has let through may never go back."""
+        if self.place.fences is None:
+            return
+        last: Counter[str] = Counter()
+        with sqlite3.connect(self.place.fences) as db:
+            rows = db.execute("SELECT id, fence, accepted FROM attempts ORDER BY rowid")
+            for id, fence, accepted in rows:
+                if accepted:
+                    went_on = fence > last[id]
+                    self.trial.expect(went_on, f"{id}: fence {fence} after {last[id]}")
+                    last[id] = fence
+                else:
+                    checked.counts["late side effects refused by the fence"] += 1

@@ -1,0 +1,68 @@
+"""Workers stand still for longer than their lease, wake up, and want to go on.
+
+Whatever a zombie sends must be refused, and what its handlers still write, a resource that knows
+the fence refuses too: here a real SQLite file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from tests.faults.errand import Mix
+from tests.faults.kills import tell
+from tests.faults.scene import Scene
+from tests.faults.trial import Fault
+from tests.lab.servers import Kind, Server
+
+if TYPE_CHECKING:
+    from tests.faults.scene import Hand
+    from tests.faults.trial import Trial
+
+WORKERS: Final = 4
+FROZEN: Final = 2
+"""Workers that stand still at the same time."""
+LEASE: Final = 0.6
+MESSAGES: Final = 60
+"""Messages for one zombie."""
+MIX: Final = Mix(failing=2, dead=0, quarantined=0, delayed=0, work=150)
+"""Handlers that take long enough to be met in the middle."""
+
+
+async def run(trial: Trial) -> None:
+    """Make so many zombies."""
+    server = Server(Kind.VALKEY_9_1, trial.directory / "server").start()
+    try:
+        async with Scene(trial, server, lease=LEASE, fences=True) as scene:
+            hands = scene.hire(WORKERS)
+            scene.produce(trial.size * MESSAGES, mix=MIX, most=10, backlog=50, paced=True)
+            for first in range(0, trial.size, FROZEN):
+                scene.allow((first + FROZEN) / trial.size)
+                await asyncio.sleep(trial.random.uniform(0, 0.3))
+                chosen = trial.random.sample(hands, min(FROZEN, trial.size - first))
+                await asyncio.gather(*(_make_zombie(scene, hand) for hand in chosen))
+                trial.say(f"{first} of {trial.size} zombies, {await scene.left()} messages to go")
+            trial.figures["zombies"] = trial.size
+            await scene.settle()
+            checked = await scene.check()
+            for hand in hands:
+                trial.expect(hand.is_alive(), f"{hand.name} has died")
+        tell(trial, checked)
+        trial.expect(
+            trial.size < FAULT.full or checked.counts["stale settles refused"],
+            "no zombie has tried to settle: nothing was tested",
+        )
+    finally:
+        server.kill()
+
+
+async def _make_zombie(scene: Scene, hand: Hand) -> None:
+    """Let a worker stand still until its leases are over, and its messages are somebody else's."""
+    scene.freeze(hand)
+    try:
+        await asyncio.sleep(LEASE * scene.trial.random.uniform(1.5, 3))
+    finally:
+        scene.thaw(hand)
+
+
+FAULT: Final = Fault("zombies", "workers frozen past their lease", run, short=10, full=500)
