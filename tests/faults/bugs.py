@@ -22,7 +22,7 @@ TIME_OUT_REMOVES: Final = "a time-out removes"
 TWO_STEP_DISPATCH: Final = "dispatch in two steps"
 BUGS: Final = (NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH)
 
-STEP: Final = 0.005
+STEP: Final = 0.2
 """Seconds between the two steps."""
 
 _REMOVES: Final = (

@@ -61,12 +61,12 @@ async def kill_workers(scene: Scene, messages: int) -> None:
 def tell(trial: Trial, checked: Checked) -> None:
     """Put what was counted into the figures."""
     for what, count in checked.counts.items():
-        trial.figures[what] = count
-    trial.figures["runs beside the first"] = sum(checked.causes.values())
+        trial.count(what, count)
+    trial.count("runs beside the first", sum(checked.causes.values()))
     for cause, count in checked.causes.most_common():
-        trial.figures[f"… because {cause}"] = count
-    for kind in ("lost", "leased by two", "produced twice", "a run without a cause"):
-        trial.figures[kind] = checked.found[kind]
+        trial.count(f"… because {cause}", count)
+    for kind in ("leased by two", "produced twice", "a run without a cause"):
+        trial.count(kind, checked.found[kind])
 
 
 def recovery(trial: Trial, checked: Checked, lease: float) -> None:

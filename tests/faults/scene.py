@@ -73,15 +73,16 @@ class Scene:
         patience: float = 10.0,
         fences: bool = False,
         bug: str = "",
-        url: str = "",
+        name: str = "",
     ) -> None:
         self.trial = trial
         self.server = server
         self.hands: list[Hand] = []
         self.lease = lease
-        directory = trial.directory
+        directory = trial.directory / f"scene-{name}"
+        directory.mkdir()
         self.place = Place(
-            url or server.url,
+            server.url,
             directory / "history",
             directory / "log",
             lease,
@@ -179,6 +180,14 @@ class Scene:
             stats = await self.mq.admin.stats(topic)
             left += stats.pending + stats.processing + stats.delayed
         return left
+
+    async def until_busy(self) -> None:
+        """Wait until workers hold messages."""
+        await until(self._is_busy)
+
+    async def _is_busy(self) -> bool:
+        topics = await self.mq.admin.topics()
+        return any([(await self.mq.admin.stats(topic)).processing for topic in topics])
 
     async def settle(self, within: float = 120) -> None:
         """Wait until all is produced and nothing is left to do; longer is a violation."""

@@ -24,7 +24,7 @@ class Fault:
     """What is done, for the report."""
     run: Callable[[Trial], Awaitable[None]]
     short: int
-    """The size in `make test`."""
+    """The size in `make test`; 0: it takes too long for that."""
     full: int
     """The size in `make faults`."""
 

@@ -40,7 +40,7 @@ async def run(trial: Trial) -> None:
                 scene.allow((first + FROZEN) / trial.size)
                 await asyncio.sleep(trial.random.uniform(0, 0.3))
                 chosen = trial.random.sample(hands, min(FROZEN, trial.size - first))
-                await asyncio.gather(*(_make_zombie(scene, hand) for hand in chosen))
+                await asyncio.gather(*(make_zombie(scene, hand) for hand in chosen))
                 trial.say(f"{first} of {trial.size} zombies, {await scene.left()} messages to go")
             trial.figures["zombies"] = trial.size
             await scene.settle()
@@ -56,11 +56,11 @@ async def run(trial: Trial) -> None:
         server.kill()
 
 
-async def _make_zombie(scene: Scene, hand: Hand) -> None:
+async def make_zombie(scene: Scene, hand: Hand) -> None:
     """Let a worker stand still until its leases are over, and its messages are somebody else's."""
     scene.freeze(hand)
     try:
-        await asyncio.sleep(LEASE * scene.trial.random.uniform(1.5, 3))
+        await asyncio.sleep(scene.lease * scene.trial.random.uniform(1.5, 3))
     finally:
         scene.thaw(hand)
 

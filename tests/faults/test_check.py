@@ -1,0 +1,236 @@
+"""The checker is tested: a scene with a deliberate bug must be found guilty, one without must not.
+
+And small histories by hand, one for each thing that must never be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.core.message import Priority
+from tests.faults.bugs import BUGS, NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH
+from tests.faults.check import Ends, check
+from tests.faults.errand import End, Errand, Mix
+from tests.faults.history import Journal, Note, What, read
+from tests.faults.scene import Scene
+from tests.faults.trial import Trial
+from tests.faults.zombies import make_zombie
+from tests.lab.servers import Kind, Server
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GUILTY = {
+    NO_TOKEN_CHECK: ("a stale settle was accepted", "delivered after its end", "settled twice"),
+    TIME_OUT_REMOVES: ("lost", "record without a state", "stuck"),
+    TWO_STEP_DISPATCH: ("lost", "record without a state", "stuck", "leased by two"),
+}
+
+
+@pytest.mark.parametrize("bug", ["", *BUGS])
+async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) -> None:
+    trial = Trial("check", 6, 1, short_path)
+    mix = Mix(failing=0, dead=0, quarantined=0, delayed=0, work=1_000)
+    with Server(Kind.VALKEY_9_1, short_path / "server") as server:
+        async with Scene(trial, server, lease=0.5, bug=bug) as scene:
+            scene.hire(3)
+            scene.produce(trial.size * 20, mix=mix, most=5, backlog=50, paced=True)
+            for number in range(trial.size):
+                scene.allow((number + 1) / trial.size)
+                if number % 2:
+                    await make_zombie(scene, scene.hands[0])
+                else:
+                    await scene.until_busy()
+                    scene.kill(scene.hands[-1])
+                    scene.hire()
+            await scene.settle(within=60 if not bug else 5)
+            await scene.check()
+    if not bug:
+        assert trial.violations == []
+    else:
+        found = " ".join(trial.violations)
+        assert any(word in found for word in GUILTY[bug]), trial.violations
+
+
+# histories by hand
+
+LABEL = Errand("p1", 0, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
+DELAYED = Errand("p1", 1, "work", End.COMPLETED, 0, Priority.NORMAL, 500, 0).label
+SECOND = Errand("p1", 2, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
+
+
+class Story:
+    """Notes, one a second."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def _add(self, what: What, who: str, **fields: object) -> Story:
+        self.notes.append(Note(what, float(len(self.notes)), who, **fields))  # type: ignore[arg-type]
+        return self
+
+    def produced(self, label: str = LABEL, id: str = "a") -> Story:
+        self._add(What.PRODUCE, "p1", words=[label])
+        return self._add(What.PRODUCED, "p1", ids=[id], words=[label])
+
+    def leased(self, who: str, token: int, id: str = "a", lost_by: str = "") -> Story:
+        what = What.TAKEN_OVER if lost_by else What.LEASED
+        return self._add(what, who, ids=[id], tokens=[token], words=[lost_by] if lost_by else [])
+
+    def ran(
+        self, who: str, token: int, id: str = "a", label: str = LABEL, attempt: int = 1
+    ) -> Story:
+        self._add(What.START, who, ids=[id], tokens=[token], words=[label, str(attempt)])
+        return self._add(What.END, who, ids=[id], tokens=[token], words=[label])
+
+    def settled(
+        self,
+        who: str,
+        token: int,
+        answer: str = "1",
+        script: str = "complete_message",
+        id: str = "a",
+    ) -> Story:
+        call = len(self.notes)
+        self._add(What.CALL, who, call=call, script=script, ids=[id], tokens=[token])
+        if not answer:
+            return self
+        words = [answer]
+        return self._add(
+            What.ANSWER, who, call=call, script=script, ids=[id], tokens=[token], words=words
+        )
+
+    def killed(self, who: str) -> Story:
+        return self._add(What.KILLED, who)
+
+    def verdict(self, **ends: set[str]) -> list[str]:
+        return sorted(check(self.notes, Ends(**ends)).found)
+
+
+def handled() -> Story:
+    return Story().produced().leased("w1", 1).ran("w1", 1)
+
+
+def test_a_plain_life_is_innocent() -> None:
+    assert handled().settled("w1", 1).verdict() == []
+
+
+def test_a_life_over_two_workers_is_innocent_if_the_first_was_killed() -> None:
+    story = handled().killed("w1").leased("w2", 2, lost_by="w1")
+    story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
+    assert story.settled("w2", 3).verdict() == []
+
+
+def test_a_lost_message_is_found() -> None:
+    assert handled().verdict() == ["lost"]
+
+
+def test_an_unanswered_complete_may_have_been_done() -> None:
+    assert handled().settled("w1", 1, answer="").verdict() == []
+
+
+def test_a_completed_message_that_is_still_there_is_found() -> None:
+    assert "in two states" in handled().settled("w1", 1).verdict(pending={"a"})
+
+
+def test_a_message_in_two_states_is_found() -> None:
+    assert "in two states" in handled().verdict(pending={"a"}, dead={"a"})
+
+
+def test_a_message_that_never_ends_is_found() -> None:
+    assert handled().verdict(processing={"a"}) == ["not ended"]
+
+
+def test_a_message_that_ends_otherwise_is_found() -> None:
+    assert handled().settled("w1", 1, script="move_to_dlq").verdict(dead={"a"}) == [
+        "ended otherwise"
+    ]
+
+
+def test_a_stale_complete_that_is_accepted_is_found() -> None:
+    story = handled().leased("w2", 2, lost_by="w1").settled("w1", 1)
+    assert "a stale settle was accepted" in story.verdict()
+
+
+def test_a_stale_complete_that_is_refused_is_innocent() -> None:
+    story = Story().produced().leased("w1", 1).leased("w2", 2, lost_by="w1")
+    story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3).settled("w2", 3)
+    assert story.settled("w1", 1, answer="0").verdict() == []
+
+
+def test_two_leases_at_once_are_found() -> None:
+    story = Story().produced().leased("w1", 1).leased("w2", 2).ran("w2", 2).settled("w2", 2)
+    assert story.verdict() == ["leased by two"]
+
+
+def test_a_delivery_after_the_end_is_found() -> None:
+    story = handled().settled("w1", 1).leased("w2", 2)
+    assert "delivered after its end" in story.verdict()
+
+
+def test_one_token_for_two_is_found() -> None:
+    story = Story().produced().leased("w1", 1).leased("w2", 1).ran("w2", 1).settled("w2", 1)
+    assert story.verdict() == ["one token, two deliveries"]
+
+
+def test_two_settles_of_one_token_are_found() -> None:
+    story = handled().settled("w1", 1, script="retry_message").settled("w1", 1)
+    assert story.verdict() == ["settled twice"]
+
+
+def test_a_second_run_without_a_cause_is_found() -> None:
+    story = handled().settled("w1", 1, script="retry_message").leased("w2", 2).ran("w2", 2)
+    assert story.settled("w2", 2).verdict() == ["a run without a cause"]
+
+
+def test_attempts_that_go_back_are_found() -> None:
+    story = Story().produced().leased("w1", 1).ran("w1", 1, attempt=2).killed("w1")
+    story.leased("w2", 2, lost_by="w1").settled("w2", 2, script="retry_message")
+    story.leased("w2", 3).ran("w2", 3, attempt=1).settled("w2", 3)
+    assert story.verdict() == ["attempts go back"]
+
+
+def test_a_label_under_two_ids_is_found() -> None:
+    story = handled().settled("w1", 1).leased("w1", 2, id="b").ran("w1", 2, id="b")
+    assert "produced twice" in story.settled("w1", 2, id="b").verdict()
+
+
+def test_a_run_that_nobody_produced_is_found() -> None:
+    story = Story().leased("w1", 1).ran("w1", 1).settled("w1", 1)
+    assert story.verdict() == ["run, but never produced"]
+
+
+def test_a_run_before_the_due_time_is_found() -> None:
+    story = Story().produced(DELAYED)
+    story.notes[-1].at = 0.1
+    story.leased("w1", 1)
+    story.notes[-1].at = 0.4
+    assert "before its due time" in story.ran("w1", 1, label=DELAYED).settled("w1", 1).verdict()
+
+
+def test_messages_out_of_order_are_found() -> None:
+    story = Story().produced().produced(SECOND, id="b")
+    story.leased("w1", 1, id="b").leased("w1", 2)
+    story.ran("w1", 1, id="b", label=SECOND).ran("w1", 2)
+    assert story.settled("w1", 1, id="b").settled("w1", 2).verdict() == ["out of order"]
+
+
+def test_a_complete_without_a_run_is_found() -> None:
+    assert Story().produced().leased("w1", 1).settled("w1", 1).verdict() == [
+        "completed without a run"
+    ]
+
+
+def test_a_settle_by_somebody_else_is_found() -> None:
+    assert "not its own" in handled().settled("w2", 1).verdict()
+
+
+def test_a_line_that_a_death_has_torn_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    Journal(path, "w1").note(What.START, ids=["a"])
+    with path.open("ab") as history:
+        history.write(b'\n["start",1.0,"w2",0,"",["torn"]')
+    Journal(path, "w3").note(What.END, ids=["a"])
+    assert [note.who for note in read(path)] == ["w1", "w3"]
