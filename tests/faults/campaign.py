@@ -15,12 +15,14 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from tests.faults.trial import Fault, Figure, Trial, say
+from tests.faults.report import write
+from tests.faults.result import RESULTS, Result, commit
+from tests.faults.trial import Fault, Trial, say
 from tests.lab.servers import ROOT
 
 NAMES: Final = (
@@ -50,25 +52,9 @@ def _found() -> dict[str, Fault]:
 FAULTS: Final[dict[str, Fault]] = _found()
 """All kinds, in the order of the report."""
 
-RESULTS: Final = Path(__file__).parent / "results"
 SEED: Final = 1
 AT_ONCE: Final = 2
 """Kinds that run side by side: the machines have two cores."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A trial that is over, as it is kept for the report."""
-
-    fault: str
-    size: int
-    seed: int
-    commit: str
-    day: str
-    seconds: float
-    figures: dict[str, Figure]
-    violations: list[str]
-    tables: dict[str, list[list[str]]]
 
 
 async def hold(fault: Fault, *, size: int, seed: int) -> Result:
@@ -83,7 +69,7 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
         fault=fault.name,
         size=size,
         seed=seed,
-        commit=_commit(),
+        commit=commit(),
         day=f"{datetime.now(UTC):%Y-%m-%d}",
         seconds=round(time.monotonic() - began, 1),
         figures=trial.figures,
@@ -104,6 +90,7 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{fault.name}.json"
         path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+        write(list(FAULTS.values()))
     return 1 if result.violations else 0
 
 
@@ -120,6 +107,7 @@ def _all(seed: int) -> int:
     names = sorted(FAULTS, key=lambda name: name != "soak")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         codes = list(pool.map(run, names))
+    write(list(FAULTS.values()))
     return 1 if any(codes) else 0
 
 
@@ -129,13 +117,3 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=int, help="how many faults; the campaign's without it")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("MX_RMQ_SEED", SEED)))
     return parser.parse_args()
-
-
-def _commit() -> str:
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    edited = "+edits" if git("status", "--porcelain", "--", "src", "tests") else ""
-    return git("rev-parse", "--short", "HEAD") + edited

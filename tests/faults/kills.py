@@ -1,6 +1,7 @@
 """Workers are killed at random, hundreds of times, while producers run.
 
-Every worker runs a monitor and a scheduler of its own, so these die as often.
+Every worker runs a monitor and a scheduler of its own, so these die as often. Now and then it is
+the supervisor of others: then they must stop by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from tests.faults.check import percentile
 from tests.faults.scene import Scene
+from tests.faults.supervised import Supervisor, name_of
 from tests.faults.trial import Fault
 from tests.lab.servers import Kind, Server
 
@@ -24,6 +26,8 @@ SHORT_MESSAGES: Final = 50
 """The same in `make test`."""
 PACE: Final = 0.06
 """Seconds between two kills."""
+SUPERVISED: Final = 100
+"""Every so many kills a supervisor dies, and before it one of its processes."""
 RECOVERED_WITHIN: Final = 2.0
 """Seconds beyond the lease within which the messages of a dead worker run again (p99)."""
 
@@ -46,16 +50,25 @@ async def kill_workers(scene: Scene, messages: int) -> None:
     """Kill workers one after the other while messages come, as many as the trial is large."""
     trial = scene.trial
     scene.hire(WORKERS)
+    supervisor = Supervisor(scene.place)
     scene.produce(messages, producers=2, paced=True, backlog=200)
     for number in range(trial.size):
         scene.allow((number + 1) / trial.size)
         await asyncio.sleep(trial.random.uniform(0, 2 * PACE))
-        victim = trial.random.choice(scene.hands)
-        scene.kill(victim)
+        if number % SUPERVISED == SUPERVISED - 1:
+            await supervisor.until_begun()
+            (victim, *_) = supervisor.workers()
+            scene.kill_pid(victim, name_of(victim))
+            await supervisor.until_begun()
+            await supervisor.kill()
+            supervisor = Supervisor(scene.place)
+            trial.count("supervisors killed")
+        scene.kill(trial.random.choice(scene.hands))
         scene.hire()
         trial.say(f"{number} of {trial.size} killed, {await scene.left()} messages to go")
     trial.figures["kills"] = trial.size
     await scene.settle()
+    await supervisor.kill()
 
 
 def tell(trial: Trial, checked: Checked) -> None:

@@ -130,6 +130,11 @@ class Scene:
         hand.join()
         self.hands.remove(hand)
 
+    def kill_pid(self, pid: int, name: str) -> None:
+        """End a worker that somebody else has started."""
+        self.note(What.KILLED, name)
+        os.kill(pid, signal.SIGKILL)
+
     def freeze(self, hand: Hand) -> None:
         """Let a worker stand still."""
         self.note(What.FROZEN, hand.name)

@@ -52,7 +52,7 @@ class Trial:
     @property
     def replay(self) -> str:
         """The command that does the same again."""
-        return f"python -m tests.faults {self.fault} --size {self.size} --seed {self.seed}"
+        return replay(self.fault, self.size, self.seed)
 
     def count(self, what: str, by: int = 1) -> None:
         """Count something for the report."""
@@ -75,6 +75,11 @@ class Trial:
         if time.monotonic() - self._said_at >= 10:
             self._said_at = time.monotonic()
             say(f"{self.fault}: {progress}")
+
+
+def replay(fault: str, size: int, seed: int) -> str:
+    """Return the command that holds a trial."""
+    return f"python -m tests.faults {fault} --size {size} --seed {seed}"
 
 
 def say(line: str) -> None:

@@ -1,0 +1,80 @@
+"""docs/reliability.md: its tables, written anew from what the campaign has left in results/."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from bench.page import fill
+from tests.faults.result import RESULTS, Result
+from tests.lab.servers import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from tests.faults.trial import Fault
+
+PAGE: Final = ROOT / "docs" / "reliability.md"
+
+
+def write(faults: Sequence[Fault]) -> None:
+    """Write the page's tables."""
+    results = {name: read(RESULTS / f"{name}.json") for name in (fault.name for fault in faults)}
+    blocks = {
+        "summary": _summary(faults, results),
+        "details": "\n\n".join(
+            _details(fault, result)
+            for fault in faults
+            if (result := results[fault.name]) is not None
+        ),
+    }
+    PAGE.write_text(fill(PAGE.read_text(), blocks))
+
+
+def read(path: Path) -> Result | None:
+    """Read what a trial left; None: it never ran at length."""
+    return Result(**json.loads(path.read_text())) if path.exists() else None
+
+
+def _summary(faults: Iterable[Fault], results: dict[str, Result | None]) -> str:
+    rows = []
+    for fault in faults:
+        result = results[fault.name]
+        if result is None:
+            rows.append([f"`{fault.name}`", fault.title, "not run", "", "", ""])
+            continue
+        rows.append(
+            [
+                f"`{fault.name}`",
+                fault.title,
+                f"{result.size:,}",
+                str(len(result.violations)),
+                f"{result.seconds:,.0f}",
+                f"{result.seed}, {result.commit}",
+            ]
+        )
+    head = ["kind", "what is done", "size", "violations", "seconds", "seed, commit"]
+    return table([head, *rows], numbers=(2, 3, 4))
+
+
+def _details(fault: Fault, result: Result) -> str:
+    parts = [f"### {fault.title[0].upper()}{fault.title[1:]}", f"`{result.replay}`"]
+    figures = [[what, _number(value)] for what, value in result.figures.items()]
+    parts.append(table([["", ""], *figures], numbers=(1,)))
+    for title, rows in result.tables.items():
+        parts += [f"{title}:", table(rows)]
+    if result.violations:
+        parts.append("Violations:\n\n" + "\n".join(f"- {one}" for one in result.violations))
+    return "\n\n".join(parts)
+
+
+def table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
+    """Return rows as a table, the first one its head."""
+    head, *rest = rows
+    line = ["--:" if place in numbers else "---" for place in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, line, *rest])
+
+
+def _number(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,}"
