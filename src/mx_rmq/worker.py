@@ -169,11 +169,12 @@ class Worker:
             if self._cast.runs_in(asyncio.current_task()):
                 raise InvalidInput("a handler cannot wait for its own worker to stop")
             self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
+        stopping = self._stopping  # at its end it forgets itself
         try:
-            return await asyncio.shield(self._stopping)
+            return await asyncio.shield(stopping)
         except asyncio.CancelledError:
             self.cancel()
-            await asyncio.wait([self._stopping])
+            await asyncio.wait([stopping])
             raise
 
     def cancel(self) -> None:

@@ -249,7 +249,7 @@ class Admin:
             message = codec.decode_as(data, topic_of(part), found.id).revived()
         except DecodeError as error:
             raise InvalidInput(
-                f"message {found.id!r} cannot be requeued, for no worker could read it: "
+                f"message {found.id!r:.80} cannot be requeued, for no worker could read it: "
                 f"{error.reason}. Look at its bytes, then discard it"
             ) from error
         return bool(

@@ -92,7 +92,7 @@ def decode_as(data: bytes, topic: str, id: str) -> Message:
     message = decode(data)
     if message.id != id or message.topic != topic:
         raise DecodeError(
-            f"the record under id {id!r} of topic {topic!r} says "
+            f"the record under id {id!r:.80} of topic {topic!r} says "
             f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
             data,
         )

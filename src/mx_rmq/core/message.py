@@ -94,8 +94,10 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     headers: dict[str, str] = {}
 
     def __post_init__(self) -> None:
-        if self.priority not in _PRIORITIES:
-            raise InvalidInput(f"priority={self.priority!r} is not one of {', '.join(Priority)}")
+        if not isinstance(self.priority, str) or self.priority not in _PRIORITIES:
+            raise InvalidInput(
+                f"priority={self.priority!r:.80} is not one of {', '.join(Priority)}"
+            )
         if type(self.delay) is not int or self.delay:
             _check("delay", self.delay, 0)
         if self.delay and self.at is not None:

@@ -75,4 +75,8 @@ def check_key(key: Any) -> str:
     """Return a key by which a partition is chosen, or refuse it."""
     if not isinstance(key, str) or not key:
         raise InvalidInput(f"key={key!r:.80} is not a text; messages with the same text keep order")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"key={key!r:.80} is not a text that UTF-8 can write") from error
     return key

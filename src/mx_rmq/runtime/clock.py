@@ -17,13 +17,27 @@ class ServerClock:
         self._told_at = 0.0
         self.jumped_at = float("-inf")
         """When a jump of the server's clock was last noticed, on the monotonic clock."""
+        self.set_back_at = float("-inf")
+        """The same, if the clock is still behind what it has been."""
+        self._behind = 0
 
     def heard(self, now: int) -> None:
         """The server said that it is `now` (ms)."""
         heard_at = time.monotonic()
-        if self._told and abs(now - self.now()) > JUMP * 1000:
+        jump = now - self.now() if self._told else 0
+        if abs(jump) > JUMP * 1000:
             self.jumped_at = heard_at
+            self._behind = max(0, self._behind - jump)
+            if jump < 0:
+                self.set_back_at = heard_at
+            elif self._behind <= JUMP * 1000:
+                self.set_back_at = float("-inf")
         self._told, self._told_at = now, heard_at
+
+    @property
+    def knows(self) -> bool:
+        """Whether the server has ever told its time."""
+        return self._told > 0
 
     def now(self) -> int:
         """Return the server's time, ms."""

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 LONGEST_SLEEP: Final = 60.0
 """Seconds after which the time is asked for again, in case the server's clock was set."""
 
+SET_BACK: Final = 60_000
+"""Milliseconds that the last tick may lie ahead. Further, it is of a clock that was set back."""
+
 TICK: Final = "cron-tick"
 """The header that tells a handler which tick it is."""
 
@@ -56,7 +59,8 @@ class Crons:
         """Fire a tick that is due, and know the next one."""
         self._next.pop(cron.topic, None)
         last = self._last.get(cron.topic)
-        if last is None or cron.latest(self._clock.now(), last) is not None:
+        now = self._clock.now()
+        if last is None or last > now + SET_BACK or cron.latest(now, last) is not None:
             looked = await self._store.produce_cron_message(cron.topic, 0)
             self._clock.heard(looked.now)
             last = looked.last if looked.last is not None else looked.now

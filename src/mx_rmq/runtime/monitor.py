@@ -2,7 +2,9 @@
 
 It acts at the deadline of the next lease that it knows. It holds back for a while after the
 server was away, after a jump of the server's clock, and after its own process stood still: then
-leases ran out that nobody could extend, and their holders get the chance to do it now.
+leases ran out that nobody could extend, and their holders get the chance to do it now. After the
+server's clock was set back, it is the other way round: the deadlines of those who are gone lie far
+ahead, and that tells them from the others, who have extended theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash
+from mx_rmq.runtime.clock import JUMP
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import Quarantined
@@ -60,6 +63,9 @@ class Monitor:
         self._circumstances = circumstances
         self._deadlines: dict[str, float | None] = {}
         """When to look, on the monotonic clock; None: nothing is in processing."""
+        self._set_back: set[str] = set()
+        """Topics in which deadlines may be of the time before the server's clock was set back."""
+        self._set_back_at = float("-inf")
         self._expected_at = float("inf")
         self._stood_still_at = float("-inf")
         self._complaints = Complaints("monitor")
@@ -70,7 +76,8 @@ class Monitor:
         known = self._deadlines.get(topic)
         act = None if wait is None else time.monotonic() + wait / 1000
         self._deadlines[topic] = act
-        if act is not None and (known is None or act < known):
+        sooner = act is not None and (known is None or act < known)
+        if sooner or self._clock.set_back_at != self._set_back_at:
             self.loop.wake()
 
     async def step(self) -> float | None:
@@ -80,9 +87,13 @@ class Monitor:
         if late > STOOD_STILL and now - self._stood_still_at > 4 * self._hold_back:
             self._stood_still_at = now  # not again and again, or a busy loop would never recover
         troubled = max(self._link.back_at, self._clock.jumped_at, self._stood_still_at)
+        if self._clock.set_back_at != self._set_back_at:
+            self._set_back_at = self._clock.set_back_at
+            self._set_back = set(self._deadlines if self._set_back_at > 0 else ())
         pause = troubled + self._hold_back - now
         if pause <= 0:
             topics = [one for one, at in self._deadlines.items() if at is not None and at <= now]
+            topics += self._set_back.difference(topics)
             for failed in await each(topics, self._take_over, self._complaints):
                 self._deadlines[failed] = time.monotonic() + TRY_AGAIN
             waits = [at - time.monotonic() for at in self._deadlines.values() if at is not None]
@@ -91,14 +102,26 @@ class Monitor:
         return None if pause == float("inf") else pause
 
     async def _take_over(self, topic: str) -> None:
+        began = time.monotonic()
+        far = round((self._lease + JUMP) * 1000) if topic in self._set_back else None
         while True:
             taken = await self._store.handle_timeout_message(
-                topic, self._worker, count=BATCH, recovery=round(self._lease * 1000)
+                topic,
+                self._worker,
+                count=BATCH,
+                recovery=round(self._lease * 1000),
+                expected=self._clock.now() if self._clock.knows else None,
+                jump=round(JUMP * 1000),
+                far=far,
             )
             self._clock.heard(taken.now)
             await each(taken.messages, partial(self._decide, topic), self._complaints)
+            if self._clock.jumped_at >= began:  # it may have been refused: hold back, then again
+                self._deadlines[topic] = began
+                return
             if len(taken.messages) < BATCH:
                 break
+        self._set_back.discard(topic)
         if self._handlers[topic].ordered:  # who asked meanwhile was refused
             await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]

@@ -442,9 +442,21 @@ class Transitions:
     # the monitor's and the scheduler's
 
     async def handle_timeout_message(
-        self, topic: str, monitor: str, *, count: int, recovery: int
+        self,
+        topic: str,
+        monitor: str,
+        *,
+        count: int,
+        recovery: int,
+        expected: int | None = None,
+        jump: int = 0,
+        far: int | None = None,
     ) -> TimedOut:
-        """Take over messages whose lease ran out, for `recovery` ms; what next, is the caller's."""
+        """Take over messages whose lease ran out, for `recovery` ms; what next, is the caller's.
+
+        None are, if the server's time is more than `jump` ms from the `expected` one. With `far`,
+        deadlines further ahead than so many ms have passed, too.
+        """
         _in_range("count", count, 1, MAX_BATCH)
         reply = await self._run(
             "handle_timeout_message",
@@ -454,6 +466,9 @@ class Transitions:
                 "worker": check_worker(monitor),
                 "max_count": count,
                 "recovery_ms": _in_range("recovery", recovery, 1),
+                "expected_ms": "" if expected is None else expected,
+                "jump_ms": jump,
+                "far_ms": "" if far is None else far,
             },
         )
         fields = iter(reply)

@@ -73,7 +73,8 @@ for level, key in ipairs(levels) do
   left[level] = type(length) == 'number' and length or 0
 end
 local usual, offers = {1, 2, 3}, {[4] = {2, 1, 3}, [9] = {3, 1, 2}}
-turn = tonumber(turn) or 0
+turn = math.floor(tonumber(turn) or 0)
+if not (turn >= 0 and turn < 10) then turn = 0 end -- also if it is no number at all
 for _ = 1, math.min(max_count, left[1] + left[2] + left[3]) do
   local offer = offers[turn] or usual
   local level = offer[1]
@@ -124,7 +125,9 @@ end
 -- To format a number takes longer than anything else in this loop. So the deadline, the same for
 -- all, is formatted once; a token for every ten, of which each has its last digit; and a length
 -- when it is not the one before.
-local token = math.max(math.floor(tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
+last_token = math.floor(tonumber(last_token) or 0)
+if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
+local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil

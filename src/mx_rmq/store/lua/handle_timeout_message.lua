@@ -6,6 +6,10 @@
 -- back. A deadline without a lease, or a lease without a record, is a leftover and is dropped. One
 -- reply holds 8 MiB of records, or a single message.
 --
+-- If the time is not what the caller expects, the clock was set, and nothing is taken over: first
+-- the holders shall extend their leases. A deadline that is far_ms ahead even then is of the time
+-- before a clock was set back, and its holder is gone.
+--
 -- Returns  now (ms), then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) a message, P in processing
 
@@ -18,6 +22,9 @@ local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- the monitor
 local max_count   = tonumber(ARGV[3]) -- how many at the most
 local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
+local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
+local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
+local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': anywhere
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -28,7 +35,15 @@ end
 -- end
 
 local reply = {string.format('%.0f', now)}
+if expected_ms and (now < expected_ms - jump_ms or now > expected_ms + jump_ms) then
+  return reply
+end
 local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0, max_count)
+if far_ms then
+  local far, room = string.format('(%.0f', now + far_ms), max_count - #ids
+  local left = redis.call('ZRANGEBYSCORE', expire_monitor, far, '+inf', 'LIMIT', 0, room)
+  for _, id in ipairs(left) do ids[#ids + 1] = id end
+end
 if #ids == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
@@ -49,7 +64,9 @@ until fit < upto or fit == #ids
 
 local held = redis.call('HMGET', processing, unpack(ids))
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
-local token = math.max((tonumber(last_token) or 0) + 1, math.min(now, 8e12) * 1000)
+last_token = math.floor(tonumber(last_token) or 0)
+if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
+local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
 local leases, deadlines, leftover, orphans = {}, {}, {}, {}
 for i = 1, fit do
   local id = ids[i]
