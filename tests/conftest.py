@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+pytest.register_assert_rewrite("tests.store.contracts", "tests.lab.broken", "tests.lab.calls")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import random
 import sqlite3
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -31,7 +32,6 @@ from tests.faults.errand import TOPICS, End, Errand, Mix, Payload, batch
 from tests.faults.history import Journal, What
 from tests.faults.recorded import RecordedStore
 from tests.lab.crew import until
-from tests.lab.servers import die_with_parent
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -243,9 +243,17 @@ async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
 
 
 def _begin(place: Place) -> None:
-    die_with_parent()
+    threading.Thread(target=_end_with_the_lab, daemon=True).start()
     log = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 2)
     logging.basicConfig(level=logging.ERROR, format="%(created)f %(process)d %(message)s")
     with suppress(OSError):
         os.nice(1)
+
+
+def _end_with_the_lab() -> None:
+    """Leave nothing behind if the lab itself is killed."""
+    lab = multiprocessing.parent_process()
+    assert lab is not None
+    lab.join()
+    os._exit(1)
