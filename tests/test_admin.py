@@ -30,6 +30,7 @@ from tests.lab.messages import (
     pending,
     take,
 )
+from tests.lab.servers import Kind
 from tests.lab.snapshot import snapshot
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from mx_rmq.store.answers import Leased
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_6_2])
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import pytest
 from redis import Redis
 
 from mx_rmq import InvalidInput, MessageQueue, NotOpen, ServerUnavailable
-from tests.runtime.stage import on_servers
+from tests.runtime.stage import on_a_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tests.lab.servers import Kind, Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 
 @pytest.fixture

@@ -20,7 +20,16 @@ from mx_rmq.core.message import State
 from mx_rmq.runtime import cast
 from mx_rmq.runtime.slots import Slots
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, commands, on_servers, queue, slots_of, until, until_so
+from tests.runtime.stage import (
+    Seen,
+    commands,
+    on_a_server,
+    on_servers,
+    queue,
+    slots_of,
+    until,
+    until_so,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +61,7 @@ def sleeper(mq: MessageQueue, topic: str = "t", **options: Any) -> list[Any]:
 # drain
 
 
-@on_servers
+@on_a_server
 async def test_draining_an_empty_queue_ends_at_once(mq: MessageQueue) -> None:
     @mq.handler("t")
     async def handle(payload: int) -> None: ...
@@ -80,7 +89,7 @@ async def test_draining_handles_everything_that_is_pending_and_counts_it(
     assert drained == Drained(completed=99, retried=2, dead=1, quarantined=1)
 
 
-@on_servers
+@on_a_server
 async def test_draining_leaves_what_is_delayed_unless_it_shall_wait_for_it(
     mq: MessageQueue,
 ) -> None:
@@ -98,7 +107,7 @@ async def test_draining_leaves_what_is_delayed_unless_it_shall_wait_for_it(
     assert handled == [2, 1]
 
 
-@on_servers
+@on_a_server
 async def test_draining_goes_on_to_what_a_handler_produces(mq: MessageQueue) -> None:
     @mq.handler("first")
     async def first(payload: int) -> None:
@@ -113,7 +122,7 @@ async def test_draining_goes_on_to_what_a_handler_produces(mq: MessageQueue) -> 
     assert (await Worker(mq).drain()).completed == 42
 
 
-@on_servers
+@on_a_server
 async def test_draining_never_overlooks_a_message_that_moves_to_a_topic_counted_before(
     mq: MessageQueue,
 ) -> None:
@@ -136,7 +145,7 @@ async def test_draining_never_overlooks_a_message_that_moves_to_a_topic_counted_
     assert completed == [42] * 10
 
 
-@on_servers
+@on_a_server
 async def test_draining_does_not_wait_for_a_paused_topic(mq: MessageQueue) -> None:
     @mq.handler("t")
     async def handle(payload: int) -> None: ...
@@ -148,7 +157,7 @@ async def test_draining_does_not_wait_for_a_paused_topic(mq: MessageQueue) -> No
     assert await Worker(mq).drain() == Drained(completed=1)
 
 
-@on_servers
+@on_a_server
 async def test_a_worker_opens_and_closes_a_queue_that_is_not_open(
     raw: Redis, server: Server
 ) -> None:
@@ -205,7 +214,7 @@ async def test_a_bad_setting_is_refused_at_once(options: dict[str, Any]) -> None
         Worker(MessageQueue("redis://x"), **options)
 
 
-@on_servers
+@on_a_server
 async def test_a_worker_runs_once_at_a_time_and_again_after_it_was_stopped(
     mq: MessageQueue,
 ) -> None:
@@ -220,7 +229,7 @@ async def test_a_worker_runs_once_at_a_time_and_again_after_it_was_stopped(
         pass
 
 
-@on_servers
+@on_a_server
 async def test_of_two_starts_at_once_one_is_refused(mq: MessageQueue) -> None:
     sleeper(mq)
     worker, seen = Worker(mq), Seen(mq.events)
@@ -234,7 +243,7 @@ async def test_of_two_starts_at_once_one_is_refused(mq: MessageQueue) -> None:
     assert [type(result) for result in results].count(InvalidInput) == 1
 
 
-@on_servers
+@on_a_server
 async def test_a_drain_of_a_running_worker_does_not_stop_it(mq: MessageQueue) -> None:
     @mq.handler("t")
     async def handle(payload: int) -> None: ...
@@ -258,7 +267,7 @@ async def test_a_server_that_is_away_at_the_start_is_told(tmp_path: Path) -> Non
     assert await worker.stop()
 
 
-@on_servers
+@on_a_server
 async def test_a_worker_works_on_the_topics_that_it_was_given(mq: MessageQueue) -> None:
     handled = []
 
@@ -276,7 +285,7 @@ async def test_a_worker_works_on_the_topics_that_it_was_given(mq: MessageQueue) 
 # stopping
 
 
-@on_servers
+@on_a_server
 async def test_stopping_lets_handlers_finish_within_the_grace(mq: MessageQueue) -> None:
     seen, running = Seen(mq.events), asyncio.Event()
 
@@ -314,7 +323,7 @@ async def test_past_the_grace_handlers_are_cancelled_and_handed_back_uncounted(
     assert [view.id for view in page.messages] == ids
 
 
-@on_servers
+@on_a_server
 async def test_what_waits_for_a_slot_is_handed_back_at_once(mq: MessageQueue) -> None:
     running = sleeper(mq)
     await mq.produce_many("t", range(30))
@@ -325,7 +334,7 @@ async def test_what_waits_for_a_slot_is_handed_back_at_once(mq: MessageQueue) ->
     assert (await mq.admin.stats("t")).pending == 30
 
 
-@on_servers
+@on_a_server
 async def test_a_second_wish_to_stop_does_not_wait_for_the_grace(mq: MessageQueue) -> None:
     running = sleeper(mq)
     await mq.produce("t", 1)
@@ -340,7 +349,7 @@ async def test_a_second_wish_to_stop_does_not_wait_for_the_grace(mq: MessageQueu
     assert (await mq.admin.stats("t")).pending == 1
 
 
-@on_servers
+@on_a_server
 async def test_stopping_twice_at_once_is_one_stop(mq: MessageQueue) -> None:
     sleeper(mq)
     seen = Seen(mq.events)
@@ -351,7 +360,7 @@ async def test_stopping_twice_at_once_is_one_stop(mq: MessageQueue) -> None:
     assert len(seen.of(events.WorkerStopped)) == 1
 
 
-@on_servers
+@on_a_server
 async def test_a_handler_that_ignores_its_cancellation_is_handed_back_all_the_same(
     mq: MessageQueue,
 ) -> None:
@@ -375,7 +384,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_handed_back_all_the_sa
     assert (await mq.admin.stats("t")).pending == 1
 
 
-@on_servers
+@on_a_server
 async def test_cancelling_a_stop_hurries_it_and_everything_is_still_handed_back(
     mq: MessageQueue,
 ) -> None:
@@ -392,7 +401,7 @@ async def test_cancelling_a_stop_hurries_it_and_everything_is_still_handed_back(
     assert (await mq.admin.stats("t")).pending == 1
 
 
-@on_servers
+@on_a_server
 async def test_a_stopped_worker_leaves_no_task_no_thread_and_no_name_behind(
     mq: MessageQueue,
 ) -> None:
@@ -432,7 +441,7 @@ async def test_what_a_stopping_worker_swallowed_wakes_another(mq: MessageQueue) 
             assert time.monotonic() - begun < 2
 
 
-@on_servers
+@on_a_server
 async def test_a_worker_in_a_with_statement_installs_no_signal_handler(mq: MessageQueue) -> None:
     sleeper(mq)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -468,7 +477,7 @@ async def test_run_works_until_a_signal_and_takes_its_handlers_away(
     assert signal.getsignal(number) == before
 
 
-@on_servers
+@on_a_server
 async def test_a_second_signal_cancels_the_handlers(mq: MessageQueue) -> None:
     running, seen = sleeper(mq), Seen(mq.events)
     task = asyncio.create_task(Worker(mq, grace=60).run())
@@ -481,7 +490,7 @@ async def test_a_second_signal_cancels_the_handlers(mq: MessageQueue) -> None:
     assert len(seen.of(events.Released)) == 1
 
 
-@on_servers
+@on_a_server
 async def test_cancelling_run_hands_everything_back(mq: MessageQueue) -> None:
     running = sleeper(mq)
     task = asyncio.create_task(Worker(mq, grace=0).run())
@@ -493,7 +502,7 @@ async def test_cancelling_run_hands_everything_back(mq: MessageQueue) -> None:
     assert (await mq.admin.stats("t")).pending == 1
 
 
-@on_servers
+@on_a_server
 async def test_a_plain_handler_that_never_returns_does_not_keep_its_process_alive(
     mq: MessageQueue, server: Server
 ) -> None:
@@ -527,7 +536,7 @@ async def test_a_plain_handler_that_never_returns_does_not_keep_its_process_aliv
     assert (await mq.admin.stats("t")).pending == 1
 
 
-@on_servers
+@on_a_server
 async def test_a_handler_cannot_stop_its_own_worker(mq: MessageQueue) -> None:
     """It would wait for itself until the grace is over."""
     seen, refused = Seen(mq.events), []
@@ -546,7 +555,7 @@ async def test_a_handler_cannot_stop_its_own_worker(mq: MessageQueue) -> None:
     assert refused == [1, 2]
 
 
-@on_servers
+@on_a_server
 async def test_closing_the_queue_stops_its_workers(mq: MessageQueue, server: Server) -> None:
     other = MessageQueue(server.url)
     running, seen = sleeper(other), Seen(other.events)
@@ -566,7 +575,7 @@ async def test_closing_the_queue_stops_its_workers(mq: MessageQueue, server: Ser
     assert [task for task in asyncio.all_tasks() if task.get_name().startswith("mx-rmq")] == []
 
 
-@on_servers
+@on_a_server
 async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: MessageQueue) -> None:
     seen = Seen(mq.events)
 
@@ -582,7 +591,7 @@ async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: Message
         assert mq.is_open
 
 
-@on_servers
+@on_a_server
 async def test_a_handler_that_swallows_its_cancellation_is_cancelled_again(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -660,7 +669,7 @@ async def test_children_that_handlers_fork_end_and_each_message_is_handled_once(
 # idle
 
 
-@on_servers
+@on_a_server
 async def test_an_idle_worker_asks_for_almost_nothing(
     raw: Redis, server: Server, tmp_path: Path
 ) -> None:
@@ -708,7 +717,7 @@ async def test_an_idle_worker_wakes_within_a_moment(mq: MessageQueue) -> None:
 # beside others
 
 
-@on_servers
+@on_a_server
 async def test_a_slow_topic_does_not_hold_up_the_others(mq: MessageQueue) -> None:
     running = sleeper(mq, "slow")
     handled = []
@@ -725,7 +734,7 @@ async def test_a_slow_topic_does_not_hold_up_the_others(mq: MessageQueue) -> Non
         assert len(running) == 3
 
 
-@on_servers
+@on_a_server
 async def test_a_topic_of_which_nothing_runs_gets_its_slot_beside_busy_ones(
     mq: MessageQueue,
 ) -> None:
@@ -810,7 +819,7 @@ async def test_a_cron_is_fired_and_handled_by_a_worker(mq: MessageQueue) -> None
     await Worker(mq).drain()
 
 
-@on_servers
+@on_a_server
 async def test_a_topic_is_registered_before_anything_is_produced_to_it(mq: MessageQueue) -> None:
     sleeper(mq, "new")
     async with Worker(mq):
@@ -821,7 +830,7 @@ async def test_a_topic_is_registered_before_anything_is_produced_to_it(mq: Messa
         await until_so(known)
 
 
-@on_servers
+@on_a_server
 async def test_what_waits_for_a_slot_for_a_second_is_run_by_another_worker_uncounted(
     mq: MessageQueue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,7 +146,8 @@ def test_a_quick_run_measures_everything_and_leaves_the_server_as_it_was(
 
 
 @pytest.mark.timeout(200)
-def test_it_runs_on_every_kind_of_server_and_says_first_what_it_will_do(
+@pytest.mark.parametrize("kind", [Kind.REDIS_7_0, Kind.REDIS_6_2], indirect=True)
+def test_it_runs_on_the_other_kinds_of_server_and_says_first_what_it_will_do(
     theirs: Redis, server: Server, short_path: Path
 ) -> None:
     words = ("--only", "drain, memory", "--only=in-flight", "--quick", "--yes")

@@ -1,9 +1,7 @@
-"""Clients that die: a little story of messages, told by a process that ends in the middle of it.
+"""Processes that die where they are told to: real queues and workers, forked from a warm one.
 
-`python -m tests.lab.mortal` is a fork server. Each line that it reads names a server and the point
-at which the client shall die; it forks that client, which writes a journal of what it did to the
-same standard output, and adds how the client ended. A client is killed by its own SIGKILL: no
-`finally`, no flush, no goodbye.
+`python -m tests.lab.mortal` is a fork server: each line that it reads is an order for one life,
+and it answers with how that life ended. A life costs a fork, not the start of an interpreter.
 """
 
 from __future__ import annotations
@@ -11,274 +9,342 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import signal
-import subprocess
 import sys
-from collections import Counter
-from enum import StrEnum
+import time
+import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import msgspec
 
-from mx_rmq.core import codec
-from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Retried
-from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import connect
-from mx_rmq.store.keys import Keys
-from mx_rmq.store.preflight import preflight
-from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.store import Store
-from tests.lab.clock import Clock
-from tests.lab.messages import FAILURE, LEASE, TOPIC, draft
+from mx_rmq import Delivery, MessageQueue, Worker
+from mx_rmq.core import events
+from mx_rmq.store import store as store_module
+from mx_rmq.store.script import load, names
+from tests.lab.injector import ROLE, Injector, Journal, MortalCaller, Point
+from tests.lab.servers import ROOT, die_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable
 
-    from mx_rmq.store.answers import Leased, TakenOver
-    from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.servers import Servers
+LEASE: Final = 0.8
+RETRY: Final = 0.05
+DELAY: Final = 0.2
+BLOCK: Final = 2.4
+"""Seconds that a handler blocks its loop: a second or a lease until the keeper hands back, and the
+time that a busy machine takes."""
+PATIENCE: Final = 20.0
+"""Seconds after which a life goes on to its end, whatever it still waits for."""
+HEIR_WITHIN: Final = 45.0
+"""Seconds in which an heir finds everything. From its second crash on, a message may wait ten."""
 
-WORKER: Final = "mortal"
-DELAY: Final = 5_000
-RECOVERY: Final = 10_000
-
-
-class When(StrEnum):
-    """Where in a call the client dies."""
-
-    BEFORE = "before the call is sent"
-    RAN = "after the server ran it, before the reply"
-    REPLIED = "after the reply"
+KINDS: Final = ("work", "fragile", "line", "ops", "app")
+"""The topics of each life, beside that of its cron."""
 
 
-class Point(NamedTuple):
-    """The nth call of a script, from 1, and where in it."""
+class Order(msgspec.Struct, kw_only=True):
+    """What a process shall do."""
 
-    script: str
-    nth: int
-    when: str
-
-
-class Entry(NamedTuple):
-    """A line of a client's journal."""
-
-    what: str
-    """call: it is about to be sent; ok: its answer has come."""
-    script: str
-    nth: int
-    labels: list[str]
-    """The messages that it is about, each by its payload."""
-
-
-class Mortal:
-    """Says what it does, and dies where it was told to."""
-
-    def __init__(self, doom: Point | None) -> None:
-        self._doom = doom
-        self._calls: Counter[str] = Counter()
-
-    def begins(self, script: str, labels: Sequence[str]) -> None:
-        self._calls[script] += 1
-        self._write("call", script, labels)
-        if self.dies_at(script, When.BEFORE):
-            self.die()
-
-    def ends(self, script: str, labels: Sequence[str]) -> None:
-        self._write("ok", script, labels)
-        if self.dies_at(script, When.REPLIED):
-            self.die()
-
-    def dies_at(self, script: str, when: When) -> bool:
-        return self._doom == (script, self._calls[script], when)
-
-    def die(self) -> NoReturn:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("still alive")
-
-    def _write(self, what: str, script: str, labels: Sequence[str]) -> None:
-        entry = Entry(what, script, self._calls[script], list(labels))
-        os.write(1, json.dumps(entry).encode() + b"\n")
+    url: str
+    prefix: str
+    journal: str
+    scene: str
+    worker: str
+    life: int
+    """Which one of its run it is; the topics of all lives up to it are served."""
+    confirm: bool = False
+    wait_for: list[str] = []
+    """Messages that shall be settled before it ends."""
+    targets: dict[str, str] = {}
+    """The messages of an operator, by what he does with them."""
+    doom: Point | None = None
 
 
-class MortalCaller(Caller):
-    """Sends the doomed call and is gone before anything can come back."""
-
-    def __init__(self, servers: Servers, mortal: Mortal) -> None:
-        super().__init__(servers, patience=10.0)
-        self._pool = servers.node_at(0).client.connection_pool
-        self._mortal = mortal
-
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        if self._mortal.dies_at(script.name, When.RAN):
-            line = await self._pool.get_connection()  # type: ignore[no-untyped-call]
-            await line.send_command("EVAL", script.source, len(keys), *keys, *args)
-            self._mortal.die()
-        return await super().run(script, keys, args)
+def topic(kind: str, life: int) -> str:
+    """Return the topic of a kind that a life works on."""
+    return f"{kind}{life}"
 
 
-class Story:
-    """One after the other, everything that clients do in the lives of some messages."""
+# what a process does
 
-    def __init__(self, store: Store, clock: Clock, mortal: Mortal) -> None:
-        self._store = store
-        self._clock = clock
-        self._mortal = mortal
 
-    async def tell(self) -> None:
-        await self._produce("produce_normal_message", "n1", "n2", "n3", "n4")
-        await self._produce("produce_normal_message", "o1", "o2", "o3", own=True)
-        await self._produce("produce_delay_message", "d1", "d2", delay=DELAY)
-        await self._produce("produce_delay_message", "d3", own=True, delay=DELAY)
-        tick = draft("c1", priority=Priority.LOW)
-        await self._do("produce_cron_message", ["c1"], self._clock.now, tick)
-        await self._do("ring_doorbell", [])
-        await self._settle("cancel_message", ["d3"], "d3")
-        await self._settle("cancel_message", ["o3"], "o3")
+class Life:
+    """One process: a queue, perhaps a worker, and what they are used for."""
 
-        first, second, third = await self._dispatch(3)
-        await self._complete(first)
-        await self._retry(second)
-        await self._settle(
-            "release_message", [label(third)], WORKER, [(third.claim, Priority.NORMAL)]
+    def __init__(self, order: Order, journal: Journal, injector: Injector) -> None:
+        self._order = order
+        self._journal = journal
+        self._injector = injector
+        self._settled: set[str] = set()
+        self._news = asyncio.Event()
+        self._mq = MessageQueue(order.url, prefix=order.prefix, lease=LEASE)
+        self._mq.events.subscribe(self._on_event)
+        for life in range(1, order.life + 1):
+            self._declare(life)
+
+    async def live(self) -> None:
+        ROLE.set("opening")
+        await self._mq.open()
+        scenes: dict[str, Callable[[], Awaitable[None]]] = {
+            "application": self._application,
+            "operator": self._operator,
+            "worker": self._worker,
+            "blocked": self._worker,
+            "heir": self._heir,
+        }
+        await scenes[self._order.scene]()
+        await self._mq.close()
+
+    # an application
+
+    async def _application(self) -> None:
+        ROLE.set("producer")
+        own = self._own
+        await self._produce(["plain"])
+        await self._produce(["own"], id=own("own"))
+        await self._produce(["late"], delay=DELAY)
+        await self._produce(["own-late"], delay=DELAY, id=own("own-late"))
+        await self._produce(["m1", "m2", "m3"], many=True)
+        await self._produce(["n1", "n2"], many=True, ids=[own("n1"), own("n2")])
+        await self._produce(["l1", "l2"], many=True, delay=DELAY)
+        if self._order.confirm:
+            await self._produce(["sure"], confirm="replicated")
+        await asyncio.gather(*(self._produce([f"together{n}"]) for n in range(4)))
+
+    def _own(self, label: str) -> str:
+        return f"{self._order.life}.{label}"
+
+    async def _produce(self, labels: list[str], *, many: bool = False, **options: Any) -> None:
+        payloads = [{"label": self._own(label), "act": "ok"} for label in labels]
+        name = topic("app", self._order.life)
+        for payload in payloads:
+            self._journal.note("tried", label=payload["label"], detail="produce")
+        if many:
+            ids = await self._mq.produce_many(name, payloads, **options)
+        else:
+            ids = [await self._mq.produce(name, payloads[0], **options)]
+        for payload, id in zip(payloads, ids, strict=True):
+            self._journal.note("done", label=payload["label"], id=id, detail="produce")
+
+    # an operator
+
+    async def _operator(self) -> None:
+        ROLE.set("operator")
+        name, target = topic("ops", self._order.life), self._order.targets
+        admin = self._mq.admin
+        await admin.pause(name)
+        await admin.stats(name)
+        await self._act("requeue", target["requeue dead"], admin.requeue)
+        await self._act("requeue", target["requeue quarantined"], admin.requeue)
+        await self._act("discard", target["discard dead"], admin.discard)
+        await self._act("discard", target["discard quarantined"], admin.discard)
+        await self._act("cancel", target["cancel pending"], admin.cancel)
+        await self._act("cancel", target["cancel delayed"], admin.cancel)
+        await admin.resume(name)
+        await self._act("requeue", target["requeue all"], self._requeue_all)
+        await self._act("discard", target["discard all"], self._discard_all)
+        await admin.audit(name)
+
+    async def _act(self, what: str, id: str, act: Callable[[str, str], Awaitable[Any]]) -> None:
+        self._journal.note("tried", id=id, detail=what)
+        assert await act(topic("ops", self._order.life), id), (what, id)
+        self._journal.note("done", id=id, detail=what)
+
+    async def _requeue_all(self, name: str, _: str) -> int:
+        return await self._mq.admin.requeue_all(name, "dead")
+
+    async def _discard_all(self, name: str, _: str) -> int:
+        return await self._mq.admin.discard_all(name, "quarantined")
+
+    # a worker
+
+    async def _worker(self) -> None:
+        ROLE.set("registry")
+        worker = Worker(self._mq, name=self._order.worker, concurrency=20, grace=0.05)
+        await worker.start()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while not self._has_seen_all():
+                    self._news.clear()
+                    await self._news.wait()
+                while not self._injector.answers["keeper", "extend_lease"]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            self._journal.note("late", ids=sorted(set(self._order.wait_for) - self._settled))
+        ROLE.set("shutdown")
+        assert await worker.stop()
+
+    def _has_seen_all(self) -> bool:
+        return self._settled.issuperset(self._order.wait_for)
+
+    async def _heir(self) -> None:
+        ROLE.set("operator")
+        for life in range(1, self._order.life + 1):
+            name = topic("ops", life)
+            if name in await self._mq.admin.topics():
+                await self._mq.admin.resume(name)
+        ROLE.set("heir")
+        try:
+            async with asyncio.timeout(HEIR_WITHIN):
+                await Worker(self._mq, name=self._order.worker, grace=5).drain(delayed=True)
+        except TimeoutError:
+            self._journal.note("late")  # what is left, the judge will find
+
+    # handlers
+
+    def _declare(self, life: int) -> None:
+        mq = self._mq
+        for kind in KINDS:
+            options: dict[str, Any] = {"retry": RETRY, "max_attempts": 2}
+            if kind == "fragile":
+                options["max_crashes"] = 1
+            if kind == "line":
+                options |= {"partitions": 1, "concurrency": 1}
+            mq.handler(topic(kind, life), **options)(self._handle)
+
+        @mq.cron(f"0 0 {life} 1 *", missed="once", topic=topic("tick", life))
+        async def tick(delivery: Delivery) -> None:
+            label = f"{delivery.topic} {delivery.id}"
+            self._note("start", label, delivery)
+            self._note("end", label, delivery)
+
+    async def _handle(self, payload: dict[str, str], delivery: Delivery) -> None:
+        label, act = payload["label"], payload["act"]
+        self._note("start", label, delivery)
+        if act == "fail" or (act == "once" and delivery.attempt == 1):
+            self._note("failed", label, delivery)
+            raise ValueError("as told")
+        if act == "hang" and self._order.scene != "heir":
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self._note("stopped", label, delivery)
+                raise
+        if act == "block" and self._order.scene == "blocked":
+            time.sleep(BLOCK)
+        self._note("end", label, delivery)
+
+    def _note(self, what: str, label: str, delivery: Delivery) -> None:
+        self._journal.note(
+            what,
+            label=label,
+            id=delivery.id,
+            fence=delivery.fence,
+            attempt=delivery.attempt,
+            worker=self._order.worker,
         )
 
-        held = await self._dispatch(3)
-        await self._do(
-            "extend_lease", labels(held), WORKER, [one.claim for one in held], lease=LEASE
+    def _on_event(self, event: events.Event) -> None:
+        id = getattr(event, "id", None)
+        if id is None:
+            return
+        lost_by = getattr(event, "lost_by", "")
+        self._journal.note(type(event).__name__, id=id, worker=lost_by)
+        if isinstance(event, events.Completed | events.Died | events.Quarantined):
+            self._settled.add(id)
+            self._news.set()
+
+
+# the fork server
+
+
+class Lives:
+    """Its handle. `async with Lives() as lives: code = await lives.live(order)`"""
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.lab.mortal"),
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            preexec_fn=die_with_parent,
         )
-        await self._bury(held[0])
-        await self._quarantine(held[1])
-        await self._operate("requeue_message", State.DEAD, held[0])
-        (unwanted,) = await self._dispatch(1)
-        await self._bury(unwanted)
-        await self._operate("discard_message", State.DEAD, unwanted)
-
-        self._clock.advance(LEASE + 1)  # held[2] is lost; the delayed and the retried are due
-        await self._do("process_delay_message", [], count=10)
-        (late,) = await self._time_out()
-        await self._retry(late)
-        held = await self._dispatch(4)
-        await self._complete(*held[:2])
-        self._clock.advance(LEASE + 1)
-        one, other = await self._time_out()
-        await self._retry(one)
-        await self._bury(other)
-        await self._do("process_delay_message", [], count=10)
-        await self._dispatch(1)
-
-    async def _do(self, script: str, about: list[str], *args: Any, **named: Any) -> Any:
-        self._mortal.begins(script, about)
-        answer = await getattr(self._store, script)(TOPIC, *args, **named)
-        self._mortal.ends(script, about)
-        return answer
-
-    async def _settle(self, script: str, about: list[str], *args: Any, **named: Any) -> None:
-        answer = await self._do(script, about, *args, **named)
-        assert all(answer if isinstance(answer, list) else [answer]), answer
-
-    async def _produce(self, script: str, *about: str, own: bool = False, **fields: Any) -> None:
-        drafts = [draft(one, id=one if own else None, **fields) for one in about]
-        await self._do(script, list(about), drafts)
-
-    async def _dispatch(self, count: int) -> list[Leased]:
-        taken = await self._do("dispatch_message", [], WORKER, count=count, lease=LEASE)
-        assert len(taken.messages) == count
-        messages: list[Leased] = taken.messages
-        return messages
-
-    async def _time_out(self) -> list[TakenOver]:
-        late = await self._do("handle_timeout_message", [], WORKER, count=9, recovery=RECOVERY)
-        messages: list[TakenOver] = late.messages
-        return messages
-
-    async def _complete(self, *taken: Leased) -> None:
-        claims = [one.claim for one in taken]
-        await self._settle("complete_message", labels(taken), WORKER, claims)
-
-    async def _retry(self, one: Leased | TakenOver) -> None:
-        retried = Retried(one.claim, codec.decode(one.record).failed(FAILURE), DELAY)
-        await self._settle("retry_message", [label(one)], WORKER, [retried])
-
-    async def _bury(self, one: Leased | TakenOver) -> None:
-        message = codec.decode(one.record).failed(FAILURE)
-        await self._settle("move_to_dlq", [label(one)], WORKER, one.claim, message)
-
-    async def _quarantine(self, one: Leased) -> None:
-        about = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError(), data=one.record)
-        await self._settle("handle_parse_error", [label(one)], WORKER, one.claim, about)
-
-    async def _operate(self, script: str, state: State, one: Leased) -> None:
-        found = await self._store.views.archived(TOPIC, state, one.id)
-        assert found is not None
-        named: dict[str, Any] = {"archived": found.at}
-        if script == "requeue_message":
-            named["message"] = codec.decode(found.data).revived()
-        await self._settle(script, [label(one)], state, one.id, **named)
-
-
-def label(one: Leased | TakenOver) -> str:
-    """Return by what the tests know a message: its payload."""
-    return label_of(one.record)
-
-
-def label_of(record: bytes) -> str:
-    return str(msgspec.json.decode(codec.decode(record).payload))
-
-
-def labels(taken: Sequence[Leased]) -> list[str]:
-    return [label(one) for one in taken]
-
-
-class Clients:
-    """The fork server's handle. `with Clients() as clients: clients.run(server.url, point)`"""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        self._waiting: dict[int, asyncio.Future[tuple[int, int]]] = {}
+        self._number = 0
+        self._hearing = asyncio.create_task(self._hear())
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._process.communicate()
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        await self._server.wait()
+        await self._hearing
 
-    def run(self, url: str, doom: Point | None) -> list[Entry]:
-        """Let a client live, and return its journal when it is no more."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([url, doom]).encode() + b"\n")
-        self._process.stdin.flush()
-        journal: list[Entry] = []
-        while True:
-            match json.loads(self._process.stdout.readline()):
-                case int(code):
-                    assert code == (0 if doom is None else -signal.SIGKILL), (code, journal)
-                    return journal
-                case entry:
-                    journal.append(Entry(*entry))
+    async def live(self, order: Order) -> tuple[int, int]:
+        """Let a process live; return its pid and its exit code when it is no more."""
+        assert self._server.stdin is not None
+        self._number += 1
+        number = self._number
+        ended: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = ended
+        line = json.dumps([number, msgspec.to_builtins(order)])
+        self._server.stdin.write(line.encode() + b"\n")
+        return await ended
 
-
-async def _live(url: str, doom: Point | None) -> None:
-    mortal, clock, keys = Mortal(doom), Clock(), Keys()
-    caller = MortalCaller(await connect(f"{url}?client_name={WORKER}"), mortal)
-    found = await preflight(caller, keys)
-    async with Store(caller, keys, found, clock=clock) as store:
-        await Story(store, clock, mortal).tell()
+    async def _hear(self) -> None:
+        assert self._server.stdout is not None
+        while line := await self._server.stdout.readline():
+            number, pid, code = json.loads(line)
+            self._waiting.pop(number).set_result((pid, code))
 
 
 def _serve() -> None:
-    for line in sys.stdin:
-        url, doom = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            asyncio.run(_live(url, Point(*doom) if doom else None))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        os.write(1, b"%d\n" % os.waitstatus_to_exitcode(status))
+    for name in names():
+        load(name)
+    children: dict[int, tuple[int, int]] = {}
+    unread, is_open = b"", True
+    while is_open or children:
+        readable, _, _ = select.select([0, *children] if is_open else [*children], [], [])
+        for one in readable:
+            if one == 0:
+                read = os.read(0, 65536)
+                is_open = bool(read)
+                *lines, unread = (unread + read).split(b"\n")
+                for line in lines:
+                    number, order = json.loads(line)
+                    pid = _fork(order)
+                    children[os.pidfd_open(pid)] = (number, pid)
+            else:
+                number, pid = children.pop(one)
+                os.close(one)
+                _, status = os.waitpid(pid, 0)
+                code = os.waitstatus_to_exitcode(status)
+                os.write(1, json.dumps([number, pid, code]).encode() + b"\n")
+        if not is_open:  # nobody waits for them any more
+            for _, pid in children.values():
+                os.kill(pid, signal.SIGKILL)
+
+
+def _fork(order: Any) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            die_with_parent()
+            _begin(msgspec.convert(order, Order))
+        except BaseException:  # noqa: BLE001 - nothing may go back into the fork server
+            traceback.print_exc()
+        os._exit(1)
+    return pid
+
+
+def _begin(order: Order) -> NoReturn:
+    path = Path(order.journal)
+    log = os.open(path.with_suffix(".log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(log, 2)
+    os.dup2(log, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    journal = Journal(path)
+    injector = Injector(journal, order.url.removeprefix("unix://"), order.doom)
+    MortalCaller.injector = injector
+    vars(store_module)["Caller"] = MortalCaller
+
+    async def live() -> None:
+        await Life(order, journal, injector).live()
+
+    asyncio.run(live())
+    os._exit(0)
 
 
 if __name__ == "__main__":

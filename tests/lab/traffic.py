@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq import Delivery, MessageQueue, MxRmqError, NotConfirmed, ProduceUnknown, Worker
+from mx_rmq.core.events import Completed
 from mx_rmq.core.partition import number_in
 
 if TYPE_CHECKING:
@@ -27,15 +28,24 @@ class Traffic:
     mq: MessageQueue
     produced: dict[str, float] = field(default_factory=dict)
     """Ids that a produce returned, and when."""
+    begun: dict[str, float] = field(default_factory=dict)
+    """When the produce of each of these, or of one that was not confirmed, was called."""
     unconfirmed: dict[str, float] = field(default_factory=dict)
     """Ids that were stored, but no replica confirmed."""
     unknown: set[str] = field(default_factory=set)
     refused: list[MxRmqError] = field(default_factory=list)
     handled: dict[str, float] = field(default_factory=dict)
     """Ids and the end of their first run."""
-    again: int = 0
-    """Runs beside the first one of a message."""
+    fences: dict[str, list[int]] = field(default_factory=dict)
+    """The fence of each run of a message, in the order of the runs."""
+    completed: list[tuple[str, float]] = field(default_factory=list)
+    """Each completion that a server accepted."""
     going: bool = True
+
+    @property
+    def again(self) -> int:
+        """Runs beside the first one of a message."""
+        return sum(map(len, self.fences.values())) - len(self.fences)
 
     @property
     def lost(self) -> dict[str, float]:
@@ -47,8 +57,7 @@ class Traffic:
         return sorted(
             end
             for id, end in self.handled.items()
-            if number_in(id) in partitions
-            and max(self.produced.get(id, 0), self.unconfirmed.get(id, 0)) > at
+            if number_in(id) in partitions and self.begun.get(id, 0) > at
         )
 
     async def until_handled(self, count: int, within: float = 30) -> None:
@@ -81,14 +90,21 @@ class Traffic:
             assert time.monotonic() < deadline, f"waited {within:g} s in vain: {what}"
             await asyncio.sleep(0.01)
 
-    async def produce(self, confirm: str | None) -> None:
+    def note(self, event: Completed) -> None:
+        self.completed.append((event.id, time.monotonic()))
+
+    async def produce(self, confirm: str | None, later: float) -> None:
         number = 0
         while self.going:
             number += 1
+            delay = later if later and number % 2 else None
+            at = time.monotonic()
             try:
-                id = await self.mq.produce(TOPIC, number, confirm=confirm)
+                id = await self.mq.produce(TOPIC, number, confirm=confirm, delay=delay)
                 self.produced[id] = time.monotonic()
+                self.begun[id] = at
             except NotConfirmed as error:
+                self.begun.update(dict.fromkeys(error.ids, at))
                 self.unconfirmed.update(dict.fromkeys(error.ids, time.monotonic()))
             except ProduceUnknown as error:
                 self.unknown.update(error.ids)
@@ -99,23 +115,31 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(
-    url: str, *, confirm: str | None = None, patience: float = 20, **settings: Any
+    url: str,
+    *,
+    confirm: str | None = None,
+    later: float = 0,
+    patience: float = 20,
+    **settings: Any,
 ) -> AsyncIterator[Traffic]:
-    """Let producers and a worker go on; the worker has connections of its own."""
+    """Let producers and a worker go on; the worker has connections of its own.
+
+    Every second message is delayed by `later` seconds.
+    """
     settings |= {"lease": LEASE, "patience": patience}
     mq, served = MessageQueue(url, **settings), MessageQueue(url, **settings)
     seen = Traffic(mq)
 
     @served.handler(TOPIC, partitions=PARTITIONS)
     async def handle(_: int, delivery: Delivery) -> None:
-        if delivery.id in seen.handled:
-            seen.again += 1
-        else:
-            seen.handled[delivery.id] = time.monotonic()
+        seen.fences.setdefault(delivery.id, []).append(delivery.fence)
+        seen.handled.setdefault(delivery.id, time.monotonic())
+
+    served.events.subscribe(seen.note, Completed)
 
     async with mq, served, Worker(served):
         mq.store.partitions.pop(TOPIC, None)
-        producers = [asyncio.create_task(seen.produce(confirm)) for _ in range(PRODUCERS)]
+        producers = [asyncio.create_task(seen.produce(confirm, later)) for _ in range(PRODUCERS)]
         try:
             yield seen
         finally:

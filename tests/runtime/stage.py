@@ -30,6 +30,9 @@ WITHIN = 15.0
 
 on_servers = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1, Kind.REDIS_7_0])
 
+on_a_server = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+"""For what Python alone decides."""
+
 
 def slots_of(worker: Worker) -> Slots:
     """Return the local slots of a running worker."""

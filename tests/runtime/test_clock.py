@@ -40,6 +40,19 @@ def test_a_jump_is_noticed_in_either_direction(now: list[float], sign: int) -> N
     assert clock.jumped_at == now[0]
 
 
+def test_a_clock_is_set_back_until_it_is_put_right(now: list[float]) -> None:
+    clock = ServerClock()
+    clock.heard(10_000_000)
+    clock.heard(13_600_000)
+    assert clock.set_back_at == float("-inf")
+    clock.heard(10_000_000)
+    assert clock.set_back_at == now[0]
+    clock.heard(10_300_000)
+    assert clock.set_back_at == now[0]
+    clock.heard(13_600_000)
+    assert clock.set_back_at == float("-inf")
+
+
 def test_a_long_silence_is_no_jump(now: list[float]) -> None:
     clock = ServerClock()
     clock.heard(1_000_000)

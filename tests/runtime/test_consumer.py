@@ -17,7 +17,7 @@ from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.runtime.slots import Slots
-from tests.runtime.stage import Seen, on_servers, queue, slots_of, until
+from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mx_rmq import MessageQueue
     from tests.lab.servers import Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 VARIABLE: ContextVar[str] = ContextVar("variable", default="clean")
 

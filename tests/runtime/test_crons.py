@@ -16,7 +16,7 @@ from mx_rmq.runtime.crons import LONGEST_SLEEP, TICK, Crons
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, take
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, on_servers
+from tests.runtime.stage import Seen, on_a_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 MINUTE = 60_000
 
@@ -256,3 +256,15 @@ async def test_a_tick_that_another_worker_has_fired_was_not_missed(
     await late.step()
     assert len(punctual.ticks) == 1
     assert missed_ticks(late) == late.ticks == []
+
+
+async def test_it_goes_on_when_the_clock_was_set_back(store: Store, clock: Clock) -> None:
+    table = Timetable(store, clock, every())
+    await table.step()
+    clock.advance(MINUTE)
+    await table.step()
+    clock.advance(-60 * MINUTE)
+    await table.step()
+    clock.advance(MINUTE)
+    await table.step()
+    assert [tick * 1000 for tick in table.ticks] == [clock.now + 59 * MINUTE, clock.now]

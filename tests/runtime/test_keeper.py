@@ -12,7 +12,7 @@ from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, on_servers, queue, slots_of, until
+from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.answers import Claim
     from tests.lab.servers import Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 
 async def test_a_handler_that_outlives_its_lease_keeps_it(raw: Redis, server: Server) -> None:

@@ -17,7 +17,7 @@ from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.store import Store
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, pending, take
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, handler, on_servers
+from tests.runtime.stage import Seen, handler, on_a_server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 BOOM = ValueError("boom")
 

@@ -16,7 +16,7 @@ from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.monitor import STOOD_STILL, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, take
-from tests.runtime.stage import Seen, handler, on_servers
+from tests.runtime.stage import Seen, handler, on_a_server
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 
 class Watch:
@@ -93,16 +93,14 @@ async def test_nothing_is_taken_over_before_its_deadline(store: Store, clock: Cl
 
 async def test_a_message_that_has_killed_enough_workers_is_dead(store: Store, clock: Clock) -> None:
     (one,) = await leased(store)
-    watch = Watch(store, max_crashes=3)
     for _ in range(2):
         clock.advance(LEASE + 60_000)
-        watch.clock.jumped_at = float("-inf")  # it is the test that jumps
-        await watch.step()
+        await Watch(store, max_crashes=3).step()
         clock.advance(60_000)
         await store.process_delay_message(TOPIC, count=10)
         assert len(await take(store)) == 1
     clock.advance(LEASE + 60_000)
-    watch.clock.jumped_at = float("-inf")
+    watch = Watch(store, max_crashes=3)
     await watch.step()
     (died,) = watch.seen.of(events.Died)
     assert died.id == one.id
@@ -186,6 +184,56 @@ async def test_it_holds_back_after_a_jump_of_the_servers_clock(store: Store, clo
     watch.clock.heard(clock.advance(LEASE))
     pause = await watch.step()
     assert pause == pytest.approx(1.5, abs=0.1)
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_his_message(
+    store: Store, clock: Clock
+) -> None:
+    (one,) = await leased(store)
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now)
+    watch.monitor.saw(TOPIC, 0)
+    clock.advance(LEASE + 1)
+    assert await watch.monitor.step() == 0
+    assert await watch.monitor.step() == pytest.approx(1.5, abs=0.1)
+    assert watch.seen.of(events.TakenOver) == []
+    assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == []
+    watch.clock.jumped_at -= 1.6
+    await watch.monitor.step()
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
+    store: Store, clock: Clock
+) -> None:
+    (gone,) = await leased(store, lease=3000, worker="gone")
+    (held,) = await leased(store, lease=3000)
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now)
+    await watch.step()
+    watch.clock.heard(clock.advance(-3_600_000))
+    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    watch.clock.jumped_at -= 1.6
+    await watch.step()
+    assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
+    assert await watch.step() == pytest.approx(3, abs=0.1)
+
+
+async def test_a_late_answer_is_not_taken_for_a_clock_that_was_set_back(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=60_000)  # of a worker with longer leases than ours
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now)
+    watch.clock.heard(clock.now - 7000)
+    await watch.step()
+    watch.clock.jumped_at -= 1.6
+    assert await watch.step() == 0
+    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    watch.clock.jumped_at -= 1.6
+    assert await watch.step() == pytest.approx(60, abs=0.2)
     assert watch.seen.of(events.TakenOver) == []
 
 

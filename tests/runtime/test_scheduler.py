@@ -14,7 +14,7 @@ from mx_rmq.runtime.scheduler import BATCH, STAND_IN, Scheduler
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, delayed, draft
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import on_servers, queue, until_so
+from tests.runtime.stage import on_a_server, queue, until_so
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
-pytestmark = on_servers
+pytestmark = on_a_server
 
 
 def nothing(topic: str) -> None: ...

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "work"
+AOF = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0")
 
 
 @pytest.fixture(params=[Kind.VALKEY_9_1, Kind.REDIS_7_0])
@@ -30,15 +31,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture
 def alone(kind: Kind, short_path: Path) -> Iterator[Node]:
     """A primary without replicas."""
-    with Node(kind, short_path / "primary", "--appendonly", "yes", port=free_ports(1)[0]) as node:
+    with Node(kind, short_path / "primary", *AOF, port=free_ports(1)[0]) as node:
         yield node
 
 
 @pytest.fixture
 async def replica(kind: Kind, alone: Node, short_path: Path) -> AsyncIterator[Node]:
     """The primary's replica."""
-    options = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0")
-    with Node(kind, short_path / "replica", *options, port=free_ports(1)[0]) as node:
+    with Node(kind, short_path / "replica", *AOF, port=free_ports(1)[0]) as node:
         await node.ask("REPLICAOF", "127.0.0.1", alone.port)
         await until_true(node.is_in_step, "the replica follows")
         yield node
@@ -127,11 +127,10 @@ async def test_a_call_that_comes_again_does_not_confirm_what_is_not_there(
 
 
 async def test_fsynced_is_on_both_disks(short_path: Path) -> None:
-    options = ("--appendonly", "yes", "--appendfsync", "everysec")
     one, two = free_ports(2)
     with (
-        Node(Kind.VALKEY_9_1, short_path / "a", *options, port=one) as primary,
-        Node(Kind.VALKEY_9_1, short_path / "b", *options, port=two) as replica,
+        Node(Kind.VALKEY_9_1, short_path / "a", *AOF, port=one) as primary,
+        Node(Kind.VALKEY_9_1, short_path / "b", *AOF, port=two) as replica,
     ):
         await replica.ask("REPLICAOF", "127.0.0.1", primary.port)
         await until_true(replica.is_in_step, "the replica follows")

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tests.lab.crew import History
 
-pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
+on_both = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
+on_one = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 
 LEASE = 2.0
 BACK_WITHIN = 5.0
@@ -90,6 +91,7 @@ async def until_empty(mq: MessageQueue) -> None:
     await until(empty, 30)
 
 
+@on_both
 async def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(
     own: Server, mq: MessageQueue, tmp_path: Path
 ) -> None:
@@ -108,6 +110,7 @@ async def test_a_server_that_is_killed_and_restarted_under_load_loses_nothing(
         assert (await mq.admin.stats(TOPIC)).dead == 0
 
 
+@on_one
 async def test_an_outage_longer_than_the_lease_costs_nobody_his_message(
     own: Server, mq: MessageQueue, tmp_path: Path
 ) -> None:
@@ -130,6 +133,7 @@ async def test_an_outage_longer_than_the_lease_costs_nobody_his_message(
             assert said.count("ERROR") == 0, said
 
 
+@on_both
 async def test_a_flush_of_scripts_and_killed_clients_go_unnoticed(
     own: Server, mq: MessageQueue, tmp_path: Path
 ) -> None:
@@ -202,6 +206,7 @@ class BlackHole:
         target.close()
 
 
+@on_one
 async def test_half_open_connections_are_left_behind(
     own: Server, mq: MessageQueue, tmp_path: Path
 ) -> None:
@@ -218,6 +223,7 @@ async def test_half_open_connections_are_left_behind(
             await handled(mq, history, member)
 
 
+@on_both
 async def test_a_producer_whose_server_is_away_says_so_in_time_and_makes_no_duplicate(
     own: Server, kind: Kind
 ) -> None:
@@ -246,6 +252,7 @@ def silent_port() -> Iterator[int]:
         yield listener.getsockname()[1]
 
 
+@on_one
 async def test_a_server_that_never_answers_is_given_up_in_time(kind: Kind) -> None:
     with silent_port() as port:
         began = time.monotonic()

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from tests.lab.crew import History, Member
     from tests.lab.servers import Server
 
-pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
+on_both = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
+on_valkey = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
+on_redis = pytest.mark.parametrize("kind", chosen(Kind.REDIS_7_0))
 
 LEASE = 2.0
 
@@ -48,7 +50,7 @@ class Team:
         self.history = history
 
     async def ready(self, **options: Any) -> Member:
-        member: Member = self.start(lease=LEASE, **options)
+        member: Member = self.start(**{"lease": LEASE, **options})
         await asyncio.to_thread(member.until_ready)
         return member
 
@@ -79,6 +81,7 @@ async def until_empty(mq: MessageQueue, *topics: str) -> None:
     await until(lambda: empty(mq, *topics), 60)
 
 
+@on_both
 async def test_a_killed_workers_messages_are_all_completed_by_another(
     mq: MessageQueue, team: Team
 ) -> None:
@@ -99,6 +102,7 @@ async def test_a_killed_workers_messages_are_all_completed_by_another(
     assert other.end(signal.SIGKILL) != 0
 
 
+@on_both
 async def test_after_a_kill_everything_is_completed(mq: MessageQueue, team: Team) -> None:
     victim = await team.ready(concurrency=52)
     ids = await mq.produce_many(TOPIC, [{"sleep": 0.5}] * 50)
@@ -109,6 +113,7 @@ async def test_after_a_kill_everything_is_completed(mq: MessageQueue, team: Team
     assert sorted(team.history.ids("end")) == sorted(ids)
 
 
+@on_redis
 async def test_a_frozen_worker_wakes_after_its_lease_and_changes_nothing(
     mq: MessageQueue, team: Team
 ) -> None:
@@ -128,6 +133,7 @@ async def test_a_frozen_worker_wakes_after_its_lease_and_changes_nothing(
     assert await empty(mq)
 
 
+@on_valkey
 async def test_sigterm_under_load_loses_and_repeats_nothing(mq: MessageQueue, team: Team) -> None:
     stopped = await team.ready(concurrency=20)
     other = await team.ready(concurrency=20)
@@ -146,6 +152,7 @@ async def test_sigterm_under_load_loses_and_repeats_nothing(mq: MessageQueue, te
     assert pids == {stopped.pid, other.pid}
 
 
+@on_redis
 async def test_a_second_signal_hands_back_what_still_runs_uncounted(
     mq: MessageQueue, team: Team
 ) -> None:
@@ -159,12 +166,13 @@ async def test_a_second_signal_hands_back_what_still_runs_uncounted(
     assert [(one.attempts, one.errors) for one in page.messages] == [(0, ())] * 5
 
 
+@on_redis
 async def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(
     mq: MessageQueue, team: Team
 ) -> None:
     poison = await mq.produce(TOPIC, {"kill": True})
     for _ in range(3):
-        member = await team.ready(concurrency=1)
+        member = await team.ready(concurrency=1, lease=0.5)
         await until(partial(gone, member))
     await team.ready(concurrency=1)
     await until(lambda: died(mq))
@@ -176,6 +184,7 @@ async def test_a_message_that_kills_its_worker_ends_in_the_dead_letters(
     assert len(team.history.ids("start")) == 3
 
 
+@on_valkey
 async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_run_twice(
     mq: MessageQueue, team: Team
 ) -> None:
@@ -189,6 +198,7 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_run_twice(
     assert "time.sleep(payload" in blocked.said()
 
 
+@on_both
 async def test_ten_thousand_messages_over_two_processes_are_each_handled_once(
     mq: MessageQueue, team: Team
 ) -> None:
@@ -202,6 +212,7 @@ async def test_ten_thousand_messages_over_two_processes_are_each_handled_once(
     assert [member.end(signal.SIGTERM) for member in members] == [0, 0]
 
 
+@on_redis
 async def test_a_cron_fires_once_a_tick_over_three_workers(mq: MessageQueue, team: Team) -> None:
     for _ in range(3):
         await team.ready(concurrency=2, cron="* * * * * *")
@@ -213,6 +224,7 @@ async def test_a_cron_fires_once_a_tick_over_three_workers(mq: MessageQueue, tea
     assert (await mq.admin.stats(TICK)).dead == 0
 
 
+@on_valkey
 async def test_delayed_messages_are_on_time_when_idle(mq: MessageQueue, team: Team) -> None:
     await team.ready(concurrency=52)
     delays = [0.5 + number * 0.02 for number in range(100)]
@@ -225,6 +237,7 @@ async def test_delayed_messages_are_on_time_when_idle(mq: MessageQueue, team: Te
     assert late[98] < 1.0
 
 
+@on_valkey
 async def test_a_worker_in_the_same_process_works_beside_others(
     mq: MessageQueue, team: Team
 ) -> None:

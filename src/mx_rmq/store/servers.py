@@ -126,11 +126,13 @@ class Node:
                 raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
 
     async def close(self) -> None:
-        """Close all connections."""
-        for wires in (self.wires, self._patient):
-            if wires is not None:
-                await wires.close()
-        await self.client.aclose()
+        """Close all connections, also when it is cancelled meanwhile."""
+        try:
+            for wires in (self.wires, self._patient):
+                if wires is not None:
+                    await wires.close()
+        finally:
+            await asyncio.shield(self.client.aclose())
 
 
 class Servers(Protocol):

@@ -1,0 +1,326 @@
+"""Primaries that die or freeze under load, behind Sentinel and in a cluster.
+
+Before that, replication goes well, is cut, or is delayed. What was only stored may be lost, if it
+was produced since then; what was confirmed as replicated may not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from itertools import cycle, islice, pairwise, product
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from mx_rmq.core.partition import partition
+from tests.faults.trial import Fault
+from tests.lab.cluster import Cluster, ClusterNode, slot_of
+from tests.lab.nodes import Node, until_true
+from tests.lab.sentinel import Watched
+from tests.lab.servers import USUAL, Kind
+from tests.lab.traffic import PARTITIONS, TOPIC, traffic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.faults.trial import Trial
+    from tests.lab.traffic import Traffic
+
+BACK_WITHIN: Final = 15.0
+"""Seconds after its end by which workers must do without the old primary."""
+WINDOW: Final = 1.0
+"""Seconds before a fault for which replication may be behind, and by which we may learn late."""
+LOAD: Final = 300
+"""Messages that are handled before, and again after each failover."""
+UNSAFE: Final = 50
+"""Messages that are produced while replication is cut or delayed."""
+LATER: Final = 3.0
+"""Seconds that every second message is delayed: it still waits when the primary is lost."""
+ALL: Final = frozenset(range(PARTITIONS))
+
+
+class Way(NamedTuple):
+    """How a primary is lost."""
+
+    replication: str
+    end: str
+    confirm: str
+
+    def __str__(self) -> str:
+        return f"replication {self.replication}, {self.end}, {self.confirm}"
+
+
+WAYS: Final = tuple(
+    Way(replication, end, confirm)
+    for end, replication, confirm in product(
+        ("kill", "freeze"), ("well", "cut", "delayed"), ("stored", "replicated")
+    )
+)
+
+
+class Site(Protocol):
+    """Servers that replace a primary by themselves."""
+
+    @property
+    def url(self) -> str: ...
+    async def victim(self) -> Node: ...
+    async def partitions_of(self, victim: Node) -> frozenset[int]: ...
+    async def replicas_of(self, victim: Node) -> list[Node]: ...
+    async def until_replaced(self, victim: Node) -> float:
+        """Return when another was seen to be the primary."""
+        ...
+
+    async def until_whole(self) -> None: ...
+
+
+class BehindSentinel(Watched):
+    """A primary, its replica, and three Sentinels."""
+
+    async def victim(self) -> Node:
+        return await self.primary()
+
+    async def partitions_of(self, _: Node) -> frozenset[int]:
+        return ALL
+
+    async def replicas_of(self, _: Node) -> list[Node]:
+        return await self.replicas()
+
+    async def until_replaced(self, victim: Node) -> float:
+        return (await self.until_promoted(victim)).at
+
+    async def until_whole(self) -> None:
+        await self.until_settled(60)
+        for node in self.nodes:
+            await until_true(node.is_in_step, f"{node!r} follows")
+
+
+class InCluster(Cluster):
+    """Three primaries, each with a replica; the one that has the topic's first partition fails."""
+
+    async def victim(self) -> Node:
+        return await self.primary_of(slot_of(TOPIC))
+
+    async def partitions_of(self, victim: Node) -> frozenset[int]:
+        owners = [await self.primary_of(slot_of(partition(TOPIC, n))) for n in range(PARTITIONS)]
+        return frozenset(n for n, owner in enumerate(owners) if owner is victim)
+
+    async def replicas_of(self, victim: Node) -> list[Node]:  # type: ignore[override]
+        assert isinstance(victim, ClusterNode)
+        return [*await super().replicas_of(victim)]
+
+    async def until_replaced(self, victim: Node) -> float:
+        assert isinstance(victim, ClusterNode)
+        await self.until_moved(slot_of(TOPIC), victim)
+        return time.monotonic()
+
+    async def until_whole(self) -> None:
+        await self.until_agreed(60)
+
+
+@dataclass
+class Row:
+    """What came of all failovers of one way."""
+
+    failovers: int = 0
+    acknowledged: int = 0
+    lost: int = 0
+    again: int = 0
+    without: list[float] = field(default_factory=list)
+    """Seconds until there was another primary."""
+    back: list[float] = field(default_factory=list)
+    """Seconds until a new message was handled."""
+    served: list[float] = field(default_factory=list)
+    """Seconds until a new message was handled in each partition that was away."""
+
+
+async def run(trial: Trial) -> None:
+    """Fail over so many times behind Sentinel, and a quarter as often in a cluster."""
+    for figure in (
+        *("Sentinel failovers", "cluster failovers", "acknowledged"),
+        *("acknowledged as stored, lost", "confirmed as replicated", "confirmed and lost"),
+        *("said not to be confirmed", "of them lost", "unknown", "refused", "run again"),
+        *("completed again: the first completion was lost", "completed twice"),
+    ):
+        trial.count(figure, 0)
+    rows = {way: Row() for way in WAYS}
+    for place, share in (("Sentinel", trial.size), ("cluster", trial.size // 4)):
+        ways = list(islice(cycle(trial.random.sample(WAYS, len(WAYS))), share))
+        for number, kind in enumerate(USUAL):
+            part = ways[number :: len(USUAL)]
+            while part:
+                done = await _site(trial, place, kind, part, rows)
+                part = part[done:]
+    if trial.size:
+        _tell(trial, rows)
+
+
+async def _site(trial: Trial, place: str, kind: Kind, ways: list[Way], rows: dict[Way, Row]) -> int:
+    """Start servers and let their primaries fail one after the other; return how many did."""
+    done = trial.figures[f"{place} failovers"]
+    directory: Path = trial.directory / f"{place[0]}{kind[0]}{kind[-3:]}-{done}"
+    async with AsyncExitStack() as stack:
+        site: Site = await stack.enter_async_context(
+            BehindSentinel(directory, replicas=1, kind=kind)
+            if place == "Sentinel"
+            else InCluster(directory, replicas=1, kind=kind)
+        )
+        for number, way in enumerate(ways, 1):
+            trial.count(f"{place} failovers")
+            trial.say(f"{place}, {kind}: {way}")
+            try:
+                await _fail_over(trial, f"{place}, {kind}, {way}", site, way, rows[way])
+            except AssertionError as error:
+                trial.violated(f"{place}, {kind}, {way}: {error}")
+                return number
+    return len(ways)
+
+
+async def _fail_over(trial: Trial, what: str, site: Site, way: Way, row: Row) -> None:
+    load = traffic(site.url, confirm=way.confirm, confirm_within=0.2, later=LATER)
+    async with load as seen:
+        await seen.until_handled(LOAD)
+        victim = await site.victim()
+        away = await site.partitions_of(victim)
+        since = time.monotonic()
+        behind = await _hinder(site, seen, victim, way)
+        getattr(victim, way.end)()
+        end = time.monotonic()
+        for replica in behind:
+            replica.thaw()
+        await asyncio.sleep(0.1)
+        heard = time.monotonic()
+        replaced = await site.until_replaced(victim)
+        served = [await seen.until_back(end, {number}, 60) for number in away]
+        back = min(served)
+        await _come_back(victim)
+        await site.until_whole()
+        await seen.until_handled(LOAD)
+        await _until_empty(seen)
+        wrong = [
+            str(one)
+            for number in ALL
+            for one in await seen.mq.store.audit.topic(partition(TOPIC, number))
+        ]
+    trial.expect(not wrong, f"{what}: the audit of the new primary says {wrong[:5]}")
+    trial.expect(back - end <= BACK_WITHIN, f"{what}: workers were away for {back - end:.1f} s")
+    _check_lost(trial, what, seen, way, since, end)
+    _check_runs(trial, what, seen, heard)
+    row.failovers += 1
+    row.acknowledged += len(seen.produced)
+    row.lost += len(seen.lost)
+    row.again += seen.again
+    row.without.append(min(replaced, back) - end)
+    row.back.append(back - end)
+    row.served.append(max(served) - end)
+
+
+async def _hinder(site: Site, seen: Traffic, victim: Node, way: Way) -> list[Node]:
+    """Cut or delay replication and let some messages be produced; return who must be thawed."""
+    if way.replication == "well":
+        return []
+    frozen = []
+    if way.replication == "cut":
+        await victim.ask("ACL", "SETUSER", "default", "-psync", "-sync")
+        await victim.ask("CLIENT", "KILL", "TYPE", "replica")
+    else:
+        frozen = await site.replicas_of(victim)
+        for replica in frozen:
+            replica.freeze()
+    told = len(seen.produced) + len(seen.unconfirmed) + UNSAFE
+    await until_true(
+        lambda: len(seen.produced) + len(seen.unconfirmed) >= told, f"{UNSAFE} more are produced"
+    )
+    return frozen
+
+
+async def _come_back(victim: Node) -> None:
+    """Let the old primary return, which may still take itself for one."""
+    if not victim.is_frozen:
+        victim.restart()
+        return
+    victim.thaw()
+    await until_true(
+        lambda: victim.ask("ACL", "SETUSER", "default", "+psync", "+sync"), f"{victim!r} thaws"
+    )
+
+
+async def _until_empty(seen: Traffic) -> None:
+    """Stop producing; every message that is left must be handled."""
+    seen.going = False
+
+    async def is_empty() -> bool:
+        return not (await seen.mq.admin.stats(TOPIC)).total
+
+    await until_true(is_empty, "workers leave nothing behind", 60)
+
+
+def _check_lost(trial: Trial, what: str, seen: Traffic, way: Way, since: float, end: float) -> None:
+    """Count what is lost. What was confirmed may not be; nor what was produced at another time."""
+    lost = seen.lost
+    trial.count("acknowledged", len(seen.produced))
+    trial.count("said not to be confirmed", len(seen.unconfirmed))
+    trial.count("of them lost", len(seen.unconfirmed.keys() - seen.handled.keys()))
+    trial.count("unknown", len(seen.unknown))
+    trial.count("refused", len(seen.refused))
+    if way.confirm == "replicated":
+        trial.count("confirmed as replicated", len(seen.produced))
+        trial.count("confirmed and lost", len(lost))
+        trial.expect(not lost, f"{what}: confirmed and lost: {sorted(lost)[:5]}")
+        return
+    trial.count("acknowledged as stored, lost", len(lost))
+    others = {
+        id: f"{at - end:+.2f} s"
+        for id, at in lost.items()
+        if not since - WINDOW <= at <= end + WINDOW
+    }
+    trial.expect(not others, f"{what}: lost, but not produced around the end: {others}")
+
+
+def _check_runs(trial: Trial, what: str, seen: Traffic, heard: float) -> None:
+    """A fence grows with every run; a primary accepts one completion of a message."""
+    trial.count("run again", seen.again)
+    for id, fences in seen.fences.items():
+        grows = all(one < other for one, other in pairwise(fences))
+        trial.expect(grows, f"{what}: the fences of {id} were {fences}")
+    by_old = Counter(id for id, at in seen.completed if at <= heard)
+    by_new = Counter(id for id, at in seen.completed if at > heard)
+    twice = sorted(id for by in (by_old, by_new) for id, count in by.items() if count > 1)
+    trial.count("completed again: the first completion was lost", len(by_old.keys() & by_new))
+    trial.count("completed twice", len(twice))
+    trial.expect(not twice, f"{what}: a primary accepted two completions of {twice[:5]}")
+
+
+def _tell(trial: Trial, rows: dict[Way, Row]) -> None:
+    """Make the table and the longest times."""
+    done = {way: row for way, row in rows.items() if row.failovers}
+    without = [seconds for row in done.values() for seconds in row.without]
+    back = [seconds for row in done.values() for seconds in row.back]
+    served = [seconds for row in done.values() for seconds in row.served]
+    trial.figures["longest without a primary, s"] = round(max(without, default=0), 1)
+    trial.figures["longest until workers were back, s"] = round(max(back, default=0), 1)
+    trial.figures["longest until every partition was served, s"] = round(max(served, default=0), 1)
+    trial.tables["Failovers by what was done and what was confirmed"] = [
+        [
+            *("replication before", "primary", "confirm", "failovers", "acknowledged", "lost"),
+            *("run again", "without a primary, s", "workers back after, s"),
+        ],
+        *(
+            [
+                *way,
+                *map(str, (row.failovers, row.acknowledged, row.lost, row.again)),
+                *(f"{min(all):.1f}–{max(all):.1f}" for all in (row.without, row.back)),
+            ]
+            for way, row in done.items()
+        ),
+    ]
+
+
+FAULT: Final = Fault(
+    name="failovers",
+    title="The primary is killed or frozen under load, behind Sentinel and in a cluster",
+    run=run,
+    short=0,
+    full=20,
+)
