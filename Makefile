@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model matrix lock clean redis-tools
+.PHONY: help demo test check fix bench model matrix faults lock clean tools
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
@@ -16,7 +16,7 @@ help: ## Show this list
 demo: $(INSTALLED) ## Watch messages live and die on a server of its own
 	@$(BIN)/mx-rmq demo $(ARGS)
 
-test: redis-tools check ## Run the checks, then every test on three real servers
+test: tools check ## Run the checks, then every test on three real servers
 	$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, import layers
@@ -29,15 +29,18 @@ fix: $(INSTALLED) ## Mend what ruff can mend, and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: redis-tools $(INSTALLED) ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
+bench: tools $(INSTALLED) ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
 	$(BIN)/python -m bench $(ARGS)
 
-model: redis-tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
+model: tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
 	MX_RMQ_MODEL_EXAMPLES=3000 $(BIN)/pytest -n 2 --timeout=0 tests/model $(ARGS)
 
-matrix: redis-tools $(INSTALLED) ## Test on every server that can be had, from Redis 6.2 on (40 minutes)
+matrix: tools $(INSTALLED) ## Test on every server that can be had, from Redis 6.2 on (40 minutes)
 	-@sh scripts/servers
 	@$(BIN)/python -m tests.lab.matrix $(ARGS)
+
+faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write docs/reliability.md (3 hours)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
@@ -54,5 +57,5 @@ ifneq ($(CURDIR),$(shell cat $(INSTALLED) 2>/dev/null))
 .PHONY: $(INSTALLED)
 endif
 
-redis-tools:
-	@sh scripts/setup redis-tools
+tools:
+	@sh scripts/setup tools

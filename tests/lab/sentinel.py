@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from tests.lab.nodes import Node, free_ports, until_true
-from tests.lab.servers import Kind, die_with_parent, binary
+from tests.lab.servers import Kind, binary, die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
