@@ -31,7 +31,7 @@ from tests.lab.injector import Journal, Line, Point, When
 from tests.lab.messages import FAILURE, draft
 from tests.lab.mortal import KINDS, Lives, Order, topic
 from tests.lab.nodes import free_ports, until_true
-from tests.lab.servers import Kind, Server
+from tests.lab.servers import Kind, Server, chosen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -601,7 +601,7 @@ async def run(trial: Trial) -> None:
 
 
 async def _open(trial: Trial, stack: AsyncExitStack) -> Lab:
-    kinds = (Kind.VALKEY_9_1, Kind.REDIS_7_0)
+    kinds = chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0)
     servers = []
     for kind, port in zip(kinds, free_ports(len(kinds)), strict=True):
         server = Server(kind, trial.directory / kind, port=port)

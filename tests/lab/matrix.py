@@ -28,8 +28,8 @@ END: Final = "<!-- until here -->\n"
 SUITE: Final = (
     "tests/store",
     "tests/model/test_model.py",
-    *(f"tests/scenarios/test_{name}.py" for name in ("crash_points", "healing", "workers")),
-    "tests/scenarios/test_maxmemory.py",
+    *(f"tests/scenarios/test_{name}.py" for name in ("healing", "maxmemory", "workers")),
+    "tests/faults/test_faults.py::test_nothing_is_lost_in_a_short_campaign[crash_points]",
 )
 EXAMPLES: Final = 100
 """Walks of the model a kind; `make model` does 3,000."""

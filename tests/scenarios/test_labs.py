@@ -1,10 +1,12 @@
-"""The labs do what they say: clusters, Sentinels and certificates on real servers."""
+"""The labs do what they say: clusters, Sentinels, certificates and a broken network."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.lab.cluster import NODES, Cluster, ClusterNode, slot_of
 from tests.lab.nodes import Node, free_ports, until_true
+from tests.lab.proxy import Fault, Order, Proxy
 from tests.lab.sentinel import NAME, Watched
-from tests.lab.servers import USUAL, Kind, chosen
+from tests.lab.servers import USUAL, Kind, Server, chosen
 from tests.lab.tls import HOSTS, Authority, Tls, trust
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 ROOT = Path(__file__).parents[2]
 TOPIC = "work"
@@ -237,3 +240,75 @@ def _runs(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+# the proxy
+
+
+SET = b"*3\r\n$3\r\nSET\r\n$1\r\nx\r\n$5\r\nvalue\r\n"
+GET = b"*2\r\n$3\r\nGET\r\n$1\r\nx\r\n"
+
+
+@asynccontextmanager
+async def through(proxy: Proxy) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connect to a proxy by hand, to see every byte and how it ends."""
+    host, _, port = proxy.url.removeprefix("redis://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.close()
+
+
+async def heard(reader: asyncio.StreamReader) -> tuple[bytes, str]:
+    """Return what comes before the connection ends, and how it ends."""
+    data = b""
+    while True:
+        try:
+            async with asyncio.timeout(0.3):
+                more = await reader.read(1)
+        except TimeoutError:
+            return data, "silence"
+        except ConnectionResetError:
+            return data, "reset"
+        if not more:
+            return data, "end"
+        data += more
+
+
+@pytest.mark.parametrize(
+    ("fault", "answer", "ending", "stored"),
+    [
+        (Fault.CUT_REQUEST, b"", "reset", None),
+        (Fault.CUT_IN_REQUEST, b"", "reset", None),
+        (Fault.SWALLOW_REQUEST, b"", "silence", None),
+        (Fault.CUT_REPLY, b"", "reset", b"value"),
+        (Fault.CUT_IN_REPLY, b"+OK", "reset", b"value"),
+        (Fault.HOLD_REPLY, b"", "silence", b"value"),
+        (Fault.TRICKLE_REPLY, b"+OK\r\n$5\r\nvalue\r\n", "silence", b"value"),
+        (Fault.SLOW, b"+OK\r\n$5\r\nvalue\r\n", "silence", b"value"),
+    ],
+)
+async def test_a_proxy_breaks_what_it_is_told_to_and_what_is_sent_behind_that(
+    short_path: Path, fault: Fault, answer: bytes, ending: str, stored: bytes | None
+) -> None:
+    with Server(Kind.VALKEY_9_1, short_path) as server:
+        async with Proxy(server.socket) as proxy, Redis.from_url(server.url) as direct:
+            proxy.order(Order(fault, b"SET", part=0.6, late=(0.01, 0.01)))
+            async with through(proxy) as (reader, writer):
+                writer.write(SET + GET)
+                assert await heard(reader) == (answer, ending)
+            assert await direct.get("x") == stored
+            assert proxy.cuts[fault] == 1
+            assert proxy.passed[b"SET"] == (stored is not None)
+            assert proxy.count(b"GET") == (answer != b"" and ending == "silence")
+            async with through(proxy) as (reader, writer):
+                writer.write(GET)
+                assert (await heard(reader))[0] == (b"$5\r\nvalue\r\n" if stored else b"$-1\r\n")
+
+
+async def test_a_proxy_asks_what_shall_happen_to_each_request(short_path: Path) -> None:
+    with Server(Kind.VALKEY_9_1, short_path) as server:
+        async with Proxy(server.socket) as proxy:
+            proxy.choose = lambda request: Order(Fault.CUT_REPLY) if b"GET" in request else None
+            async with through(proxy) as (reader, writer):
+                writer.write(SET + SET + GET + SET)
+                assert await heard(reader) == (b"+OK\r\n+OK\r\n", "reset")
