@@ -67,7 +67,7 @@ def test_a_number_of_a_draft_is_whole_and_in_range(field: str, least: int) -> No
             draft(**{field: bad})
 
 
-@pytest.mark.parametrize("priority", ["urgent", "HIGH", "", None, 1])
+@pytest.mark.parametrize("priority", ["urgent", "HIGH", "", None, 1, ["high"], {}])
 def test_a_draft_of_an_unknown_priority_is_refused(priority: Any) -> None:
     with pytest.raises(InvalidInput, match=r"priority=.* is not one of high, normal, low"):
         draft(priority=priority)

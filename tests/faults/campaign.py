@@ -91,6 +91,8 @@ def main() -> int:
         path = RESULTS / f"{fault.name}.json"
         path.write_text(json.dumps(asdict(result), indent=2) + "\n")
         write(list(FAULTS.values()))
+    if result.violations:
+        say(f"{len(result.violations)} violations. Again: {result.replay}")
     return 1 if result.violations else 0
 
 

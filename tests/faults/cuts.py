@@ -79,6 +79,8 @@ WAIT: Final = 90.0
 """Seconds in which everything must have come to its end when the network is well again."""
 TOPICS: Final = ("red", "green", "blue", "grey")
 
+ANEW: Final = 80_000
+"""Numbers from here on are of cuts that were tried several times. They must not reach 100,000."""
 UNCUT: Final = "t-----"
 """The topic of calls to which nothing happens: as long as the names of the others."""
 
@@ -297,9 +299,11 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
         if isinstance(error, ProduceUnknown):
             ids = error.ids
     except ServerUnavailable as error:
-        if scene.proxy.count(match):
-            scene.trial.violated(f"{what}: it was sent, and yet: {error}")
+        if scene.proxy.count(match) or cut.number >= ANEW:
+            scene.trial.violated(f"{what}: it was sent, or tried for long, and yet: {error}")
+            return
         row.cuts -= 1  # the machine was too busy for a connection: nothing was cut
+        await _cut_for_ever(scene, cut._replace(number=cut.number + 20_000))
         return
     finally:
         scene.proxy.forget(match)

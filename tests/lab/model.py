@@ -316,7 +316,13 @@ class Model:
     def handle_timeout_message(self, call: Call) -> Any:
         now, worker = call.named["now_ms"], call.named["worker"]
         reply: list[Any] = [str(now)]
+        expected, far = call.named["expected_ms"], call.named["far_ms"]
+        if expected and abs(now - int(expected)) > call.named["jump_ms"]:
+            return reply
         late = sorted((at, id) for id, at in self.deadlines.items() if at <= now)
+        if far:
+            ahead = now + int(far)
+            late += sorted((at, id) for id, at in self.deadlines.items() if at > ahead)
         for _, id in late[: call.named["max_count"]]:
             lost_by = self.leases[id].worker
             token = self._lease(id, worker, now, call.named["recovery_ms"])

@@ -289,5 +289,23 @@ MUTANTS = [
         "redis.pcall('ZRANGE', expire_monitor, 0, 0, 'WITHSCORES')",
         "redis.pcall('ZRANGE', delay_tasks, 0, 0, 'WITHSCORES')",
     ),
+    Mutant(
+        "a time-out takes no notice of a clock that was set ahead",
+        "handle_timeout_message",
+        " or now > expected_ms + jump_ms)",
+        ")",
+    ),
+    Mutant(
+        "a time-out takes no notice of a clock that was set back",
+        "handle_timeout_message",
+        "now < expected_ms - jump_ms or ",
+        "",
+    ),
+    Mutant(
+        "a time-out passes over what lies far ahead",
+        "handle_timeout_message",
+        "for _, id in ipairs(left) do",
+        "for _, id in ipairs({}) do",
+    ),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
 ]

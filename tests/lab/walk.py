@@ -298,9 +298,23 @@ class Walk(RuleBasedStateMachine):
     # monitor and scheduler
 
     @precondition(lambda self: self.model.leases)
-    @rule(count=counts, then=st.sampled_from(["retry", "dlq", "crash"]), fault=faults)
-    def monitor(self, count: int, then: str, fault: str) -> None:
-        work = self.store.handle_timeout_message(TOPIC, "monitor", count=count, recovery=5000)
+    @rule(
+        count=counts,
+        then=st.sampled_from(["retry", "dlq", "crash"]),
+        off=st.sampled_from([None, 0, 0, -6_000, 6_000]),
+        far=st.sampled_from([None, None, 2_000]),
+        fault=faults,
+    )
+    def monitor(self, count: int, then: str, off: int | None, far: int | None, fault: str) -> None:
+        work = self.store.handle_timeout_message(
+            TOPIC,
+            "monitor",
+            count=count,
+            recovery=5000,
+            expected=None if off is None else self.clock.now + off,
+            jump=5_000,
+            far=far,
+        )
         taken = self.play(fault, work)
         if not taken or not taken.messages:
             return
@@ -452,6 +466,7 @@ _NUMBERS = {
     "max_count",
     "lease_ms",
     "recovery_ms",
+    "jump_ms",
     "keep",
     "ttl_ms",
     "hexpire_s",

@@ -180,8 +180,8 @@ async def test_it_holds_back_after_the_server_was_away(store: Store, clock: Cloc
 async def test_it_holds_back_after_a_jump_of_the_servers_clock(store: Store, clock: Clock) -> None:
     await leased(store)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now)
-    watch.clock.heard(clock.advance(LEASE))
+    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.heard(clock.advance(LEASE), time.monotonic())
     pause = await watch.step()
     assert pause == pytest.approx(1.5, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
@@ -192,7 +192,7 @@ async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_h
 ) -> None:
     (one,) = await leased(store)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now)
+    watch.clock.heard(clock.now, time.monotonic())
     watch.monitor.saw(TOPIC, 0)
     clock.advance(LEASE + 1)
     assert await watch.monitor.step() == 0
@@ -210,9 +210,9 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     (gone,) = await leased(store, lease=3000, worker="gone")
     (held,) = await leased(store, lease=3000)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now)
+    watch.clock.heard(clock.now, time.monotonic())
     await watch.step()
-    watch.clock.heard(clock.advance(-3_600_000))
+    watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
     assert await watch.step() == pytest.approx(1.5, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
     watch.clock.jumped_at -= 1.6
@@ -226,8 +226,8 @@ async def test_a_late_answer_is_not_taken_for_a_clock_that_was_set_back(
 ) -> None:
     await leased(store, lease=60_000)  # of a worker with longer leases than ours
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now)
-    watch.clock.heard(clock.now - 7000)
+    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.heard(clock.now - 7000, time.monotonic())
     await watch.step()
     watch.clock.jumped_at -= 1.6
     assert await watch.step() == 0

@@ -530,3 +530,19 @@ async def test_a_big_record_at_the_front_comes_alone_and_the_rest_together(store
     small = await pending(store, 100)
     assert ids(await take(store, 101)) == [big]
     assert ids(await take(store, 101)) == small
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("field", ["token", "turn"])
+@pytest.mark.parametrize(
+    "nonsense", ["nan", "-nan", "inf", "-inf", "1e300", "-5", "2.5", "words", ""]
+)
+async def test_counters_that_are_no_numbers_are_begun_anew(
+    store: Store, raw: Redis, field: str, nonsense: str
+) -> None:
+    (first,) = await leased(store)
+    await raw.hset(store.keys.of(TOPIC).meta, field, nonsense)
+    (second,) = await leased(store)
+    (third,) = await leased(store)
+    assert second.token > first.token - 1_000_000
+    assert third.token > second.token

@@ -350,3 +350,52 @@ async def test_a_missing_record_shifts_no_other_one_to_a_wrong_id(
     late = await take_over(store, count=100)
     assert ids(late) == due
     assert [codec.decode(one.record).id for one in late] == due
+
+
+@pytest.mark.parametrize("off", [-5_001, 5_001])
+async def test_nothing_is_taken_over_while_the_clock_is_not_what_the_monitor_expects(
+    store: Store, raw: Redis, clock: Clock, off: int
+) -> None:
+    await leased(store)
+    clock.advance(LEASE)
+    before = await snapshot(raw, TOPIC)
+    timed_out = await store.handle_timeout_message(
+        TOPIC, "m1", count=9, recovery=RECOVERY, expected=clock.now - off, jump=5_000
+    )
+    assert (timed_out.now, timed_out.messages) == (clock.now, [])
+    assert await snapshot(raw, TOPIC) == before
+
+
+@pytest.mark.parametrize("off", [-5_000, 0, 5_000])
+async def test_a_clock_that_is_about_what_the_monitor_expects_is_believed(
+    store: Store, clock: Clock, off: int
+) -> None:
+    (stuck,) = await leased(store)
+    clock.advance(LEASE)
+    timed_out = await store.handle_timeout_message(
+        TOPIC, "m1", count=9, recovery=RECOVERY, expected=clock.now - off, jump=5_000
+    )
+    assert ids(timed_out.messages) == [stuck.id]
+
+
+async def test_a_deadline_further_ahead_than_any_can_be_is_of_before_the_clock_was_set_back(
+    store: Store, clock: Clock
+) -> None:
+    (gone,) = await leased(store, lease=LEASE + 2)
+    await leased(store, lease=LEASE + 1)
+    timed_out = await store.handle_timeout_message(
+        TOPIC, "m1", count=9, recovery=RECOVERY, far=LEASE + 1
+    )
+    assert ids(timed_out.messages) == [gone.id]
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("token", ["nan", "inf", "1e300", "-5", "words", ""])
+async def test_a_token_counter_that_is_no_number_is_begun_anew(
+    store: Store, raw: Redis, clock: Clock, token: str
+) -> None:
+    (stuck,) = await leased(store)
+    clock.advance(LEASE)
+    await raw.hset(store.keys.of(TOPIC).meta, "token", token)
+    (taken,) = await take_over(store)
+    assert taken.token > stuck.token

@@ -14,17 +14,18 @@ class ServerClock:
 
     def __init__(self) -> None:
         self._told = 0
-        self._told_at = 0.0
+        self._asked_at = 0.0
+        self._heard_at = 0.0
         self.jumped_at = float("-inf")
         """When a jump of the server's clock was last noticed, on the monotonic clock."""
         self.set_back_at = float("-inf")
         """The same, if the clock is still behind what it has been."""
         self._behind = 0
 
-    def heard(self, now: int) -> None:
-        """The server said that it is `now` (ms)."""
+    def heard(self, now: int, asked_at: float) -> None:
+        """The server said that it is `now` (ms), at some moment since it was asked."""
         heard_at = time.monotonic()
-        jump = now - self.now() if self._told else 0
+        jump = self._jump(now, asked_at, heard_at) if self._told else 0
         if abs(jump) > JUMP * 1000:
             self.jumped_at = heard_at
             self._behind = max(0, self._behind - jump)
@@ -32,7 +33,16 @@ class ServerClock:
                 self.set_back_at = heard_at
             elif self._behind <= JUMP * 1000:
                 self.set_back_at = float("-inf")
-        self._told, self._told_at = now, heard_at
+        self._told, self._asked_at, self._heard_at = now, asked_at, heard_at
+
+    def _jump(self, now: int, asked_at: float, heard_at: float) -> int:
+        """Return how far the clock is (ms) from anything that this and the last answer allow.
+
+        An answer that was read late, because this process stood still, allows much.
+        """
+        least = self._told + round((asked_at - self._heard_at) * 1000)
+        most = self._told + round((heard_at - self._asked_at) * 1000)
+        return now - min(max(now, least), most)
 
     @property
     def knows(self) -> bool:
@@ -41,4 +51,4 @@ class ServerClock:
 
     def now(self) -> int:
         """Return the server's time, ms."""
-        return self._told + round((time.monotonic() - self._told_at) * 1000)
+        return self._told + round((time.monotonic() - self._heard_at) * 1000)

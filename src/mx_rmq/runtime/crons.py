@@ -6,6 +6,7 @@ ticks are those of the server's clock.
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -61,8 +62,9 @@ class Crons:
         last = self._last.get(cron.topic)
         now = self._clock.now()
         if last is None or last > now + SET_BACK or cron.latest(now, last) is not None:
+            asked_at = time.monotonic()
             looked = await self._store.produce_cron_message(cron.topic, 0)
-            self._clock.heard(looked.now)
+            self._clock.heard(looked.now, asked_at)
             last = looked.last if looked.last is not None else looked.now
         now = self._clock.now()
         tick = cron.due(now, last)

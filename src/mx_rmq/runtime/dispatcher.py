@@ -154,7 +154,7 @@ class Dispatcher:
             self._calls[topic] -= 1
             self._slots.answered(topic, count, messages, began)
         self._backoffs[topic].reset()
-        topic.clock.heard(taken.now)
+        topic.clock.heard(taken.now, began)
         if messages:
             self._on_taken()
         if len(messages) == count:  # so there is more

@@ -8,6 +8,7 @@ nothing, however many topics it serves.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Loop
@@ -85,8 +86,9 @@ class Lookout:
 
     async def look_around(self) -> float:
         """See what is pending, due or overdue in every topic."""
+        asked_at = time.monotonic()
         seen = await self._store.survey_topics(list(self._topics))
-        self._clock.heard(seen.now)
+        self._clock.heard(seen.now, asked_at)
         for topic, survey in seen.topics.items():
             if survey.pending:
                 self._dispatcher.ready(topic)

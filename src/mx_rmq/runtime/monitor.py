@@ -104,22 +104,27 @@ class Monitor:
     async def _take_over(self, topic: str) -> None:
         began = time.monotonic()
         far = round((self._lease + JUMP) * 1000) if topic in self._set_back else None
+        slow = False
         while True:
+            asked_at = time.monotonic()
+            expected = self._clock.now() if self._clock.knows and not slow else None
             taken = await self._store.handle_timeout_message(
                 topic,
                 self._worker,
                 count=BATCH,
                 recovery=round(self._lease * 1000),
-                expected=self._clock.now() if self._clock.knows else None,
+                expected=expected,
                 jump=round(JUMP * 1000),
                 far=far,
             )
-            self._clock.heard(taken.now)
+            self._clock.heard(taken.now, asked_at)
             await each(taken.messages, partial(self._decide, topic), self._complaints)
             if self._clock.jumped_at >= began:  # it may have been refused: hold back, then again
                 self._deadlines[topic] = began
                 return
-            if len(taken.messages) < BATCH:
+            # Refused, but no jump: the call was under way for so long. The next one is believed.
+            slow = expected is not None and abs(taken.now - expected) > JUMP * 1000
+            if len(taken.messages) < BATCH and not slow:
                 break
         self._set_back.discard(topic)
         if self._handlers[topic].ordered:  # who asked meanwhile was refused

@@ -98,9 +98,7 @@ class Store(Transitions):
         Close it before this one: if the server is embedded, it stops with this one.
         """
         caller = Caller(self._servers.another(), patience=patience)
-        return type(self)(
-            caller, self.keys, self._found, limits=self.limits, clock=self._clock
-        )
+        return type(self)(caller, self.keys, self._found, limits=self.limits, clock=self._clock)
 
     async def close(self) -> None:
         """Close what was opened. No call gets through any more."""
