@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import json
 import os
 import subprocess
@@ -20,36 +19,42 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from tests.faults import (
+    cancels,
+    clocks,
+    crash_points,
+    cuts,
+    failovers,
+    fuzz,
+    kills,
+    memory,
+    power,
+    server_kills,
+    soak,
+    zombies,
+)
 from tests.faults.report import write
 from tests.faults.result import RESULTS, Result, commit
 from tests.faults.trial import Fault, Trial, say
 from tests.lab.servers import ROOT
 
-NAMES: Final = (
-    "crash_points",
-    "kills",
-    "zombies",
-    "server_kills",
-    "power",
-    "memory",
-    "failovers",
-    "cuts",
-    "cancels",
-    "fuzz",
-    "clocks",
-    "soak",
-)
-
-
-def _found() -> dict[str, Fault]:
-    faults = {}
-    for name in NAMES:
-        if (Path(__file__).parent / f"{name}.py").exists():
-            faults[name] = importlib.import_module(f"tests.faults.{name}").FAULT
-    return faults
-
-
-FAULTS: Final[dict[str, Fault]] = _found()
+FAULTS: Final[dict[str, Fault]] = {
+    fault.name: fault
+    for fault in (
+        crash_points.FAULT,
+        kills.FAULT,
+        zombies.FAULT,
+        server_kills.FAULT,
+        power.FAULT,
+        memory.FAULT,
+        failovers.FAULT,
+        cuts.FAULT,
+        cancels.FAULT,
+        fuzz.FAULT,
+        clocks.FAULT,
+        soak.FAULT,
+    )
+}
 """All kinds, in the order of the report."""
 
 SEED: Final = 1
@@ -62,6 +67,7 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
     directory = Path(tempfile.mkdtemp(prefix="mxf-"))
     trial = Trial(fault.name, size, seed, directory)
     began = time.monotonic()
+    say(trial.replay)
     await fault.run(trial)
     if not trial.violations:
         subprocess.run(["rm", "-rf", directory], check=True)
@@ -92,7 +98,7 @@ def main() -> int:
         path.write_text(json.dumps(asdict(result), indent=2) + "\n")
         write(list(FAULTS.values()))
     if result.violations:
-        say(f"{len(result.violations)} violations. Again: {result.replay}")
+        say(f"{len(result.violations)} violations; again: {result.replay}")
     return 1 if result.violations else 0
 
 

@@ -488,7 +488,7 @@ def _wanted(trial: Trial, kinds: tuple[str, ...]) -> Wanted:
 
 FAULT: Final = Fault(
     name="cancels",
-    title="Tasks of a worker, produces and operators are cancelled in any await",
+    title="tasks of a worker, produces and operators are cancelled in any await",
     run=run,
     short=100,
     full=2000,

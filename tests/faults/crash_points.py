@@ -694,7 +694,7 @@ def _row(point: Point, outcomes: Counter[str]) -> list[str]:
 
 FAULT: Final = Fault(
     name="crash_points",
-    title="A process dies in every call of every part, at three points; then others take over",
+    title="a process dies in every call of every part, at three points; then others take over",
     run=run,
     short=1,
     full=3,

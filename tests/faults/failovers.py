@@ -319,7 +319,7 @@ def _tell(trial: Trial, rows: dict[Way, Row]) -> None:
 
 FAULT: Final = Fault(
     name="failovers",
-    title="The primary is killed or frozen under load, behind Sentinel and in a cluster",
+    title="the primary is killed or frozen under load, behind Sentinel and in a cluster",
     run=run,
     short=0,
     full=20,

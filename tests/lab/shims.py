@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-_SOURCES: Final = Path(__file__).parent / "shims"
+_SOURCES: Final = Path(__file__).parent / "preload"
 
 
 def compiled(name: str, directory: Path) -> Path:
