@@ -1,5 +1,5 @@
 """What is slipped between a program and the system: a clock that can be set, a log of what was
-fsynced. Written in C (shims/*.c), compiled when they are needed, and preloaded.
+fsynced. Written in C (preload/*.c), compiled when they are needed, and preloaded.
 """
 
 from __future__ import annotations
