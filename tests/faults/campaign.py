@@ -66,7 +66,7 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
     """Hold a trial in a directory of its own, which is kept if something is violated."""
     directory = Path(tempfile.mkdtemp(prefix="mxf-"))
     trial = Trial(fault.name, size, seed, directory)
-    began = time.monotonic()
+    began, code = time.monotonic(), commit()
     say(trial.replay)
     await fault.run(trial)
     if not trial.violations:
@@ -75,7 +75,7 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
         fault=fault.name,
         size=size,
         seed=seed,
-        commit=commit(),
+        commit=code,
         day=f"{datetime.now(UTC):%Y-%m-%d}",
         seconds=round(time.monotonic() - began, 1),
         figures=trial.figures,
@@ -90,11 +90,14 @@ def main() -> int:
     if options.fault is None:
         return _all(options.seed)
     fault = FAULTS[options.fault]
-    result = asyncio.run(hold(fault, size=options.size or fault.full, seed=options.seed))
+    size = options.size or fault.full
+    path = RESULTS / f"{fault.name}.json"
+    if size >= fault.full:
+        path.unlink(missing_ok=True)  # should this one not come to its end
+    result = asyncio.run(hold(fault, size=size, seed=options.seed))
     say(json.dumps(asdict(result), indent=2))
     if result.size >= fault.full:
         RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{fault.name}.json"
         path.write_text(json.dumps(asdict(result), indent=2) + "\n")
         write(list(FAULTS.values()))
     if result.violations:

@@ -5,9 +5,9 @@ processes say, the delivery with the higher token came later. A call without an 
 not have been carried out; a call with one has been, or was refused.
 
     ledger    produced = completed + dead + quarantined, each message as it was planned
-    fencing   one token is settled once, never after somebody else had the message
-    causes    a second run has a reason: told to fail, killed, frozen, handed back, trouble
-    order     first in first out within a priority; nothing before its due time
+    fencing   one token is run and settled once, never after somebody else had the message
+    causes    a lost lease and a second run have one: told to fail, killed, frozen, trouble
+    order     first in first out within a priority; nothing before its due time; attempts by one
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Checked:
     """Ids of acknowledged messages that are nowhere."""
     take_overs: list[float] = field(default_factory=list)
     """Seconds from a kill until the message was taken over."""
-    recoveries: list[float] = field(default_factory=list)
-    """Seconds from a kill until the message ran again. Only first crashes: after a second one a
-    message waits longer on purpose. And only where nobody else died on the way."""
+    recoveries: list[tuple[float, float]] = field(default_factory=list)
+    """When a worker was killed, and the seconds until a message of his ran again. Only first
+    crashes: after a second one a message waits longer on purpose."""
 
     def violated(self, kind: str, details: str) -> None:
         self.found[kind] += 1
@@ -102,7 +102,7 @@ class Delivery:
     started: float | None = None
     attempt: int = 0
     failed: bool = False
-    ended: bool = False
+    ended: float | None = None
     settles: list[Settle] = field(default_factory=list)
 
 
@@ -130,6 +130,12 @@ class Spells:
     def close(self) -> None:
         for who in list(self._begun):
             self.end(who, float("inf"))
+
+    def begun(self) -> Iterator[tuple[str, float]]:
+        """Return who came into the state, and when."""
+        for who, spells in self._spells.items():
+            for begin, _ in spells:
+                yield who, begin
 
     def touch(self, who: str, since: float, until: float) -> bool:
         """Say whether one overlaps with a span of time."""
@@ -192,6 +198,20 @@ class Reading:
             case What.HIRED:
                 pass
 
+    def was_killed(self, one: Delivery, later: Delivery) -> bool:
+        """Say whether a holder was dead when somebody else got the message."""
+        return self.killed.get(one.who, float("inf")) <= later.at
+
+    def why_lost(self, one: Delivery, later: Delivery) -> str:
+        """Return why a holder could lose its lease to the next one; '': for no reason."""
+        if self.was_killed(one, later):
+            return "its worker was killed"
+        if self.frozen.touch(one.who, one.at, later.at):
+            return "its worker was frozen"
+        if self.trouble.touch("", one.at, later.at):
+            return "the server or the network failed"
+        return ""
+
     def _produced(self, note: Note) -> None:
         for id, label in zip(note.ids, note.words, strict=True):
             if self.ids.setdefault(label, id) != id:
@@ -230,29 +250,30 @@ class Reading:
             case What.SPOILT:
                 self.checked.violated("spoilt payload", f"{id} of {label}")
             case What.START:
+                if delivery.started is not None:
+                    self.checked.violated("run twice by one token", f"{id}, token {token}")
                 delivery.started, delivery.attempt = note.at, int(note.words[1])
                 self.ran[label].add(id)
             case What.FAIL:
                 delivery.failed = True
             case _:
-                delivery.ended = True
+                delivery.ended = note.at
 
 
-def check(notes: Iterable[Note], ends: Ends, *, forgets: bool = False) -> Checked:
-    """Check a history. `forgets`: the server may have lost its last writes."""
+def check(notes: Iterable[Note], ends: Ends) -> Checked:
+    """Check a history."""
     checked = Checked()
     reading = Reading(notes, checked)
     for id, life in reading.lives.items():
         tokens = sorted(life.deliveries)
         deliveries = [life.deliveries[token] for token in tokens]
-        if not forgets:
-            _check_fencing(id, deliveries, reading)
+        _check_fencing(id, deliveries, reading)
         _check_runs(id, deliveries, reading)
         _count(deliveries, checked)
-    _check_ledger(reading, ends, forgets=forgets)
+    _check_ledger(reading, ends)
     _check_due(reading)
-    if not forgets:
-        _check_order(reading)
+    _check_order(reading)
+    _count_hits(reading)
     _measure(reading)
     return checked
 
@@ -264,7 +285,13 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
         if len(done) > 1:
             scripts = ", ".join(settle.script for settle in done)
             checked.violated("settled twice", f"{id} by {one.who}: {scripts}")
+        for settle in done:
+            if settle.script == FINAL[0] and (one.ended is None or one.ended > settle.at):
+                checked.violated("completed before its end", f"{id} by {one.who}")
         if later is None:
+            refused = any(settle.answer == LOST for settle in one.settles)
+            if refused and not any(settle.may_be_done for settle in one.settles):
+                checked.violated("refused, though nobody else had it", f"{id} of {one.who}")
             continue
         for settle in done:
             if settle.at > later.at:
@@ -276,7 +303,7 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
                 checked.violated(
                     "delivered after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
                 )
-            elif later.lost_by == one.who and one.who not in reading.killed:
+            elif later.lost_by == one.who and not reading.was_killed(one, later):
                 checked.violated(
                     "taken over after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
                 )
@@ -285,10 +312,14 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
             checked.violated(
                 "leased by two", f"{id}: {one.who} had not given it back when {later.who} got it"
             )
+        if later.lost_by == one.who and not (done or reading.why_lost(one, later)):
+            checked.violated(
+                "a lease lost without a cause", f"{id}: {one.who} lost it to {later.who}"
+            )
 
 
 def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
-    """Every run beside the first has a cause on record."""
+    """Every run beside the first has a cause on record, and every attempt was a delivery."""
     checked = reading.checked
     runs = [one for one in deliveries if one.started is not None]
     for one, later in _with_next(runs):
@@ -301,37 +332,35 @@ def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
             checked.causes[cause] += 1
         else:
             checked.violated("a run without a cause", f"{id} by {one.who}, again by {later.who}")
+    # A delivery of which its worker died before it could note it, is seen by who took it over.
+    taken = sum(not one.lost_by for one in deliveries)
+    taken += sum(bool(two.lost_by) and two.lost_by != one.who for one, two in pairwise(deliveries))
+    taken += bool(deliveries and deliveries[0].lost_by)
+    if runs and runs[-1].attempt > taken:
+        checked.violated(
+            "attempts burnt", f"{id}: attempt {runs[-1].attempt} of {taken} deliveries"
+        )
 
 
 def _cause(one: Delivery, later: Delivery, reading: Reading) -> str:
-    assert one.started is not None
     if one.failed:
         return "its handler failed, as told"
-    if one.who in reading.killed:
-        return "its worker was killed"
-    if reading.frozen.touch(one.who, one.at, later.at):
-        return "its worker was frozen"
     if any(settle.script == "release_message" for settle in one.settles):
         return "handed back at a stop"
-    if reading.trouble.touch("", one.at, later.at):
-        return "the server or the network failed"
-    return ""
+    return reading.why_lost(one, later)
 
 
 def _count(deliveries: list[Delivery], checked: Checked) -> None:
     counts = checked.counts
-    for one, later in _with_next(deliveries):
+    for one in deliveries:
         counts["runs"] += one.started is not None
         counts["taken over"] += bool(one.lost_by)
         for settle in one.settles:
-            stale = settle.answer == LOST
-            counts["stale settles refused"] += stale
+            counts["stale settles refused"] += settle.answer == LOST
             counts["settles without an answer"] += settle.answer is None
-            if stale and later is None and not any(other.may_be_done for other in one.settles):
-                counts["refused without a successor on record"] += 1
 
 
-def _check_ledger(reading: Reading, ends: Ends, *, forgets: bool) -> None:
+def _check_ledger(reading: Reading, ends: Ends) -> None:
     checked, counts = reading.checked, reading.checked.counts
     for label, asked in reading.asked.items():
         id = reading.ids.get(label)
@@ -348,8 +377,7 @@ def _check_ledger(reading: Reading, ends: Ends, *, forgets: bool) -> None:
         planned = Errand.of(label).end
         if end is None:
             checked.lost.add(id)
-            if not forgets:
-                checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
+            checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
         elif end not in tuple(End):
             checked.violated("not ended", f"{id} is {end}")
         elif end != planned:
@@ -370,11 +398,13 @@ def _end(id: str, reading: Reading, ends: Ends) -> str | None:
     if len(places) > 1 or (places and done):
         where = ", ".join([*places, "completed"] if done else places)
         reading.checked.violated("in two states", f"{id}: {where}")
-    if done and not any(one.ended for one in deliveries):
-        reading.checked.violated("completed without a run", id)
     if places:
         return places[0]
-    return End.COMPLETED if any(settle.may_be_done for settle in completes) else None
+    # Nobody else got it after a complete that was carried out: so only the last one may have been.
+    last = reading.lives[id].deliveries[max(reading.lives[id].deliveries)] if completes else None
+    open_ones = last.settles if last is not None else ()
+    may_be_done = any(one.script == FINAL[0] and one.answer is None for one in open_ones)
+    return End.COMPLETED if done or may_be_done else None
 
 
 def _check_due(reading: Reading) -> None:
@@ -409,6 +439,29 @@ def _check_order(reading: Reading) -> None:
                 )
 
 
+def _count_hits(reading: Reading) -> None:
+    """Count the workers that were killed or frozen with something in their hands."""
+    spans: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    for life in reading.lives.values():
+        for one in life.deliveries.values():
+            done = min((settle.at for settle in one.settles), default=float("inf"))
+            begun = float("inf") if one.started is None else one.started
+            spans[one.who].append((one.at, begun, done))
+
+    def had(who: str, at: float, *, running: bool) -> bool:
+        return any((begun if running else taken) <= at <= done for taken, begun, done in spans[who])
+
+    counts = reading.checked.counts
+    frozen = list(reading.frozen.begun())
+    for what, moments in (("killed", list(reading.killed.items())), ("frozen", frozen)):
+        if moments:
+            held = sum(had(who, at, running=False) for who, at in moments)
+            counts[f"{what} with messages in hand"] = held
+            counts[f"{what} with a handler running"] = sum(
+                had(who, at, running=True) for who, at in moments
+            )
+
+
 def _measure(reading: Reading) -> None:
     """Measure how long the messages of killed workers waited for somebody else."""
     checked = reading.checked
@@ -428,7 +481,7 @@ def _measure(reading: Reading) -> None:
             checked.take_overs.append(later.at - killed)
             after = life.deliveries[tokens[place + 2]] if place + 2 < len(tokens) else None
             if crashes == 1 and after and after.started and not after.lost_by:
-                checked.recoveries.append(after.started - killed)
+                checked.recoveries.append((killed, after.started - killed))
 
 
 def percentile(values: list[float], share: float) -> float:

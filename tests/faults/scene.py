@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LEASE: Final = 2.0
 PAGE: Final = 1_000
+MORE: Final = 100
+"""Messages that are produced when nobody has anything to do."""
 
 
 class Hand:
@@ -172,7 +174,7 @@ class Scene:
 
     def allow(self, share: float) -> None:
         """Let the producers go on until each has made this share of its messages."""
-        self._allowed.value = share * self._messages
+        self._allowed.value = max(self._allowed.value, share * self._messages)
 
     @property
     def is_producing(self) -> bool:
@@ -186,13 +188,30 @@ class Scene:
             left += stats.pending + stats.processing + stats.delayed
         return left
 
-    async def until_busy(self) -> None:
-        """Wait until workers hold messages."""
-        await until(self._is_busy)
+    async def busy(self) -> list[Hand]:
+        """Wait until workers hold messages, and return them. If there are no more: all workers.
 
-    async def _is_busy(self) -> bool:
-        topics = await self.mq.admin.topics()
-        return any([(await self.mq.admin.stats(topic)).processing for topic in topics])
+        Where nobody has anything to do, more is produced.
+        """
+        found: list[Hand] = []
+
+        async def look() -> bool:
+            holders = await self._holders()
+            found[:] = [hand for hand in self.hands if hand.name in holders]
+            idle = not found and not await self.left()
+            if idle:
+                self._allowed.value += MORE
+            return bool(found) or (idle and not self.is_producing)
+
+        await until(look, 60)
+        return found or self.hands
+
+    async def _holders(self) -> set[str]:
+        leases: list[Any] = []
+        async with Redis.from_url(self.server.url) as raw:
+            for topic in TOPICS:
+                leases += await raw.hvals(f"mx-rmq:{{{topic}}}:processing")
+        return {lease.partition(b":")[2].decode() for lease in leases}
 
     async def settle(self, within: float = 120) -> None:
         """Wait until all is produced and nothing is left to do; longer is a violation."""
@@ -220,13 +239,11 @@ class Scene:
             for violation in await self.mq.admin.audit(topic):
                 self.trial.violated(f"audit: {violation}")
 
-    async def check(self, *, forgets: bool = False) -> Checked:
-        """Check the history against what the server has. `forgets`: it may have lost writes."""
+    async def check(self) -> Checked:
+        """Check the history against what the server has."""
         await self.audit()
         ends = {state: await self._ids(state) for state in State}
-        checked = await asyncio.to_thread(
-            check, read(self.place.history), Ends(**ends), forgets=forgets
-        )
+        checked = await asyncio.to_thread(check, read(self.place.history), Ends(**ends))
         for violation in checked.violations:
             self.trial.violated(violation)
         await self._check_keys()

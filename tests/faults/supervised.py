@@ -29,7 +29,7 @@ class Supervisor:
 
     def __init__(self, place: Place) -> None:
         program = [sys.executable, "-m", "mx_rmq.cli", "worker", f"{__name__}:mq"]
-        program += ["--processes", str(PROCESSES), "--concurrency", "10", "--grace", "5"]
+        program += ["--processes", str(PROCESSES), "--concurrency", "2", "--grace", "5"]
         environment = {**os.environ, VARIABLE: json.dumps(place, default=str)}
         with place.log.open("ab") as log:
             self._process = subprocess.Popen(

@@ -40,10 +40,9 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
             for number in range(trial.size):
                 scene.allow((number + 1) / trial.size)
                 if number % 2:
-                    await make_zombie(scene, scene.hands[0])
+                    await make_zombie(scene, (await scene.busy())[0])
                 else:
-                    await scene.until_busy()
-                    scene.kill(scene.hands[-1])
+                    scene.kill((await scene.busy())[-1])
                     scene.hire()
             await scene.settle(within=60 if not bug else 5)
             await scene.check()
@@ -105,6 +104,9 @@ class Story:
     def killed(self, who: str) -> Story:
         return self._add(What.KILLED, who)
 
+    def frozen(self, who: str) -> Story:
+        return self._add(What.FROZEN, who)
+
     def verdict(self, **ends: set[str]) -> list[str]:
         return sorted(check(self.notes, Ends(**ends)).found)
 
@@ -155,7 +157,7 @@ def test_a_stale_complete_that_is_accepted_is_found() -> None:
 
 
 def test_a_stale_complete_that_is_refused_is_innocent() -> None:
-    story = Story().produced().leased("w1", 1).leased("w2", 2, lost_by="w1")
+    story = Story().produced().leased("w1", 1).frozen("w1").leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3).settled("w2", 3)
     assert story.settled("w1", 1, answer="0").verdict() == []
 
@@ -218,9 +220,44 @@ def test_messages_out_of_order_are_found() -> None:
 
 
 def test_a_complete_without_a_run_is_found() -> None:
-    assert Story().produced().leased("w1", 1).settled("w1", 1).verdict() == [
-        "completed without a run"
-    ]
+    story = Story().produced().leased("w1", 1).settled("w1", 1)
+    assert story.verdict() == ["completed before its end"]
+
+
+def test_a_complete_before_the_end_of_the_run_is_found() -> None:
+    story = Story().produced().leased("w1", 1).settled("w1", 1).ran("w1", 1)
+    assert story.verdict() == ["completed before its end"]
+
+
+def test_a_second_run_by_the_same_token_is_found() -> None:
+    assert handled().ran("w1", 1).settled("w1", 1).verdict() == ["run twice by one token"]
+
+
+def test_a_loss_is_not_excused_by_the_unanswered_complete_of_an_older_holder() -> None:
+    story = handled().settled("w1", 1, answer="").killed("w1").leased("w2", 2, lost_by="w1")
+    assert story.verdict() == ["lost"]
+
+
+def test_a_lease_that_the_living_lose_is_found() -> None:
+    story = Story().produced().leased("w1", 1).leased("w2", 2, lost_by="w1")
+    story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
+    assert story.settled("w2", 3).killed("w1").verdict() == ["a lease lost without a cause"]
+
+
+def test_a_complete_that_is_refused_although_nobody_else_had_it_is_found() -> None:
+    verdict = handled().settled("w1", 1, answer="0").verdict()
+    assert verdict == ["lost", "refused, though nobody else had it"]
+
+
+def test_an_attempt_that_nobody_made_is_found() -> None:
+    story = Story().produced().leased("w1", 1).ran("w1", 1, attempt=2).settled("w1", 1)
+    assert story.verdict() == ["attempts burnt"]
+
+
+def test_an_attempt_of_a_worker_that_died_before_its_note_is_no_burnt_one() -> None:
+    story = Story().produced().killed("w0").leased("w1", 2, lost_by="w0")
+    story.settled("w1", 2, script="retry_message").leased("w1", 3).ran("w1", 3, attempt=2)
+    assert story.settled("w1", 3).verdict() == []
 
 
 def test_a_settle_by_somebody_else_is_found() -> None:

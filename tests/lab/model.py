@@ -315,12 +315,14 @@ class Model:
 
     def handle_timeout_message(self, call: Call) -> Any:
         now, worker = call.named["now_ms"], call.named["worker"]
-        reply: list[Any] = [str(now)]
         expected, far = call.named["expected_ms"], call.named["far_ms"]
-        if expected and abs(now - int(expected)) > call.named["jump_ms"]:
+        surprised = expected and abs(now - int(expected)) > call.named["jump_ms"]
+        behind = max(0, self.token // 1000 - now)
+        reply: list[Any] = [str(now), str(int(bool(surprised))), str(behind)]
+        if surprised:
             return reply
         late = sorted((at, id) for id, at in self.deadlines.items() if at <= now)
-        if far:
+        if far and behind > call.named["jump_ms"]:
             ahead = now + int(far)
             late += sorted((at, id) for id, at in self.deadlines.items() if at > ahead)
         for _, id in late[: call.named["max_count"]]:

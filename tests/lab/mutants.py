@@ -307,5 +307,11 @@ MUTANTS = [
         "for _, id in ipairs(left) do",
         "for _, id in ipairs({}) do",
     ),
+    Mutant(
+        "a time-out takes what lies far ahead, whatever the clock",
+        "handle_timeout_message",
+        "if far_ms and behind > jump_ms then",
+        "if far_ms then",
+    ),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
 ]

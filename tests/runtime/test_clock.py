@@ -40,19 +40,6 @@ def test_a_jump_is_noticed_in_either_direction(now: list[float], sign: int) -> N
     assert clock.jumped_at == now[0]
 
 
-def test_a_clock_is_set_back_until_it_is_put_right(now: list[float]) -> None:
-    clock = ServerClock()
-    clock.heard(10_000_000, now[0])
-    clock.heard(13_600_000, now[0])
-    assert clock.set_back_at == float("-inf")
-    clock.heard(10_000_000, now[0])
-    assert clock.set_back_at == now[0]
-    clock.heard(10_300_000, now[0])
-    assert clock.set_back_at == now[0]
-    clock.heard(13_600_000, now[0])
-    assert clock.set_back_at == float("-inf")
-
-
 def test_a_long_silence_is_no_jump(now: list[float]) -> None:
     clock = ServerClock()
     clock.heard(1_000_000, now[0])
@@ -68,5 +55,5 @@ def test_an_answer_that_was_read_late_is_no_jump(now: list[float]) -> None:
     now[0] += 60  # the process stood still between the question and the reading of the answer
     clock.heard(1_000_010, asked_at)
     clock.heard(1_060_000, now[0])
-    assert (clock.jumped_at, clock.set_back_at) == (float("-inf"), float("-inf"))
+    assert clock.jumped_at == float("-inf")
     assert clock.now() == 1_060_000

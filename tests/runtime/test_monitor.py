@@ -14,7 +14,7 @@ from mx_rmq.core.message import State
 from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
-from mx_rmq.runtime.monitor import STOOD_STILL, Monitor
+from mx_rmq.runtime.monitor import LOOK, STOOD_STILL, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, take
 from tests.runtime.stage import Seen, handler, on_a_server
 
@@ -52,6 +52,13 @@ class Watch:
         for topic, survey in surveyed.topics.items():
             self.monitor.saw(topic, survey.deadline)
         return await self.monitor.step()
+
+    def passed(self, seconds: float) -> None:
+        """Let it be so much later, by our clock alone."""
+        self.clock.jumped_at -= seconds
+        for times in (self.monitor._looked_at, self.monitor._behind_since):
+            for topic in times:
+                times[topic] -= seconds
 
 
 async def test_with_nothing_in_processing_it_sleeps_until_it_is_woken(store: Store) -> None:
@@ -199,7 +206,7 @@ async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_h
     assert await watch.monitor.step() == pytest.approx(1.5, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
     assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == []
-    watch.clock.jumped_at -= 1.6
+    watch.passed(1.6)
     await watch.monitor.step()
     assert watch.seen.of(events.TakenOver) == []
 
@@ -215,25 +222,71 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
     assert await watch.step() == pytest.approx(1.5, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
-    watch.clock.jumped_at -= 1.6
+    watch.passed(1.6)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
     assert await watch.step() == pytest.approx(3, abs=0.1)
 
 
-async def test_a_late_answer_is_not_taken_for_a_clock_that_was_set_back(
+async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_dead(
     store: Store, clock: Clock
 ) -> None:
-    await leased(store, lease=60_000)  # of a worker with longer leases than ours
+    large = [draft("x" * 1_000_000) for _ in range(10)]  # more than one answer holds
+    await store.produce_normal_message(TOPIC, large)
+    taken = [one for _ in large for one in await take(store, worker="gone", lease=3000)]
+    (held,) = await leased(store, lease=3000)
+    clock.advance(-3_600_000)
+    watch = Watch(store, lease=3.0)
+    assert await watch.step() == pytest.approx(LOOK, abs=0.1)
+    watch.passed(LOOK)
+    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    watch.passed(1.6)
+    await watch.step()
+    lost = [event.id for event in watch.seen.of(events.TakenOver)]
+    assert sorted(lost) == sorted(one.id for one in taken)
+
+
+async def test_longer_leases_than_ours_are_left_alone_while_the_clock_is_right(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=3_600_000)
+    watch = Watch(store, lease=3.0)
+    for _ in range(3):
+        assert await watch.step() == pytest.approx(LOOK, abs=0.1)
+        watch.passed(LOOK)
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_a_call_that_was_under_way_for_long_is_made_once_more_and_believed(
+    store: Store, clock: Clock
+) -> None:
+    (stuck,) = await leased(store)
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now, time.monotonic() - LEASE / 1000 - 1)
+    clock.advance(LEASE)
+    assert await watch.step() == 0
+    assert watch.seen.of(events.TakenOver) == []
+    await watch.step()
+    assert [event.id for event in watch.seen.of(events.TakenOver)] == [stuck.id]
+
+
+async def test_a_call_that_was_under_way_through_an_outage_takes_nothing_over(
+    store: Store, clock: Clock
+) -> None:
+    (held,) = await leased(store, lease=3000)
     watch = Watch(store, lease=3.0)
     watch.clock.heard(clock.now, time.monotonic())
-    watch.clock.heard(clock.now - 7000, time.monotonic())
     await watch.step()
-    watch.clock.jumped_at -= 1.6
-    assert await watch.step() == 0
+    clock.advance(3600)
+    watch.clock._asked_at -= 3.6  # it was away while the call was tried, so this is no jump
+    watch.monitor.saw(TOPIC, 0)
+    assert await watch.monitor.step() == 0
+    store.link_of(0).back_at = time.monotonic()
     assert await watch.step() == pytest.approx(1.5, abs=0.1)
-    watch.clock.jumped_at -= 1.6
-    assert await watch.step() == pytest.approx(60, abs=0.2)
+    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    store.link_of(0).back_at -= 1.6
+    assert await watch.step() == pytest.approx(3, abs=0.2)
     assert watch.seen.of(events.TakenOver) == []
 
 

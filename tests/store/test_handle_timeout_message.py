@@ -362,7 +362,7 @@ async def test_nothing_is_taken_over_while_the_clock_is_not_what_the_monitor_exp
     timed_out = await store.handle_timeout_message(
         TOPIC, "m1", count=9, recovery=RECOVERY, expected=clock.now - off, jump=5_000
     )
-    assert (timed_out.now, timed_out.messages) == (clock.now, [])
+    assert (timed_out.now, timed_out.messages, timed_out.surprised) == (clock.now, [], True)
     assert await snapshot(raw, TOPIC) == before
 
 
@@ -376,17 +376,33 @@ async def test_a_clock_that_is_about_what_the_monitor_expects_is_believed(
         TOPIC, "m1", count=9, recovery=RECOVERY, expected=clock.now - off, jump=5_000
     )
     assert ids(timed_out.messages) == [stuck.id]
+    assert not timed_out.surprised
 
 
 async def test_a_deadline_further_ahead_than_any_can_be_is_of_before_the_clock_was_set_back(
     store: Store, clock: Clock
 ) -> None:
-    (gone,) = await leased(store, lease=LEASE + 2)
-    await leased(store, lease=LEASE + 1)
+    (gone,) = await leased(store)
+    clock.advance(-10_000)
+    (held,) = await leased(store, worker="w2")
+    call = partial(store.handle_timeout_message, TOPIC, "m1", count=9, recovery=RECOVERY)
+    assert (await call(jump=5_000)).behind == 10_000
+    assert (await call(jump=5_000)).messages == []
+    assert (await call(jump=5_000, far=LEASE + 10_000)).messages == []
+    (taken,) = (await call(jump=5_000, far=LEASE)).messages
+    assert (taken.id, taken.lost_by) == (gone.id, "w1")
+    assert taken.token > held.token > gone.token
+
+
+async def test_deadlines_far_ahead_are_left_alone_where_no_clock_was_set_back(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=LEASE + 3_600_000)
+    clock.advance(-5_000)
     timed_out = await store.handle_timeout_message(
-        TOPIC, "m1", count=9, recovery=RECOVERY, far=LEASE + 1
+        TOPIC, "m1", count=9, recovery=RECOVERY, jump=5_000, far=LEASE
     )
-    assert ids(timed_out.messages) == [gone.id]
+    assert (timed_out.behind, timed_out.messages) == (5_000, [])
 
 
 @pytest.mark.corrupts

@@ -18,9 +18,6 @@ class ServerClock:
         self._heard_at = 0.0
         self.jumped_at = float("-inf")
         """When a jump of the server's clock was last noticed, on the monotonic clock."""
-        self.set_back_at = float("-inf")
-        """The same, if the clock is still behind what it has been."""
-        self._behind = 0
 
     def heard(self, now: int, asked_at: float) -> None:
         """The server said that it is `now` (ms), at some moment since it was asked."""
@@ -28,11 +25,6 @@ class ServerClock:
         jump = self._jump(now, asked_at, heard_at) if self._told else 0
         if abs(jump) > JUMP * 1000:
             self.jumped_at = heard_at
-            self._behind = max(0, self._behind - jump)
-            if jump < 0:
-                self.set_back_at = heard_at
-            elif self._behind <= JUMP * 1000:
-                self.set_back_at = float("-inf")
         self._told, self._asked_at, self._heard_at = now, asked_at, heard_at
 
     def _jump(self, now: int, asked_at: float, heard_at: float) -> int:

@@ -4,7 +4,8 @@ It acts at the deadline of the next lease that it knows. It holds back for a whi
 server was away, after a jump of the server's clock, and after its own process stood still: then
 leases ran out that nobody could extend, and their holders get the chance to do it now. After the
 server's clock was set back, it is the other way round: the deadlines of those who are gone lie far
-ahead, and that tells them from the others, who have extended theirs.
+ahead, and that tells them from the others, who have extended theirs. No deadline says when that is
+so; so a topic in which something is in processing is looked at once a minute in any case.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from mx_rmq.store.link import Link
 
 BATCH: Final = 100
+LOOK: Final = 60.0
+"""Seconds after which a topic is looked at, whatever its next deadline is."""
 STOOD_STILL: Final = 1.0
 """Seconds by which a step may come late before the process counts as having stood still."""
 
@@ -63,9 +66,12 @@ class Monitor:
         self._circumstances = circumstances
         self._deadlines: dict[str, float | None] = {}
         """When to look, on the monotonic clock; None: nothing is in processing."""
-        self._set_back: set[str] = set()
-        """Topics in which deadlines may be of the time before the server's clock was set back."""
-        self._set_back_at = float("-inf")
+        self._looked_at: dict[str, float] = {}
+        """When a topic was last looked at."""
+        self._slow: set[str] = set()
+        """Topics whose last call ran later than it may, though the server's clock is right."""
+        self._behind_since: dict[str, float] = {}
+        """Since when we know, by topic, that the server's clock is behind what it has been."""
         self._expected_at = float("inf")
         self._stood_still_at = float("-inf")
         self._complaints = Complaints("monitor")
@@ -73,11 +79,14 @@ class Monitor:
 
     def saw(self, topic: str, wait: int | None) -> None:
         """Somebody looked around and saw the next lease run out in `wait` ms."""
+        now = time.monotonic()
         known = self._deadlines.get(topic)
-        act = None if wait is None else time.monotonic() + wait / 1000
+        act = None if wait is None else now + wait / 1000
         self._deadlines[topic] = act
-        sooner = act is not None and (known is None or act < known)
-        if sooner or self._clock.set_back_at != self._set_back_at:
+        if known is None:
+            self._looked_at[topic] = now
+        jumped = self._clock.jumped_at > self._looked_at[topic]
+        if act is not None and (known is None or act < known or jumped):
             self.loop.wake()
 
     async def step(self) -> float | None:
@@ -87,50 +96,73 @@ class Monitor:
         if late > STOOD_STILL and now - self._stood_still_at > 4 * self._hold_back:
             self._stood_still_at = now  # not again and again, or a busy loop would never recover
         troubled = max(self._link.back_at, self._clock.jumped_at, self._stood_still_at)
-        if self._clock.set_back_at != self._set_back_at:
-            self._set_back_at = self._clock.set_back_at
-            self._set_back = set(self._deadlines if self._set_back_at > 0 else ())
         pause = troubled + self._hold_back - now
         if pause <= 0:
-            topics = [one for one, at in self._deadlines.items() if at is not None and at <= now]
-            topics += self._set_back.difference(topics)
+            topics = [topic for topic in self._deadlines if self._due_at(topic) <= now]
             for failed in await each(topics, self._take_over, self._complaints):
                 self._deadlines[failed] = time.monotonic() + TRY_AGAIN
-            waits = [at - time.monotonic() for at in self._deadlines.values() if at is not None]
-            pause = max(0.0, min(waits)) if waits else float("inf")
+            due_at = min(map(self._due_at, self._deadlines), default=float("inf"))
+            pause = max(0.0, due_at - time.monotonic())
         self._expected_at = time.monotonic() + pause
         return None if pause == float("inf") else pause
 
+    def _due_at(self, topic: str) -> float:
+        """Return when a topic must be looked at."""
+        deadline, looked_at = self._deadlines[topic], self._looked_at[topic]
+        if deadline is None:
+            return float("inf")
+        due_at = min(deadline, looked_at + LOOK)
+        if self._clock.jumped_at > looked_at:
+            due_at = min(due_at, self._clock.jumped_at + self._hold_back)
+        sweep_at = self._behind_since.get(topic, float("inf")) + self._hold_back
+        return min(due_at, sweep_at) if looked_at < sweep_at else due_at
+
+    def _may_sweep(self, topic: str) -> bool:
+        """Say whether the living had time to extend their leases since the clock was set back."""
+        now = time.monotonic()
+        return now - self._behind_since.get(topic, now) >= self._hold_back
+
     async def _take_over(self, topic: str) -> None:
-        began = time.monotonic()
-        far = round((self._lease + JUMP) * 1000) if topic in self._set_back else None
-        slow = False
+        began = self._looked_at[topic] = time.monotonic()
         while True:
             asked_at = time.monotonic()
-            expected = self._clock.now() if self._clock.knows and not slow else None
+            sweeps = self._may_sweep(topic)
+            believes = topic in self._slow or not self._clock.knows
             taken = await self._store.handle_timeout_message(
                 topic,
                 self._worker,
                 count=BATCH,
                 recovery=round(self._lease * 1000),
-                expected=expected,
-                jump=round(JUMP * 1000),
-                far=far,
+                expected=None if believes else self._clock.now(),
+                jump=round(min(JUMP, self._lease / 3) * 1000),
+                far=round((self._lease + JUMP) * 1000) if sweeps else None,
             )
             self._clock.heard(taken.now, asked_at)
             await each(taken.messages, partial(self._decide, topic), self._complaints)
-            if self._clock.jumped_at >= began:  # it may have been refused: hold back, then again
+            self._slow.discard(topic)
+            if taken.surprised or self._clock.jumped_at >= began:
+                # The clock was set, or the call was under way through an outage, in which nobody
+                # could extend a lease. Either way the step holds back; then it is made again, and
+                # believed: else a server that is always late would never be.
+                self._slow.add(topic)
                 self._deadlines[topic] = began
                 return
-            # Refused, but no jump: the call was under way for so long. The next one is believed.
-            slow = expected is not None and abs(taken.now - expected) > JUMP * 1000
-            if len(taken.messages) < BATCH and not slow:
+            self._note_behind(topic, taken.behind)
+            more = taken.messages if sweeps else len(taken.messages) == BATCH
+            if not (more or sweeps < self._may_sweep(topic)):
                 break
-        self._set_back.discard(topic)
         if self._handlers[topic].ordered:  # who asked meanwhile was refused
             await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]
         self.saw(topic, survey.deadline)
+
+    def _note_behind(self, topic: str, behind: int) -> None:
+        """Keep in mind since when the holders of a topic can know that the clock was set back."""
+        if behind <= JUMP * 1000:
+            self._behind_since.pop(topic, None)
+        elif topic not in self._behind_since:
+            jumped_at = self._clock.jumped_at
+            self._behind_since[topic] = jumped_at if jumped_at > 0 else self._looked_at[topic]
 
     async def _decide(self, name: str, one: TakenOver) -> None:
         store, worker = self._store, self._worker

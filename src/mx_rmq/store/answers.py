@@ -89,6 +89,10 @@ class Dispatched(NamedTuple):
 class TimedOut(NamedTuple):
     now: int
     messages: list[TakenOver]
+    surprised: bool
+    """The time was not what the caller expected, so nothing was taken over."""
+    behind: int
+    """How far the server's clock is behind what it has been, ms."""
 
 
 class Retried(NamedTuple):

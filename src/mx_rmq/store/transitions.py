@@ -455,7 +455,8 @@ class Transitions:
         """Take over messages whose lease ran out, for `recovery` ms; what next, is the caller's.
 
         None are, if the server's time is more than `jump` ms from the `expected` one. With `far`,
-        deadlines further ahead than so many ms have passed, too.
+        and if the clock was set back by more than `jump` ms, also those whose deadlines are further
+        ahead than so many ms.
         """
         _in_range("count", count, 1, MAX_BATCH)
         reply = await self._run(
@@ -472,14 +473,12 @@ class Transitions:
             },
         )
         fields = iter(reply)
-        now = int(next(fields))
-        return TimedOut(
-            now,
-            [
-                TakenOver(_id(id), int(token), _id(lost_by), record)
-                for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
-            ],
-        )
+        now, surprised, behind = (int(next(fields)) for _ in range(3))
+        messages = [
+            TakenOver(_id(id), int(token), _id(lost_by), record)
+            for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
+        ]
+        return TimedOut(now, messages, bool(surprised), behind)
 
     async def get_next_delay_task(self, topic: str) -> int | None:
         """Return the ms until the next due time, 0 if something is due, None if nothing waits."""

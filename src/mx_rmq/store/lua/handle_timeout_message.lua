@@ -7,10 +7,12 @@
 -- reply holds 8 MiB of records, or a single message.
 --
 -- If the time is not what the caller expects, the clock was set, and nothing is taken over: first
--- the holders shall extend their leases. A deadline that is far_ms ahead even then is of the time
--- before a clock was set back, and its holder is gone.
+-- the holders shall extend their leases. Tokens are never behind the clock, so where they are ahead
+-- of it, it was set back, and leases of before may have deadlines as far ahead. With far_ms those
+-- go, too: the living have extended theirs since.
 --
--- Returns  now (ms), then for each message: id, token, the worker that lost it, record
+-- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind what
+--          it has been (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) a message, P in processing
 
 local payload        = KEYS[1]  -- HASH  id -> record
@@ -24,7 +26,7 @@ local max_count   = tonumber(ARGV[3]) -- how many at the most
 local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
 local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
 local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
-local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': anywhere
+local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -34,12 +36,18 @@ if not now then
 end
 -- end
 
-local reply = {string.format('%.0f', now)}
-if expected_ms and (now < expected_ms - jump_ms or now > expected_ms + jump_ms) then
-  return reply
-end
+local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
+last_token = math.floor(tonumber(last_token) or 0)
+if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
+local behind = math.max(0, math.floor(last_token / 1000) - now)
+local surprised = expected_ms and (now < expected_ms - jump_ms or now > expected_ms + jump_ms)
+local reply = {
+  string.format('%.0f', now), surprised and '1' or '0', string.format('%.0f', behind)
+}
+if surprised then return reply end
+
 local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0, max_count)
-if far_ms then
+if far_ms and behind > jump_ms then
   local far, room = string.format('(%.0f', now + far_ms), max_count - #ids
   local left = redis.call('ZRANGEBYSCORE', expire_monitor, far, '+inf', 'LIMIT', 0, room)
   for _, id in ipairs(left) do ids[#ids + 1] = id end
@@ -63,9 +71,6 @@ until fit < upto or fit == #ids
 -- end
 
 local held = redis.call('HMGET', processing, unpack(ids))
-local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
-last_token = math.floor(tonumber(last_token) or 0)
-if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
 local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
 local leases, deadlines, leftover, orphans = {}, {}, {}, {}
 for i = 1, fit do
