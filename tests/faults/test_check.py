@@ -264,6 +264,14 @@ def test_a_settle_by_somebody_else_is_found() -> None:
     assert "not its own" in handled().settled("w2", 1).verdict()
 
 
+def test_neither_is_one_of_the_worker_that_had_it_before() -> None:
+    story = handled().settled("w1", 1, script="retry_message").killed("w1")
+    story.notes[3].what = What.FAIL
+    story.leased("w2", 3, lost_by="w1").settled("w2", 3, script="retry_message")
+    story.leased("w2", 4).ran("w2", 4, attempt=3)
+    assert story.settled("w2", 4).verdict() == []
+
+
 def test_a_line_that_a_death_has_torn_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "history"
     Journal(path, "w1").note(What.START, ids=["a"])
