@@ -1,6 +1,6 @@
 """`make faults`: every kind of fault at length, two at a time, then the report.
 
-`python -m tests.faults NAME --size N --seed N` runs one of them, as a failure tells.
+`.venv/bin/python -m tests.faults NAME --size N --seed N` runs one of them, as a failure tells.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -69,8 +70,10 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
     began, code = time.monotonic(), commit()
     say(trial.replay)
     await fault.run(trial)
-    if not trial.violations:
-        subprocess.run(["rm", "-rf", directory], check=True)
+    if trial.violations:
+        say(f"what they left is in {directory}")
+    else:
+        shutil.rmtree(directory)
     return Result(
         fault=fault.name,
         size=size,
@@ -95,10 +98,10 @@ def main() -> int:
     if size >= fault.full:
         path.unlink(missing_ok=True)  # should this one not come to its end
     result = asyncio.run(hold(fault, size=size, seed=options.seed))
-    say(json.dumps(asdict(result), indent=2))
+    say(json.dumps(asdict(result), indent=2, ensure_ascii=False))
     if result.size >= fault.full:
         RESULTS.mkdir(exist_ok=True)
-        path.write_text(json.dumps(asdict(result), indent=2) + "\n")
+        path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
         write(list(FAULTS.values()))
     if result.violations:
         say(f"{len(result.violations)} violations; again: {result.replay}")

@@ -490,6 +490,7 @@ FAULT: Final = Fault(
     name="cancels",
     title="tasks of a worker, produces and operators are cancelled in any await",
     run=run,
+    unit="cancellations",
     short=100,
     full=2000,
 )

@@ -353,6 +353,7 @@ FAULT: Final = Fault(
     name="clocks",
     title="the server's clock set by ±300 s and ±1 h, workers' clocks off by ±5 h",
     run=run,
+    unit="jumps",
     short=2,
     full=50,
 )

@@ -698,6 +698,7 @@ FAULT: Final = Fault(
     name="crash_points",
     title="a process dies in every call of every part, at three points; then others take over",
     run=run,
+    unit="rounds of all points",
     short=1,
     full=3,
 )

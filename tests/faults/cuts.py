@@ -643,6 +643,7 @@ FAULT: Final = Fault(
     "cuts",
     "network cuts, each script × each mode",
     _run,
+    unit="cuts",
     short=100,
     full=5000,
 )

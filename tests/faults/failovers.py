@@ -321,6 +321,7 @@ FAULT: Final = Fault(
     name="failovers",
     title="the primary is killed or frozen under load, behind Sentinel and in a cluster",
     run=run,
+    unit="failovers",
     short=0,
     full=20,
 )

@@ -778,6 +778,7 @@ FAULT: Final = Fault(
     "fuzz",
     "fuzzed records, written straight into the server, and hostile input",
     _run,
+    unit="records",
     short=2000,
     full=200_000,
 )

@@ -125,4 +125,6 @@ def recovery(trial: Trial, checked: Checked, lease: float, before: float) -> Non
     )
 
 
-FAULT: Final = Fault("kills", "workers and monitors killed at random", run, short=200, full=5_000)
+FAULT: Final = Fault(
+    "kills", "workers and monitors killed at random", run, unit="kills", short=200, full=5_000
+)

@@ -272,6 +272,7 @@ FAULT: Final = Fault(
     name="memory",
     title="maxmemory below what is used, under load, while a worker is killed; then memory again",
     run=run,
+    unit="cycles",
     short=1,
     full=50,
 )

@@ -307,6 +307,7 @@ FAULT: Final = Fault(
     name="power",
     title="power loss under load: what was not fsynced is gone, and the AOF ends anywhere",
     run=run,
+    unit="power losses",
     short=2,
     full=50,
 )

@@ -48,33 +48,44 @@ def _summary(faults: Iterable[Fault], results: dict[str, Result | None]) -> str:
             [
                 f"`{fault.name}`",
                 fault.title,
-                f"{result.size:,}",
+                f"{result.size:,} {fault.unit}",
                 str(len(result.violations)),
                 f"{result.seconds:,.0f}",
                 f"{result.seed}, {result.commit}",
             ]
         )
     head = ["kind", "what is done", "size", "violations", "seconds", "seed, commit"]
-    return table([head, *rows], numbers=(2, 3, 4))
+    return table([head, *rows])
 
 
 def _details(fault: Fault, result: Result) -> str:
     parts = [f"### {fault.title[0].upper()}{fault.title[1:]}", f"`{result.replay}`"]
     figures = [[what, _number(value)] for what, value in result.figures.items()]
-    parts.append(table([["", ""], *figures], numbers=(1,)))
+    parts.append(table([["", ""], *figures]))
     for title, rows in result.tables.items():
-        parts += [f"{title}:", table(rows)]
+        parts += [
+            f"{title}:",
+            table([rows[0], *([_grouped(cell) for cell in row] for row in rows[1:])]),
+        ]
     if result.violations:
         parts.append("Violations:\n\n" + "\n".join(f"- {one}" for one in result.violations))
     return "\n\n".join(parts)
 
 
-def table(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """Return rows as a table, the first one its head."""
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a table, the first one its head; numbers stand to the right."""
     head, *rest = rows
-    line = ["--:" if place in numbers else "---" for place in range(len(head))]
+    line = ["--:" if all(map(_is_number, column)) else "---" for column in zip(*rest, strict=True)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, line, *rest])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").replace("–", "").replace("-", "").isdigit()
 
 
 def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:,}"
+
+
+def _grouped(cell: str) -> str:
+    return f"{int(cell):,}" if cell.isdigit() else cell

@@ -86,4 +86,6 @@ async def _disturb(scene: Scene) -> None:
             scene.trial.count("all connections killed")
 
 
-FAULT: Final = Fault("server_kills", "the server killed and restarted", run, short=3, full=100)
+FAULT: Final = Fault(
+    "server_kills", "the server killed and restarted", run, unit="kills", short=3, full=100
+)

@@ -203,4 +203,4 @@ def _resident(pid: int) -> int:
     return int(fields[1]) * 4096
 
 
-FAULT: Final = Fault("soak", "everything mixed; the size is minutes", run, short=0, full=60)
+FAULT: Final = Fault("soak", "everything mixed", run, unit="minutes", short=0, full=60)

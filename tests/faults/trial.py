@@ -17,12 +17,14 @@ Figure = int | float | str
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of fault. Its sizes count the faults of a trial."""
+    """A kind of fault, and how large a trial of it is."""
 
     name: str
     title: str
     """What is done, for the report."""
     run: Callable[[Trial], Awaitable[None]]
+    unit: str
+    """What its sizes count."""
     short: int
     """The size in `make test`; 0: it takes too long for that."""
     full: int
@@ -79,7 +81,7 @@ class Trial:
 
 def replay(fault: str, size: int, seed: int) -> str:
     """Return the command that holds a trial."""
-    return f"python -m tests.faults {fault} --size {size} --seed {seed}"
+    return f".venv/bin/python -m tests.faults {fault} --size {size} --seed {seed}"
 
 
 def say(line: str) -> None:

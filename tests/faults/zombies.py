@@ -70,4 +70,6 @@ async def make_zombie(scene: Scene, hand: Hand) -> None:
         scene.thaw(hand)
 
 
-FAULT: Final = Fault("zombies", "workers frozen past their lease", run, short=10, full=500)
+FAULT: Final = Fault(
+    "zombies", "workers frozen past their lease", run, unit="zombies", short=10, full=500
+)
