@@ -29,6 +29,8 @@ WORKERS: Final = 3
 MESSAGES: Final = 17_000
 """Messages a minute: a little more than a million in an hour."""
 LEASE: Final = 5.0
+SILENT: Final = 3.0
+"""Seconds for which the server answers nobody."""
 PAUSE: Final = (5.0, 25.0)
 """Seconds between two faults."""
 FLAT: Final = 1.05
@@ -91,7 +93,7 @@ class Soak:
             "scripts flushed": self._flush,
             "all connections killed": self._cut,
             "out of memory": self._fill,
-            "server busy for 2 s": self._busy,
+            "server silent for 3 s": self._silence,
         }
         while True:
             await asyncio.sleep(random.uniform(*PAUSE))
@@ -142,12 +144,10 @@ class Soak:
         await asyncio.sleep(2)
         await self._command("CONFIG", "SET", "maxmemory", "0")
 
-    async def _busy(self) -> None:
-        await self._command(
-            "EVAL",
-            "local t = redis.call('TIME')[1] while redis.call('TIME')[1] - t < 2 do end",
-            "0",
-        )
+    async def _silence(self) -> None:
+        """Let every call wait, for less than a lease: nobody may lose his."""
+        await self._command("CLIENT", "PAUSE", str(round(SILENT * 1000)), "ALL")
+        await asyncio.sleep(SILENT)
 
     # what is looked at
 
