@@ -131,6 +131,11 @@ TARGETS: Final = {
 }
 """Where the messages of a call must stand once the server has run it."""
 
+OR_ELSE: Final = {
+    ("delayed", "pending"),  # due by now: a promotion was under way when the process died
+    ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
+}
+
 
 class Payload(msgspec.Struct):
     """What tells a message and what its handler does."""
@@ -389,8 +394,7 @@ class Run:
             self.violated(f"{death.script} was about nothing: {death.ids}")
         for id, stand in stood.items():
             moves = death.script != "extend_lease"
-            # What was to wait may be due by now: a promotion was under way when the process died.
-            done = stand == target or (target, stand) == ("delayed", "pending")
+            done = stand == target or (target, stand) in OR_ELSE
             if done != (death.detail != When.BEFORE) and moves:
                 self.violated(f"{self._labels.get(id, id)} is {stand} if {death.detail}")
 

@@ -44,5 +44,5 @@ def commit() -> str:
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip()
 
-    edited = " and edits" if git("status", "--porcelain", "--", "src", "tests") else ""
+    edited = " and edits" if git("status", "--porcelain", "--", "src", "tests/**/*.py") else ""
     return git("rev-parse", "--short", "HEAD") + edited
