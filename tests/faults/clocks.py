@@ -47,8 +47,8 @@ HELD_FOR: Final = 2 * LEASE + 0.5
 """Seconds that handlers run across a jump: no lease lasts so long unless it is extended."""
 WAITING: Final = 5
 DEDUP: Final = 120.0
-SLACK: Final = 2.0
-"""Seconds that a busy machine may add."""
+SLACK: Final = 20.0
+"""Seconds that a busy machine may add. The jumps that may not stall anything are far longer."""
 PROMPT: Final = 5.0
 """Seconds within which something is handled that is pending, or due by the server's clock."""
 
