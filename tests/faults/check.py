@@ -337,7 +337,7 @@ def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
         taken += 1
     for one, later in pairwise(deliveries):
         # A delivery of which its worker died before it could note it, is told by who took it over.
-        over = any(settle.is_done for settle in one.settles)
+        over = any(settle.may_be_done for settle in one.settles)
         taken += bool(later.lost_by) and (over or later.lost_by != one.who)
     if runs and runs[-1].attempt > taken:
         checked.violated(

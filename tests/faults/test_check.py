@@ -272,6 +272,14 @@ def test_neither_is_one_of_the_worker_that_had_it_before() -> None:
     assert story.settled("w2", 4).verdict() == []
 
 
+def test_neither_is_one_of_a_worker_whose_retry_was_not_answered() -> None:
+    story = Story().produced().killed("w0").leased("w1", 2, lost_by="w0")
+    story.settled("w1", 2, script="retry_message", answer="").killed("w1")
+    story.leased("w2", 4, lost_by="w1").settled("w2", 4, script="retry_message")
+    story.leased("w2", 5).ran("w2", 5, attempt=3)
+    assert story.settled("w2", 5).verdict() == []
+
+
 def test_a_line_that_a_death_has_torn_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "history"
     Journal(path, "w1").note(What.START, ids=["a"])
