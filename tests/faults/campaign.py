@@ -69,7 +69,7 @@ async def hold(fault: Fault, *, size: int, seed: int) -> Result:
     trial = Trial(fault.name, size, seed, directory)
     began, code = time.monotonic(), commit()
     say(trial.replay)
-    await fault.run(trial)
+    await fault.hold(trial)
     if trial.violations:
         say(f"what they left is in {directory}")
     else:

@@ -8,7 +8,6 @@ come. Then a fresh worker must find everything within a lease.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from collections.abc import Coroutine
@@ -448,9 +447,6 @@ async def run(trial: Trial) -> None:
         trial.say(f"{trial.figures.get('cancellations', 0)} of {trial.size} cancellations")
 
     loop.set_task_factory(watching())
-    logger = logging.getLogger("mx_rmq")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)  # handlers fail as told
     try:
         with (
             Server(Kind.VALKEY_9_1, trial.directory / "v") as valkey,
@@ -466,7 +462,6 @@ async def run(trial: Trial) -> None:
                         lives += 1
     finally:
         loop.set_task_factory(before)
-        logger.setLevel(level)
     trial.figures["lives"] = lives
     trial.figures["awaits seen"] = len(awaits)
     trial.figures["awaits cancelled"] = sum(1 for times in awaits.values() if times)

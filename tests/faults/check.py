@@ -96,6 +96,8 @@ class Delivery:
     """A message in somebody's hands: a worker's, or a monitor's that took it over."""
 
     who: str
+    since: float
+    """When it was asked for: its lease began between this and the next."""
     at: float
     lost_by: str = ""
     """Who had it before; '' unless it was taken over."""
@@ -206,9 +208,9 @@ class Reading:
         """Return why a holder could lose its lease to the next one; '': for no reason."""
         if self.was_killed(one, later):
             return "its worker was killed"
-        if self.frozen.touch(one.who, one.at, later.at):
+        if self.frozen.touch(one.who, one.since, later.at):
             return "its worker was frozen"
-        if self.trouble.touch("", one.at, later.at):
+        if self.trouble.touch("", one.since, later.at):
             return "the server or the network failed"
         return ""
 
@@ -224,7 +226,7 @@ class Reading:
             deliveries = self.lives[id].deliveries
             if token in deliveries:
                 self.checked.violated("one token, two deliveries", f"{id}, token {token}")
-            deliveries[token] = Delivery(note.who, note.at, loser)
+            deliveries[token] = Delivery(note.who, note.since or note.at, note.at, loser)
 
     def _delivery(self, note: Note, id: str, token: int) -> Delivery:
         delivery = self.lives[id].deliveries.get(token)
@@ -232,7 +234,7 @@ class Reading:
             self.checked.violated(
                 "not its own", f"{note.who}: {note.what} {note.script} of {id}, token {token}"
             )
-            return Delivery(note.who, note.at)
+            return Delivery(note.who, note.at, note.at)
         return delivery
 
     def _call(self, note: Note) -> None:

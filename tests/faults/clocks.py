@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import random
 import signal
@@ -84,7 +83,6 @@ class Skewed(Member):
 
 
 async def run(trial: Trial) -> None:
-    logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # it has much to tell, all of it planned
     trial.figures["jumps"] = 0
     for figure in ("lost", "attempts burnt", "extra runs", "too early"):
         trial.figures[figure] = 0

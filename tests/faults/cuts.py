@@ -8,7 +8,6 @@ with the same ids makes no second message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import re
 import time
@@ -153,7 +152,6 @@ class Scene:
 
 
 async def _run(trial: Trial) -> None:
-    logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # it has much to tell, all of it planned
     size = trial.size
     unknown, groups, components = size // 8, size // 10, size // 5
     kinds = list(USUAL) if size >= 1000 else [Kind.VALKEY_9_1]

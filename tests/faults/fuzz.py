@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -109,7 +108,6 @@ class Scene:
 
 
 async def _run(trial: Trial) -> None:
-    logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # it has much to tell, all of it planned
     figures = ("records", "quarantined", "dropped and counted", "handled after all", "dead")
     more = ("left where the audit shows them", "refused at the door", "taken at the door")
     trial.figures.update(dict.fromkeys((*figures, *more, "unaccounted", "worker deaths"), 0))

@@ -71,6 +71,8 @@ class Note(msgspec.Struct, array_like=True):
     tokens: list[int] = msgspec.field(default_factory=list)
     words: list[str] = msgspec.field(default_factory=list)
     """Labels of producers and handlers, answers of scripts, who lost a lease."""
+    since: float = 0.0
+    """When what is noted now was asked for."""
 
 
 class Journal:
@@ -92,9 +94,10 @@ class Journal:
         ids: Sequence[str] = (),
         tokens: Sequence[int] = (),
         words: Sequence[str] = (),
+        since: float = 0.0,
     ) -> None:
         """Write down what happens now."""
-        line = (what, time.monotonic(), who or self.who, call, script, ids, tokens, words)
+        line = (what, time.monotonic(), who or self.who, call, script, ids, tokens, words, since)
         os.write(self._file, b"\n" + self._encode(line))
 
     def next_call(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import shutil
@@ -90,7 +89,6 @@ class Load:
 
 
 async def run(trial: Trial) -> None:
-    logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # it has much to tell, all of it planned
     for figure in ("cycles", "produced", "refused", "stored at maxmemory", "lost", "duplicated"):
         trial.figures[figure] = 0
     for figure in ("handled at maxmemory", "died at maxmemory", "taken over at maxmemory"):

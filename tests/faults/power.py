@@ -7,7 +7,6 @@ the AOF each fsync covered; after the kill the file is cut there, and the server
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import shutil
 import time
@@ -91,7 +90,6 @@ class Acknowledged:
 
 
 async def run(trial: Trial) -> None:
-    logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # it has much to tell, all of it planned
     for figure in ("power losses", "acknowledged writes", "lost with appendfsync always"):
         trial.figures[figure] = 0
     for figure in ("lost with appendfsync everysec", "longest window of everysec, ms"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from mx_rmq.store import Store
@@ -23,16 +24,19 @@ class RecordedStore(Store):
     journal: ClassVar[Journal]
 
     async def dispatch_message(self, topic: str, worker: str, **named: Any) -> Dispatched:
+        asked_at = time.monotonic()
         taken = await super().dispatch_message(topic, worker, **named)
         if taken.messages:
             self.journal.note(
                 What.LEASED,
                 ids=[one.id for one in taken.messages],
                 tokens=[one.token for one in taken.messages],
+                since=asked_at,
             )
         return taken
 
     async def handle_timeout_message(self, topic: str, monitor: str, **named: Any) -> TimedOut:
+        asked_at = time.monotonic()
         taken = await super().handle_timeout_message(topic, monitor, **named)
         if taken.messages:
             self.journal.note(
@@ -40,6 +44,7 @@ class RecordedStore(Store):
                 ids=[one.id for one in taken.messages],
                 tokens=[one.token for one in taken.messages],
                 words=[one.lost_by for one in taken.messages],
+                since=asked_at,
             )
         return taken
 

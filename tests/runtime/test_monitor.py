@@ -56,7 +56,8 @@ class Watch:
     def passed(self, seconds: float) -> None:
         """Let it be so much later, by our clock alone."""
         self.clock.jumped_at -= seconds
-        for times in (self.monitor._looked_at, self.monitor._behind_since):
+        monitor = self.monitor
+        for times in (monitor._looked_at, monitor._busy_since, monitor._behind_since):
             for topic in times:
                 times[topic] -= seconds
 
@@ -226,6 +227,20 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
     assert await watch.step() == pytest.approx(3, abs=0.1)
+
+
+async def test_a_jump_that_was_noticed_before_anything_was_seen_in_processing_counts(
+    store: Store, clock: Clock
+) -> None:
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now, time.monotonic())
+    assert await watch.step() is None
+    (gone,) = await leased(store, lease=3000, worker="gone")
+    watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
+    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    watch.passed(1.6)
+    await watch.step()
+    assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
 
 
 async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_dead(

@@ -11,6 +11,7 @@ so; so a topic in which something is in processing is looked at once a minute in
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -66,7 +67,9 @@ class Monitor:
         self._circumstances = circumstances
         self._deadlines: dict[str, float | None] = {}
         """When to look, on the monotonic clock; None: nothing is in processing."""
-        self._looked_at: dict[str, float] = {}
+        self._busy_since: dict[str, float] = {}
+        """Since when something is in processing in a topic, as far as we know."""
+        self._looked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
         """When a topic was last looked at."""
         self._slow: set[str] = set()
         """Topics whose last call ran later than it may, though the server's clock is right."""
@@ -84,7 +87,7 @@ class Monitor:
         act = None if wait is None else now + wait / 1000
         self._deadlines[topic] = act
         if known is None:
-            self._looked_at[topic] = now
+            self._busy_since[topic] = now
         jumped = self._clock.jumped_at > self._looked_at[topic]
         if act is not None and (known is None or act < known or jumped):
             self.loop.wake()
@@ -111,7 +114,7 @@ class Monitor:
         deadline, looked_at = self._deadlines[topic], self._looked_at[topic]
         if deadline is None:
             return float("inf")
-        due_at = min(deadline, looked_at + LOOK)
+        due_at = min(deadline, max(looked_at, self._busy_since[topic]) + LOOK)
         if self._clock.jumped_at > looked_at:
             due_at = min(due_at, self._clock.jumped_at + self._hold_back)
         sweep_at = self._behind_since.get(topic, float("inf")) + self._hold_back
