@@ -147,8 +147,9 @@ class Spells:
 class Reading:
     """The whole history, sorted by message."""
 
-    def __init__(self, notes: Iterable[Note], checked: Checked) -> None:
+    def __init__(self, notes: Iterable[Note], checked: Checked, lease: float) -> None:
         self.checked = checked
+        self._lease = lease
         self.lives: defaultdict[str, Life] = defaultdict(Life)
         self.asked: dict[str, float] = {}
         """When a label was first produced."""
@@ -212,6 +213,8 @@ class Reading:
             return "its worker was frozen"
         if self.trouble.touch("", one.since, later.at):
             return "the server or the network failed"
+        if one.at - one.since >= self._lease:
+            return "the machine was so busy that its lease was over before it knew of it"
         return ""
 
     def _produced(self, note: Note) -> None:
@@ -262,10 +265,10 @@ class Reading:
                 delivery.ended = note.at
 
 
-def check(notes: Iterable[Note], ends: Ends) -> Checked:
-    """Check a history."""
+def check(notes: Iterable[Note], ends: Ends, *, lease: float = float("inf")) -> Checked:
+    """Check a history of workers with such a lease."""
     checked = Checked()
-    reading = Reading(notes, checked)
+    reading = Reading(notes, checked, lease)
     for id, life in reading.lives.items():
         tokens = sorted(life.deliveries)
         deliveries = [life.deliveries[token] for token in tokens]

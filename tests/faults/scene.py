@@ -242,8 +242,9 @@ class Scene:
     async def check(self) -> Checked:
         """Check the history against what the server has."""
         await self.audit()
-        ends = {state: await self._ids(state) for state in State}
-        checked = await asyncio.to_thread(check, read(self.place.history), Ends(**ends))
+        ids = {state: await self._ids(state) for state in State}
+        history, ends = read(self.place.history), Ends(**ids)
+        checked = await asyncio.to_thread(check, history, ends, lease=self.lease)
         for violation in checked.violations:
             self.trial.violated(violation)
         await self._check_keys()
