@@ -31,7 +31,7 @@ GUILTY = {
 
 @pytest.mark.parametrize("bug", ["", *BUGS])
 async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) -> None:
-    trial = Trial("check", 6, 1, short_path)
+    trial = Trial("check", 14 if bug == NO_TOKEN_CHECK else 6, 1, short_path)
     mix = Mix(failing=0, dead=0, quarantined=0, delayed=0, work=1_000)
     with Server(Kind.VALKEY_9_1, short_path / "server") as server:
         async with Scene(trial, server, lease=0.5, bug=bug) as scene:
@@ -39,7 +39,7 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
             scene.produce(trial.size * 20, mix=mix, most=5, backlog=50, paced=True)
             for number in range(trial.size):
                 scene.allow((number + 1) / trial.size)
-                if number % 2:
+                if number % 2 or bug == NO_TOKEN_CHECK:  # only a zombie settles what is not its own
                     await make_zombie(scene, (await scene.busy())[0])
                 else:
                     scene.kill((await scene.busy())[-1])
