@@ -16,6 +16,10 @@ from tests.lab.snapshot import Snapshot
 LEVELS = ("high", "normal", "low")
 
 
+SET_BACK = 60_000
+"""Milliseconds that a last tick may lie ahead; further, it is of a clock that was set back."""
+
+
 class Call(NamedTuple):
     """One script call, by name."""
 
@@ -130,16 +134,19 @@ class Model:
     def produce_cron_message(self, call: Call) -> Any:
         now, id, tick = call.named["now_ms"], call.named["id"], call.named["tick_ms"]
         fired = 0
+        last = self.tick
+        if last is not None and last > now + SET_BACK:
+            last = None
         if not call.named["record"]:
-            self.tick = now if self.tick is None else self.tick
-        elif tick <= now and (self.tick is None or self.tick < tick):
-            self.tick = tick
+            self.tick = last = now if last is None else last
+        elif tick <= now and (last is None or last < tick):
+            self.tick = last = tick
             if not any(id in held for held in (self.records, self.dead, self.quarantine)):
                 self._store(call, id, call.named["record"])
                 self.pending[call.named["priority"]].append(id)
                 self.rung = True
                 fired = 1
-        return [str(now), "" if self.tick is None else str(self.tick), fired]
+        return [str(now), "" if last is None else str(last), fired]
 
     def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         now, dedup = call.named["now_ms"], call.named["dedup_ms"]

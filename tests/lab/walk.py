@@ -363,7 +363,6 @@ class Walk(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.clock.advance(ms)
 
-    @precondition(lambda self: self.model.tick is None)
     @rule(ms=st.sampled_from([3_000, 20_000]))
     def the_clock_is_set_back(self, ms: int) -> None:
         self.clock.advance(-ms)
