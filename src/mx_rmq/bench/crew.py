@@ -90,8 +90,9 @@ class Hand:
             raise Trouble("a process cannot be spoken to")
         line = b""
         with suppress(OSError):
-            orders.write(order.encode() + b"\n")
-            await orders.drain()
+            if not orders.is_closing():  # uvloop raises RuntimeError for a pipe that has closed
+                orders.write(order.encode() + b"\n")
+                await orders.drain()
             try:
                 async with asyncio.timeout(ANSWER_WITHIN):
                     line = await answers.readline()
