@@ -33,12 +33,16 @@ LATE: Final = 1.0
 ALERT_WITHIN: Final = 1.0
 """Seconds that a server has to say over TLS why it hangs up."""
 
+READ: Final = 65_536
+"""Bytes of a reply that are read at once, into memory that is the wire's own. A fresh buffer a
+read, as asyncio takes otherwise (256 KiB), tears holes into the heap, which then grows for ever."""
+
 _NOT_YET: Final = object()
 _ASKING: Final = hiredis.pack_command(("ASKING",))
 _pack = cast("Callable[[tuple[Value, ...]], bytes]", hiredis.pack_command)
 
 
-class Wire(asyncio.Protocol):
+class Wire(asyncio.BufferedProtocol):
     """One connection. It carries one call at a time."""
 
     def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
@@ -52,6 +56,8 @@ class Wire(asyncio.Protocol):
             replyError=connection._parser.parse_error,
             notEnoughData=_NOT_YET,
         )
+        self._feed = cast("Callable[[memoryview, int, int], None]", self._replies.feed)
+        self._read = memoryview(bytearray(READ))
         self._waiter: asyncio.Future[Any] | None = None
         self._came: list[Any] = []
         """The replies that have come of those that are waited for."""
@@ -129,9 +135,13 @@ class Wire(asyncio.Protocol):
         self._transport.abort()
         self._part()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Bytes come: say where to."""
+        return self._read
+
+    def buffer_updated(self, nbytes: int) -> None:
         """Bytes have come."""
-        self._replies.feed(data)
+        self._feed(self._read, 0, nbytes)
         try:
             while (reply := self._replies.gets()) is not _NOT_YET:
                 if not isinstance(reply, hiredis.PushNotification):
