@@ -6,9 +6,14 @@ here. Times are seconds: since 1970 where they name an instant, and always the s
 
 from __future__ import annotations
 
+import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.paging import turn_page
+from mx_rmq.admin.rates import rates, totals
 from mx_rmq.admin.spread import ask_all, ask_for
 from mx_rmq.admin.view import (
     Cancelled,
@@ -31,10 +36,13 @@ from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from mx_rmq.admin.history import Happening
+    from mx_rmq.admin.rates import Rates
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
+    from mx_rmq.store.history import Entry
     from mx_rmq.store.pages import Found
     from mx_rmq.store.views import Counts
 
@@ -42,6 +50,9 @@ if TYPE_CHECKING:
 
 STEP: Final = 100
 """Messages that `requeue_all` and `discard_all` look at in one step."""
+
+LONGEST_LOOK: Final = 60.0
+"""Seconds for which rates are measured, at the most."""
 
 KNOWN: Final = 10
 """Topics that are named to somebody who asked for an unknown one."""
@@ -57,9 +68,14 @@ class Admin:
     not taken for an empty queue.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, operator: str = "") -> None:
         self._store = store
         self._pages = store.views.pages
+        self._operator = operator
+
+    def as_operator(self, name: str) -> Admin:
+        """Return the same, whose acts say in the history by whom they were."""
+        return Admin(self._store, operator=name)
 
     # look
 
@@ -87,7 +103,43 @@ class Admin:
             paused=any(one.paused for one in counts),
             dropped=sum(one.dropped for one in counts),
             partitions=len(parts),
+            totals=totals(one.ever for one in counts),
         )
+
+    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
+        """Return how fast messages come and go, measured for so many seconds; of all topics or of
+        these.
+        """
+        if not 0 < over <= LONGEST_LOOK:
+            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_LOOK:g} s")
+        names = topics or await self.topics()
+        before = {topic: (await self.stats(topic)).totals for topic in names}
+        began = time.monotonic()
+        await asyncio.sleep(over)
+        after = {topic: (await self.stats(topic)).totals for topic in names}
+        passed = time.monotonic() - began
+        return {topic: rates(topic, before[topic], after[topic], passed) for topic in names}
+
+    async def history(self, topic: str, id: str) -> builtins.list[Happening]:
+        """Return what has happened to a message, oldest first; also when it is finished.
+
+        As far as the topic's history goes back: it is bounded by the setting `history`.
+        """
+
+        async def find(part: str) -> builtins.list[Entry] | None:
+            return await self._store.views.history.of(part, id) or None
+
+        found = await ask_for(_text(id), await self._parts(topic), find)
+        part, entries = found or ("", [])
+        seen = (happening(part, entry) for entry in entries)
+        return [one for one in seen if one is not None]
+
+    async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
+        """Yield what happens from now on, or from an instant on; in all topics or in these."""
+        for topic in topics:
+            await self.check_topic(topic)
+        async for one in follow(self._store, topics, since=since):
+            yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
@@ -146,7 +198,11 @@ class Admin:
             return False
         part, found = archived
         at = found.archived or 0
-        return bool(await self._store.discard_message(part, found.state, found.id, archived=at))
+        return bool(
+            await self._store.discard_message(
+                part, found.state, found.id, archived=at, by=self._operator
+            )
+        )
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Remove a message that nobody has begun. The answer is true if that was done."""
@@ -154,18 +210,20 @@ class Admin:
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         if found is None:
             return Cancelled.ABSENT
-        answer = await self._store.cancel_message(found[0], id)
+        answer = await self._store.cancel_message(found[0], id, by=self._operator)
         if answer is Settled.PROCESSING:
             return Cancelled.PROCESSING
         return Cancelled.DONE if answer else Cancelled.ABSENT
 
     async def pause(self, topic: str) -> bool:
         """Let no worker take messages of a topic; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.pause_topic))
+        pause = partial(self._store.pause_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), pause))
 
     async def resume(self, topic: str) -> bool:
         """Let workers take messages of a topic again; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.resume_topic))
+        resume = partial(self._store.resume_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), resume))
 
     async def grow(self, topic: str, partitions: int) -> int:
         """Give a topic so many partitions; return how many it has now. It never gets fewer.
@@ -209,7 +267,8 @@ class Admin:
         chosen = _archive(state)
 
         async def discard(part: str, id: str, at: int) -> bool:
-            return bool(await self._store.discard_message(part, chosen, id, archived=at))
+            discard = self._store.discard_message
+            return bool(await discard(part, chosen, id, archived=at, by=self._operator))
 
         return await self._each(topic, chosen, limit, discard)
 
@@ -254,7 +313,12 @@ class Admin:
             ) from error
         return bool(
             await self._store.requeue_message(
-                part, found.state, found.id, archived=found.archived or 0, message=message
+                part,
+                found.state,
+                found.id,
+                archived=found.archived or 0,
+                message=message,
+                by=self._operator,
             )
         )
 

@@ -55,6 +55,8 @@ class Limits:
     """Age at which a quarantined message is dropped."""
     quarantine_bytes: int = 4 * 1_048_576
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
+    history: int = 10_000
+    """Entries of a topic's history: the newest ones, each about up to 25 messages."""
 
     def __post_init__(self) -> None:
         _settle(self)

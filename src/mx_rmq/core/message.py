@@ -74,6 +74,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             traceback=end_of("".join(format_list(_frames(error)))),
         )
 
+    @property
+    def said(self) -> str:
+        """The error in a line."""
+        return f"{self.type}: {self.text}" if self.text else self.type
+
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message that is not produced yet."""
