@@ -141,7 +141,9 @@ def _signature(source: str) -> Iterator[Problem]:
             seen[table] += 1
             if int(position) != seen[table] or (table == "KEYS" and seen["ARGV"]):
                 yield number, f"{table}[{position}] is out of order"
-            if table == "KEYS" and not re.match(r" +-- (HASH|LIST|ZSET|STRING|STREAM|SET)  ", about):
+            if table == "KEYS" and not re.match(
+                r" +-- (HASH|LIST|ZSET|STRING|STREAM|SET)  ", about
+            ):
                 yield number, f"{table}[{position}] does not say its type"
 
 

@@ -94,7 +94,10 @@ async def follow(
             for part in await _parts(store, topics):
                 if part not in places:
                     places[part] = start or await store.views.history.last(part)
-            start, learn_at = start or "0-0", loop.time() + LEARN_EVERY  # a new topic: from its birth
+            start, learn_at = (
+                start or "0-0",
+                loop.time() + LEARN_EVERY,
+            )  # a new topic: from its birth
         sites: dict[int, dict[str, str]] = {}
         for part, place in places.items():
             sites.setdefault(store.site_of(part), {})[part] = place
