@@ -152,6 +152,10 @@ async def operate(mq: MessageQueue) -> None:
         await admin.list(TOPIC, state)
         assert await admin.get(TOPIC, state.value)
     assert await admin.audit(TOPIC) == []
+    assert await admin.history(TOPIC, State.DEAD.value)
+    async for happening in admin.tail(since=0):
+        assert happening.topic == TOPIC
+        break
     assert await admin.pause(TOPIC)
     assert await admin.resume(TOPIC)
     assert await admin.cancel(TOPIC, State.DELAYED.value)

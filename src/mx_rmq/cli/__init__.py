@@ -10,6 +10,7 @@ from mx_rmq.cli.bench import bench
 from mx_rmq.cli.capacity import capacity
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
+from mx_rmq.cli.life import tail
 from mx_rmq.cli.look import list_messages, show, stats, workers
 from mx_rmq.cli.produce import produce
 from mx_rmq.cli.server import server
@@ -39,6 +40,7 @@ for command in (
     server,
     show,
     stats,
+    tail,
     worker,
     workers,
 ):
