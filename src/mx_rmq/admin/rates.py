@@ -56,9 +56,12 @@ def totals(counted: Iterable[Mapping[str, int]]) -> Totals:
 def rates(topic: str, before: Totals, after: Totals, seconds: float) -> Rates:
     """Return what came between two looks, a second."""
 
-    def rate(name: str) -> float:
-        return max(0, getattr(after, name) - getattr(before, name)) / seconds
+    def rate(was: int, now: int) -> float:
+        return max(0, now - was) / seconds
 
     return Rates(
-        topic=topic, produced=rate("produced"), completed=rate("completed"), failed=rate("failed")
+        topic=topic,
+        produced=rate(before.produced, after.produced),
+        completed=rate(before.completed, after.completed),
+        failed=rate(before.failed, after.failed),
     )

@@ -103,7 +103,7 @@ class Views:
         fields = iter(counts.pop())
         pairs = zip(fields, fields, strict=True)
         ever = {what.decode(): int(number) for what, number in pairs if number.isdigit()}
-        return Counts(*counts, ever)
+        return Counts(*counts, ever=ever)
 
     async def record(self, topic: str, id: str) -> bytes | None:
         """Return the record of a live message."""
