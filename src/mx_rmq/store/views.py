@@ -99,11 +99,23 @@ class Views:
         """Return how many messages are in which state, all of one moment."""
         keys, script = self._keys.of(topic), load("count_messages")
         names = [getattr(keys, name) for name in script.keys]
-        counts = await self._caller.run(script, names, [])
-        fields = iter(counts.pop())
-        pairs = zip(fields, fields, strict=True)
-        ever = {what.decode(): int(number) for what, number in pairs if number.isdigit()}
-        return Counts(*counts, ever=ever)
+        *numbers, ever = await self._caller.run(script, names, [])
+        pending, delayed, processing, dead, quarantined, paused, dropped = numbers
+        fields = iter(ever)
+        return Counts(
+            pending=pending,
+            delayed=delayed,
+            processing=processing,
+            dead=dead,
+            quarantined=quarantined,
+            paused=paused,
+            dropped=dropped,
+            ever={
+                what.decode("utf-8", "replace"): int(number)
+                for what, number in zip(fields, fields, strict=True)
+                if number.isdigit()
+            },
+        )
 
     async def record(self, topic: str, id: str) -> bytes | None:
         """Return the record of a live message."""
