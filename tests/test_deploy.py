@@ -91,14 +91,14 @@ def commands() -> Iterator[Command]:
         if one["kind"] == "Deployment":
             spec = one["spec"]["template"]["spec"]
             (container,) = spec["containers"]
-            program, *words = [*container["command"], *container["args"]]
-            assert program == "mx-rmq"
+            line: list[str] = container["command"] + container["args"]
+            assert line[0] == "mx-rmq"
             stop = spec.get("terminationGracePeriodSeconds")
-            yield Command(one["metadata"]["name"], words, stop)
+            yield Command(one["metadata"]["name"], line[1:], stop)
     for path in sorted(DEPLOY.rglob("*")):
         text = path.read_text() if path.is_file() else ""
-        for line in TYPED.findall(text):
-            yield Command(path.name, shlex.split(line), None)
+        for typed in TYPED.findall(text):
+            yield Command(path.name, shlex.split(typed), None)
 
 
 @pytest.mark.parametrize("command", list(commands()), ids=lambda one: f"{one.where}-{one.words[0]}")
@@ -147,9 +147,13 @@ def test_probes_and_scrapes_go_to_the_port_that_is_served() -> None:
     (dashboard,) = pod("mx-rmq-dashboard")["containers"]
     (port,) = dashboard["ports"]
     assert str(port["containerPort"]) == dashboard["args"][dashboard["args"].index("--port") + 1]
-    assert dashboard["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
-    (served,) = the("Service", "mx-rmq-dashboard")["spec"]["ports"]
-    assert served["targetPort"] == port["name"]
+    assert dashboard["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert dashboard["livenessProbe"]["tcpSocket"] == {"port": port["name"]}
+    for name, target in (("shop-worker", "metrics"), ("mx-rmq-dashboard", "http")):
+        service = the("Service", name)["spec"]
+        labels = the("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+        assert service["selector"].items() <= labels.items()
+        assert [one["targetPort"] for one in service["ports"]] == [target]
 
 
 def test_the_services_of_compose_are_asked_at_their_own_ports() -> None:
@@ -160,7 +164,7 @@ def test_the_services_of_compose_are_asked_at_their_own_ports() -> None:
         check = " ".join(services[name]["healthcheck"]["test"])
         assert re.search(rf"http://127\.0\.0\.1:{port}/(healthz|readyz)'", check), name
         assert services[name]["depends_on"] == {"valkey": {"condition": "service_healthy"}}
-    assert services["dashboard"]["ports"] == ["127.0.0.1:8080:8080"]
+    assert services["dashboard"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     assert "ports" not in services["valkey"]
     server = services["valkey"]["command"][-1]
     assert "--appendonly yes" in server

@@ -182,24 +182,24 @@ async def test_the_worker_s_own_lines_name_the_message_too(mq: MessageQueue) -> 
 
 
 def test_every_event_that_is_logged_says_what_it_is() -> None:
-    examples = {
-        events.WorkerStarted: ("w", ("t",), 1),
-        events.WorkerStopping: ("w", 1, 1.0),
-        events.WorkerStopped: ("w", False),
-        events.Retried: ("t", "i", 1, 1.0, "e"),
-        events.Died: ("t", "i", 1, "r"),
-        events.Quarantined: ("t", "i", "e"),
-        events.LeaseLost: ("t", "i", 1, "h"),
-        events.TakenOver: ("t", "i", "w"),
-        events.LoopBlocked: ("h", 1.0, "s"),
-        events.ServerLost: ("e",),
-        events.ServerBack: (1.0,),
-        events.CronFired: ("t", "i", 1.0),
-        events.CronMissed: ("t", 1.0),
-    }
+    examples: list[events.Event] = [
+        events.WorkerStarted("w", ("t",), 1),
+        events.WorkerStopping("w", 1, 1.0),
+        events.WorkerStopped("w", False),
+        events.Retried("t", "i", 1, 1.0, "e"),
+        events.Died("t", "i", 1, "r"),
+        events.Quarantined("t", "i", "e"),
+        events.LeaseLost("t", "i", 1, "h"),
+        events.TakenOver("t", "i", "w"),
+        events.LoopBlocked("h", 1.0, "s"),
+        events.ServerLost("e"),
+        events.ServerBack(1.0),
+        events.CronFired("t", "i", 1.0),
+        events.CronMissed("t", 1.0),
+    ]
     with logged() as lines:
-        for kind in LOGGED:
-            log(kind(*examples[kind]))
+        for event in examples:
+            log(event)
     assert [line["event"] for line in lines.all] == [kind.__name__ for kind in LOGGED]
 
 

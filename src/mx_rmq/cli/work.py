@@ -34,6 +34,8 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 FORMATS: Final = ("text", "json")
 
+TEXT: Final = "%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s"
+
 LEAVE_WITHIN: Final = 5.0
 """Seconds that foreign threads may keep the process when its worker has stopped."""
 
@@ -147,7 +149,7 @@ class Logs:
         """Return how a line is made."""
         if self.format == "json":
             return JsonFormatter(self.mask)
-        return _Formatter("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
+        return _Formatter(TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,9 +297,9 @@ class _Formatter(logging.Formatter):
         return "\n".join(lines(super().format(record)))
 
 
-def configure_logging(level: str, formatter: logging.Formatter) -> None:
+def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:
     """Log to stderr from this level on, unless the application has seen to its logs itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(formatter)
+    handler.setFormatter(formatter or _Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("mx_rmq").setLevel(level.upper())
