@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 DEPLOY = ROOT / "deploy"
 DOCKER = DEPLOY / "docker"
+FILES = [
+    path
+    for path in sorted(DEPLOY.rglob("*"))
+    if path.is_file() and not {"__pycache__", "secrets"} & set(path.parts)
+]
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 TYPED = re.compile(r"^(?:#  )? *(?:docker compose exec worker )?mx-rmq (.+)$", re.MULTILINE)
@@ -95,9 +100,8 @@ def commands() -> Iterator[Command]:
             assert line[0] == "mx-rmq"
             stop = spec.get("terminationGracePeriodSeconds")
             yield Command(one["metadata"]["name"], line[1:], stop)
-    for path in sorted(DEPLOY.rglob("*")):
-        text = path.read_text() if path.is_file() else ""
-        for typed in TYPED.findall(text):
+    for path in FILES:
+        for typed in TYPED.findall(path.read_text()):
             yield Command(path.name, shlex.split(typed), None)
 
 
@@ -124,10 +128,9 @@ def test_a_signal_reaches_a_worker_once() -> None:
 def test_every_setting_in_the_environment_exists() -> None:
     known = {one.name for cls in (QueueSettings, WorkerSettings) for one in fields(cls)}
     known |= {"log_level", "log_format"}
-    for path in DEPLOY.rglob("*"):
-        if path.is_file():
-            for name in re.findall(r"MX_RMQ_([A-Z_]+)", path.read_text()):
-                assert name.lower() in known, (path, name)
+    for path in FILES:
+        for name in re.findall(r"MX_RMQ_([A-Z_]+)", path.read_text()):
+            assert name.lower() in known, (path, name)
 
 
 def test_probes_and_scrapes_go_to_the_port_that_is_served() -> None:
@@ -234,7 +237,11 @@ def test_the_application_of_the_example_is_one() -> None:
     said = subprocess.run(
         [sys.executable, "-c", code],
         cwd=DOCKER,
-        env={"MX_RMQ_URL": "redis://nowhere:1", "PYTHONPATH": str(ROOT / "src")},
+        env={
+            "MX_RMQ_URL": "redis://nowhere:1",
+            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         capture_output=True,
         text=True,
         check=True,

@@ -140,7 +140,7 @@ class Worker:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
-            cast = await self._cast_of(handlers)
+            cast = await self._cast_of(mq, handlers)
         except BaseException:
             await self._close()
             raise
@@ -148,9 +148,8 @@ class Worker:
         mq.on_close.append(self.stop)
         return cast
 
-    async def _cast_of(self, handlers: dict[str, Handler]) -> Cast:
+    async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
         """Start the cast, all of whose tasks know the worker's name."""
-        mq = self._mq
         before = current.worker.set(self.name)
         try:
             cast = Cast(
