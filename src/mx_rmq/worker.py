@@ -21,6 +21,7 @@ from mx_rmq.core import events
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_worker
+from mx_rmq.runtime import current
 from mx_rmq.runtime.cast import Cast
 
 if TYPE_CHECKING:
@@ -139,6 +140,18 @@ class Worker:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
+            cast = await self._cast_of(mq, handlers)
+        except BaseException:
+            await self._close()
+            raise
+        self._cast = cast
+        mq.on_close.append(self.stop)
+        return cast
+
+    async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
+        """Start the cast, all of whose tasks know the worker's name."""
+        before = current.worker.set(self.name)
+        try:
             cast = Cast(
                 mq.store,
                 mq.events,
@@ -150,11 +163,8 @@ class Worker:
                 name=self.name,
             )
             await cast.start()
-        except BaseException:
-            await self._close()
-            raise
-        self._cast = cast
-        mq.on_close.append(self.stop)
+        finally:
+            current.worker.reset(before)
         return cast
 
     async def stop(self) -> bool:

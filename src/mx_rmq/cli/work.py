@@ -20,6 +20,8 @@ from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.events import WorkerStarted, WorkerStopped
+from mx_rmq.core.mask import Mask
+from mx_rmq.logs import FailedPayloads, JsonFormatter
 from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.worker import SIGNALS, Worker
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from mx_rmq.queue import MessageQueue
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+
+FORMATS: Final = ("text", "json")
+
+TEXT: Final = "%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s"
 
 LEAVE_WITHIN: Final = 5.0
 """Seconds that foreign threads may keep the process when its worker has stopped."""
@@ -52,6 +58,21 @@ LEAVE_WITHIN: Final = 5.0
     show_default=True,
     show_envvar=True,
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS, case_sensitive=False),
+    default="text",
+    envvar="MX_RMQ_LOG_FORMAT",
+    show_default=True,
+    show_envvar=True,
+)
+@click.option("--log-payloads", is_flag=True, help="Log the payloads of failed messages, masked.")
+@click.option(
+    "--mask",
+    multiple=True,
+    help="Fields to mask in logs: names, or paths like card.number; separated by commas, or "
+    "repeated. Passwords, tokens, secrets and the like always are.",
+)
 @click.option("--lifeline", type=int, hidden=True)
 def worker(
     target: str,
@@ -65,6 +86,9 @@ def worker(
     drain: bool,
     log_level: str,
     lifeline: int | None,
+    log_format: str,
+    log_payloads: bool,
+    mask: tuple[str, ...],
 ) -> None:
     """Run the handlers of the MessageQueue that ATTRIBUTE of MODULE is; of `mq`, if none is named.
 
@@ -81,8 +105,10 @@ def worker(
         grace=grace,
         drain=drain,
         log_level=log_level.lower(),
+        logs=Logs(log_format.lower(), log_payloads, _split(mask)),
     )
     try:
+        Mask(asked.logs.mask)  # which refuses what is none
         settings = asked.settings()
         if reloads:
             if drain or processes not in (None, 1):
@@ -102,6 +128,30 @@ def worker(
     sys.exit(code)
 
 
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What the command line asks for of the logs, beside their level."""
+
+    format: str
+    payloads: bool
+    mask: tuple[str, ...]
+
+    def words(self) -> list[str]:
+        """Return the options that ask for the same."""
+        words = ["--log-format", self.format]
+        if self.payloads:
+            words.append("--log-payloads")
+        if self.mask:
+            words += ["--mask", ",".join(self.mask)]
+        return words
+
+    def formatter(self) -> logging.Formatter:
+        """Return how a line is made."""
+        if self.format == "json":
+            return JsonFormatter(self.mask)
+        return _Formatter(TEXT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What the command line asks for. None: not said."""
@@ -114,6 +164,7 @@ class Asked:
     grace: float | None
     drain: bool
     log_level: str
+    logs: Logs
 
     def settings(self) -> WorkerSettings:
         """Return what a worker would go by, or refuse it."""
@@ -140,6 +191,7 @@ class Asked:
             words += ["--grace", str(self.grace)]
         if self.drain:
             words.append("--drain")
+        words += self.logs.words()
         return python(*words)
 
 
@@ -148,7 +200,7 @@ def _split(topics: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _supervise(duty: Coroutine[Any, Any, int], asked: Asked) -> int:
-    configure_logging(asked.log_level)
+    configure_logging(asked.log_level, asked.logs.formatter())
     return asyncio.run(duty)
 
 
@@ -160,7 +212,9 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
         lifeline.watch(grace)
     mq = load(asked.target)
     mq.move(url=asked.url, prefix=asked.prefix)
-    configure_logging(asked.log_level)
+    configure_logging(asked.log_level, asked.logs.formatter())
+    if asked.logs.payloads:
+        mq.middleware = (*mq.middleware, FailedPayloads(asked.logs.mask))
     started, unclean = threading.Event(), threading.Event()
 
     def on_started(_: WorkerStarted) -> None:
@@ -243,11 +297,9 @@ class _Formatter(logging.Formatter):
         return "\n".join(lines(super().format(record)))
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:
     """Log to stderr from this level on, unless the application has seen to its logs itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        _Formatter("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
-    )
+    handler.setFormatter(formatter or _Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("mx_rmq").setLevel(level.upper())

@@ -23,7 +23,9 @@ MAX_ERRORS: Final = 10
 """How many of its latest failures a message carries."""
 
 
-_MACHINERY: Final = tuple(str(Path(__file__).parents[1] / name) for name in ("runtime", "core"))
+_MACHINERY: Final = tuple(
+    str(Path(__file__).parents[1] / name) for name in ("runtime", "core", "traces.py", "logs.py")
+)
 """Where the frames of our own begin."""
 
 
