@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from mx_rmq.admin import Admin, Cancelled, Stats
+from mx_rmq.admin import Admin, Cancelled, Stats, Totals
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partitions
@@ -136,6 +136,7 @@ async def test_the_stats_count_every_state_and_tell_of_a_pause(
         oldest_pending=stats.oldest_pending,
         paused=True,
         dropped=1,
+        totals=Totals(produced=15, dispatched=11, died=4, quarantined=5),
     )
     assert stats.total == 15
 
@@ -712,6 +713,7 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         paused=True,
         dropped=1,
         partitions=3,
+        totals=Totals(produced=30, dispatched=32, retried=6, died=6, quarantined=6, released=8),
     )
     assert await admin.topics() == [TOPIC]
 

@@ -86,6 +86,8 @@ def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
             code = asyncio.run(result())
         except MxRmqError as error:
             raise CannotDo(str(error)) from error
+        except KeyboardInterrupt:  # how one ends what goes on for ever
+            code = 130
         sys.exit(code)
 
     return with_options(run)

@@ -34,22 +34,28 @@ COLOURS: Final = {
 @click.command(short_help="Show what happens to messages, live.")
 @click.argument("topics", nargs=-1)
 @click.option("--ago", type=click.FloatRange(0), help="Begin so many seconds ago, not now.")
+@click.option("--limit", type=click.IntRange(1), help="End after so many lines.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a line.")
 @on_admin
-async def tail(admin: Admin, topics: tuple[str, ...], ago: float | None, as_json: bool) -> int:
+async def tail(
+    admin: Admin, topics: tuple[str, ...], ago: float | None, limit: int | None, as_json: bool
+) -> int:
     """Show what happens to the messages of TOPICS, or of all topics, until Ctrl-C.
 
     One line is about up to 25 messages that one call has moved. Without the setting `history`
     nothing is written down, and nothing shown.
     """
     since = None if ago is None else time.time() - ago
+    left = limit
     async for one in admin.tail(*topics, since=since):
         if as_json:
             click.echo(json.dumps(asdict(one)))
         else:
-            click.secho(f"{_time(one.at)}  ", dim=True, nl=False)
-            click.secho(f"{one.what:<11}", fg=COLOURS.get(one.what), nl=False)
+            _begin_line(one)
             say(f"  {one.topic}  {_ids(one.ids)}{_more(one)}")
+        left = left and left - 1
+        if left == 0:
+            break
     return 0
 
 
@@ -64,9 +70,14 @@ def show_life(life: Sequence[Happening]) -> None:
         return
     click.echo("history:")
     for one in life:
-        click.secho(f"  {_time(one.at)}  ", dim=True, nl=False)
-        click.secho(f"{one.what:<11}", fg=COLOURS.get(one.what), nl=False)
+        click.echo("  ", nl=False)
+        _begin_line(one)
         say(_more(one))
+
+
+def _begin_line(one: Happening) -> None:
+    click.secho(f"{_time(one.at)}  ", dim=True, nl=False)
+    click.secho(f"{one.what:<11}", fg=COLOURS.get(one.what), nl=False)
 
 
 def _more(one: Happening) -> str:
