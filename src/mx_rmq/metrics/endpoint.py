@@ -42,7 +42,7 @@ class Endpoint:
         self.port = worker.settings.metrics_port if port is None else port
         if port is None and not self.port:
             raise InvalidInput("no port for the metrics: pass one, or set metrics_port")
-        self.recorder = Recorder()
+        self.recorder = Recorder(worker.mq)
         self._load = LoadFamilies()
         self.recorder.registry.register(self._load)
         ProcessCollector(registry=self.recorder.registry)
@@ -61,7 +61,7 @@ class Endpoint:
     async def start(self) -> None:
         """Listen, and count from now on. Call it before the worker starts."""
         self.port = await self._http.start(self.host, self.port)
-        self._forget = self.recorder.listen(self._worker.mq.events)
+        self._forget = self.recorder.listen()
         logger.info("metrics and health at %s", self.url)
 
     @property

@@ -174,7 +174,7 @@ def _crons(topics: _Topics) -> Iterator[Metric]:
         "mx_rmq_crons_missed", "Ticks that no worker fired in time.", labels=["topic"]
     )
     for topic, tally in topics:
-        if tally.fired or tally.missed:
+        if tally.is_cron:
             fired.add_metric([topic], tally.fired)
             missed.add_metric([topic], tally.missed)
     yield fired

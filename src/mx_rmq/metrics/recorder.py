@@ -13,13 +13,14 @@ from mx_rmq.metrics.tally import Tally
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mx_rmq.runtime.bus import Events
+    from mx_rmq.queue import MessageQueue
 
 
 class Recorder:
     """Counts what happens in a queue, in a registry of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, mq: MessageQueue) -> None:
+        self._mq = mq
         self.tally = Tally()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(TallyFamilies(self.tally))
@@ -39,9 +40,9 @@ class Recorder:
             events.WorkerStarted: self._worker_started,
         }
 
-    def listen(self, bus: Events) -> Callable[[], None]:
-        """Count the events of a queue (`mq.events`) from now on; return how to end that."""
-        return bus.subscribe(self.count, *self._count)
+    def listen(self) -> Callable[[], None]:
+        """Count from now on; return how to end that."""
+        return self._mq.events.subscribe(self.count, *self._count)
 
     def count(self, event: events.Event) -> None:
         """Count one event."""
@@ -96,13 +97,18 @@ class Recorder:
         self.tally.away_seconds += event.seconds
 
     def _cron_fired(self, event: events.CronFired) -> None:
-        self.tally.topics[event.topic].fired += 1
+        topic = self.tally.topics[event.topic]
+        topic.is_cron = True
+        topic.fired += 1
 
     def _cron_missed(self, event: events.CronMissed) -> None:
-        self.tally.topics[event.topic].missed += 1
+        topic = self.tally.topics[event.topic]
+        topic.is_cron = True
+        topic.missed += 1
 
     def _worker_started(self, event: events.WorkerStarted) -> None:
-        """Show a 0 for every topic from the start: else a rate misses what comes first."""
+        """Show a 0 for everything that may come: else a rate misses what comes first."""
         self.tally.away = False
         for topic in event.topics:
-            self.tally.topics[topic]  # which makes it
+            self.tally.topics[topic].is_cron = topic in self._mq.crons
+            self.tally.blocks[self._mq.handlers[topic].name] += 0

@@ -41,6 +41,7 @@ class TopicTally:
         *OUTCOMES,
         "fired",
         "handler",
+        "is_cron",
         "lost",
         "missed",
         "queue",
@@ -61,7 +62,8 @@ class TopicTally:
         self.taken_over = 0
         self.fired = 0
         self.missed = 0
-        """Ticks of a cron."""
+        """Ticks of its cron."""
+        self.is_cron = False
 
 
 class Tally:
