@@ -19,6 +19,7 @@ from tests.tour.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -145,6 +146,23 @@ def promtool() -> str:
 def test_promtool_is_content(promtool: str, words: tuple[str, ...]) -> None:
     ended = subprocess.run(
         [promtool, *words], cwd=ROOT, check=False, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_promtool_can_read_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}
+        for number, expression in enumerate(queries())
+    ]
+    file = tmp_path / "rules.yml"  # JSON is YAML
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    ended = subprocess.run(
+        [promtool, "check", "rules", str(file)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
