@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from tests.tour.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -128,7 +129,8 @@ def test_every_alert_says_what_is_the_matter_and_what_to_do() -> None:
 
 @pytest.fixture
 def promtool() -> str:
-    path = shutil.which("promtool")
+    beside_python = str(Path(sys.executable).parent)
+    path = shutil.which("promtool") or shutil.which("promtool", path=beside_python)
     if path is None:
         pytest.skip("promtool is not on the PATH: Debian's package prometheus has it")
     return path
