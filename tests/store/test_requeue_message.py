@@ -104,7 +104,7 @@ async def test_quarantined_bytes_that_are_a_message_go_round_again(
     assert read(entry.data)[1] == one.record
     assert await requeue(store, State.QUARANTINED, entry) is Settled.DONE
     (second,) = await take(store)
-    assert message(second) == message(one)
+    assert message(second) == message(one).revived()
     await settle(store, second, None)
     assert contents(await snapshot(raw, TOPIC), State.QUARANTINED) == {}
 
