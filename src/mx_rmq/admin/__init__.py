@@ -1,15 +1,29 @@
 """What operators do with a queue."""
 
-from mx_rmq.admin.admin import ARCHIVES, Admin
-from mx_rmq.admin.view import Cancelled, FailureView, MessageView, Page, Stats, WorkerView
+from mx_rmq.admin.admin import ARCHIVES, WAITING, Admin
+from mx_rmq.admin.bulk import Progress
+from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.view import (
+    Cancelled,
+    Doing,
+    FailureView,
+    MessageView,
+    Page,
+    Stats,
+    WorkerView,
+)
 
 __all__ = [
     "ARCHIVES",
+    "WAITING",
     "Admin",
     "Cancelled",
+    "Doing",
     "FailureView",
+    "Filter",
     "MessageView",
     "Page",
+    "Progress",
     "Stats",
     "WorkerView",
 ]
