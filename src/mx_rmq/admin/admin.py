@@ -245,7 +245,7 @@ class Admin:
                 return False
             return dry_run or await self._requeue(part, found, message)
 
-        scope = Scope(filter=filter, limit=limit, rate=rate, progress=progress)
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
         return await self._each(topic, _one_of(ARCHIVES, state), requeue, scope, reads=True)
 
     async def discard_all(
@@ -267,7 +267,7 @@ class Admin:
         async def discard(part: str, found: Found) -> bool:
             return dry_run or await self._discard(part, found)
 
-        scope = Scope(filter=filter, limit=limit, rate=rate, progress=progress)
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
         return await self._each(topic, _one_of(ARCHIVES, state), discard, scope)
 
     async def cancel_all(
@@ -291,7 +291,7 @@ class Admin:
         async def cancel(part: str, found: Found) -> bool:
             return dry_run or bool(await self._store.cancel_message(part, found.id))
 
-        scope = Scope(filter=filter, limit=limit, rate=rate, progress=progress)
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
         return await self._each(topic, _one_of(WAITING, state), cancel, scope)
 
     async def _each(

@@ -51,6 +51,8 @@ class Scope:
     limit: int | None = None
     rate: float | None = None
     """Acts a second, at the most."""
+    dry_run: bool = False
+    """The act only says whether it could be done."""
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
@@ -101,13 +103,13 @@ class Bulk:
             messages = await self._read(part, step)
             step = step[len(messages) :]
             for found in messages:
-                if self._done == self._scope.limit:
-                    return False
                 self._looked += 1
                 if found is not None and self._means(part, found):
                     await self._keep_pace()
                     self._done += await self._act(part, found)
                     self._tell()
+                if self._done == self._scope.limit:
+                    return False
             self._tell()
         return True
 
@@ -121,7 +123,7 @@ class Bulk:
 
     async def _keep_pace(self) -> None:
         """Wait until the next act may be done."""
-        if self._scope.rate is None:
+        if self._scope.rate is None or self._scope.dry_run:
             return
         now = time.monotonic()
         if self._next_at > now:
