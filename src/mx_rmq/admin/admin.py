@@ -99,6 +99,12 @@ class Admin:
             None if found is None else message_view(topic, found[1], partition=number_of(found[0]))
         )
 
+    async def find(self, id: str) -> builtins.list[MessageView]:
+        """Look for a message in every topic; return it from each that has one with this id."""
+        _text(id)
+        found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
+        return [one for one in found if one is not None]
+
     async def list(
         self,
         topic: str,

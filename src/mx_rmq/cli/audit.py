@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.output import as_json, count, print_json, printable, say
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Check that every message is in exactly one state.")
-@click.argument("topics", nargs=-1)
+@click.argument("topics", nargs=-1, shell_complete=complete_topic)
 @as_json
 @on_admin
 async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
