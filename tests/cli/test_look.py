@@ -449,8 +449,10 @@ async def test_what_is_wrong_is_told_with_its_partition(
     assert f"the first: partition 1: {one.id}: a record without a state." in told.stdout
 
 
-async def test_the_doctor_counts_all_partitions(store: Store, server: Server) -> None:
+async def test_the_doctor_counts_all_partitions(store: Store, server: Server, clock: Clock) -> None:
     await store.register_topics({TOPIC: 2})
     await store.produce_delay_message(f"{TOPIC}/1", [draft(delay=1000)])
+    clock.now = int(time.time() * 1000)
+    await store.beat_worker("w1", msgspec.json.encode({"topics": [TOPIC]}))
     told = await run(server, "doctor")
     assert f"topic {TOPIC}: 1 message in 2 partitions, each in exactly one state" in told.stdout

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.bulk import Bulk, Scope
+from mx_rmq.admin.filter import Filter
 from mx_rmq.admin.paging import turn_page
 from mx_rmq.admin.revive import edited, revived
 from mx_rmq.admin.search import search_page
@@ -29,13 +30,13 @@ from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, number_of
 from mx_rmq.core.partition import partitions as all_parts
 from mx_rmq.store.answers import Settled
+from mx_rmq.store.pages import levels
 
 if TYPE_CHECKING:
     import builtins
     from collections.abc import Callable
 
     from mx_rmq.admin.bulk import Act, Progress
-    from mx_rmq.admin.filter import Filter
     from mx_rmq.core.message import Message
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
@@ -90,6 +91,27 @@ class Admin:
             dropped=sum(one.dropped for one in counts),
             partitions=len(parts),
         )
+
+    async def count(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> int:
+        """Count the messages of a state between two times, without looking at any of them.
+
+        The time is as in a Filter, which pending ones do not have: of them all are counted.
+        """
+        chosen = _state(state)
+        low, high = Filter(since=since, until=until).times(chosen)
+
+        async def count(part: str) -> int:
+            ways = range(levels(chosen))
+            return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
+
+        return sum(await ask_all(await self._parts(topic), count))
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
