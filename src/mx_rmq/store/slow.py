@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,9 @@ from mx_rmq.store.script import load, names
 if TYPE_CHECKING:
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
+
+_OPENING: Final = re.compile(r"-- (\w+):")
+"""How each of our scripts begins."""
 
 ENTRIES: Final = 128
 """Entries of the log that are looked at: as many as a server keeps by default."""
@@ -67,7 +71,8 @@ def _read(entry: Any, prefix: str) -> Slow | None:
         return None
     if not words[3].startswith(f"{prefix}:"):
         return None
-    script = _scripts().get(words[1], "a script") if words[0].upper() == "EVALSHA" else "a script"
+    opening = _OPENING.match(words[1])  # if it was sent along
+    script = opening[1] if opening else _scripts().get(words[1], "a script")
     return Slow(script=script, key=words[3], ms=int(entry[2]) / 1000, at=int(entry[1]))
 
 

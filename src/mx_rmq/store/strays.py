@@ -27,11 +27,10 @@ _HOLDS: Final = r"\}:(payload|dlq:payload|error:parse:payload)"
 async def strays(caller: Caller, keys: Keys, scratch: str) -> Finding:
     """Look through the keys of a server, a step at a time and not without end."""
     holds = re.compile(re.escape(keys.prefix) + r":\{([^{}]+)" + _HOLDS)
-    listed = await caller.command("HGETALL", keys.topics)
-    known = {name.decode("utf-8", "replace"): _number(count) for name, count in listed.items()}
     found: set[str] = set()
     cursor, steps = 0, 0
     try:
+        listed = await caller.command("HGETALL", keys.topics)
         while steps == 0 or (cursor and steps < STEPS):
             words = (cursor, "MATCH", f"{keys.prefix}:{{*", "COUNT", STEP)
             cursor, names = await caller.command("SCAN", *words, at=scratch)
@@ -47,6 +46,7 @@ async def strays(caller: Caller, keys: Keys, scratch: str) -> Finding:
             "are not listed",
             "Grant +scan (ACL SETUSER)",
         )
+    known = {name.decode("utf-8", "replace"): _number(count) for name, count in listed.items()}
     lost = sorted(part for part in found if number_of(part) >= known.get(topic_of(part), 0))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
