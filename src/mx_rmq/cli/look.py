@@ -25,6 +25,7 @@ from mx_rmq.cli.output import (
     printable,
     say,
     screen,
+    show_table,
     table,
     when,
 )
@@ -75,7 +76,7 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     if as_json:
         print_json({"topics": [_document(one) for one in found]})
     else:
-        print_table(_table(found)) if found else say("no topics yet")
+        show_table(_table(found)) if found else say("no topics yet")
     for line in away:
         click.echo(printable(f"not counted: {line}"), err=True)
     return 2 if away else 0
@@ -162,7 +163,7 @@ async def list_messages(
         return 0
     title, time = TIME_OF[State(state)]
     columns = ("id", "priority", "attempts", title, "note", "payload")
-    print_table(table(columns, (_row(one, getattr(one, time)) for one in page.messages)))
+    print_table(columns, (_row(one, getattr(one, time)) for one in page.messages))
     if page.cursor is not None:
         say(f"there are more: --cursor {page.cursor}")
     return 0
@@ -211,7 +212,7 @@ async def workers(admin: Admin, running: bool, as_json: bool) -> int:
     elif not found:
         say("no worker was heard of")
     else:
-        print_table(_running(found) if running else _workers(found))
+        show_table(_running(found) if running else _workers(found))
     return 0
 
 

@@ -96,8 +96,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     return table
 
 
-def print_table(table: Table) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table."""
+    show_table(table(columns, rows))
+
+
+def show_table(table: Table) -> None:
+    """Print a table that is made already."""
     _console().print(table)
 
 
