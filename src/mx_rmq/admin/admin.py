@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.bulk import Bulk, Scope
-from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.paging import turn_page
 from mx_rmq.admin.revive import edited, revived
 from mx_rmq.admin.search import search_page
@@ -105,7 +105,7 @@ class Admin:
         The time is as in a Filter, which pending ones do not have: of them all are counted.
         """
         chosen = _state(state)
-        low, high = Filter(since=since, until=until).times(chosen)
+        low, high = times(Filter(since=since, until=until), chosen)
 
         async def count(part: str) -> int:
             ways = range(levels(chosen))

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.filter import Filter, matches, must_read, times
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.sweep import sweeps
 from mx_rmq.core.errors import InvalidInput
@@ -76,8 +76,8 @@ class Bulk:
         self._state = state
         self._act = act
         self._scope = scope
-        self._times = wanted.times(state)
-        self._wanted = wanted if wanted.reads(state) else None
+        self._times = times(wanted, state)
+        self._wanted = wanted if must_read(wanted, state) else None
         self._reads = reads or self._wanted is not None
         self._done = self._looked = self._total = 0
         self._next_at = 0.0
@@ -119,7 +119,7 @@ class Bulk:
         return await self._pages.read(part, self._state, step, most=REPLY_BYTES)
 
     def _means(self, part: str, found: Found) -> bool:
-        return self._wanted is None or self._wanted.matches(topic_of(part), found)
+        return self._wanted is None or matches(self._wanted, topic_of(part), found)
 
     async def _keep_pace(self) -> None:
         """Wait until the next act may be done."""

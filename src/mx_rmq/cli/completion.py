@@ -22,7 +22,7 @@ PROGRAM: Final = "mx-rmq"
 
 
 @click.command(short_help="Print what a shell needs to complete commands and topics.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]), metavar="SHELL")
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the completion script of SHELL.
