@@ -7,7 +7,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
@@ -23,14 +30,22 @@ def bar(deed: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
         yield lambda _: None
         return
     columns = (
-        TextColumn("{task.description}"),
+        SpinnerColumn(),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("looked at, {task.fields[done]:,} " + deed),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
         TimeRemainingColumn(),
     )
     console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    with Bar(*columns, console=console, transient=True) as shown:
+    with Bar(
+        *columns,
+        console=console,
+        transient=True,
+        redirect_stdout=False,  # it would come out on standard error
+        redirect_stderr=False,
+    ) as shown:
         task = shown.add_task("", total=None, done=0)
 
         def tell(progress: Progress) -> None:

@@ -36,8 +36,10 @@ OPERATOR: Final[dict[str, tuple[Value, ...]]] = {
 WORKER: Final[dict[str, tuple[Value, ...]]] = {
     "BLPOP": ("0.01",),
     "HDEL": ("f",),
-    "HMGET": ("f",),
+    "HEXISTS": ("f",),
+    "HGET": ("f",),
 }
+"""What a worker runs to hear, to come and to go."""
 
 
 async def rights(caller: Caller, scratch: str) -> list[Finding]:
