@@ -84,17 +84,18 @@ class Bulk:
 
     async def run(self, parts: Sequence[str]) -> int:
         """Go through the messages that there are now; return on how many it was done."""
-        ways = sweeps(self._pages, parts, self._state, self._times)
+        ways = {part: sweeps(self._pages, part, self._state, self._times) for part in parts}
 
         async def begin(part: str) -> int:
-            return sum([await way.begin() for way in ways if way.part == part])
+            return sum([await way.begin() for way in ways[part]])
 
         self._total = sum(await ask_all(parts, begin))
         self._tell()
-        for way in ways:
-            while step := await way.step():
-                if not await self._work_on(way.part, step):
-                    return self._done
+        for part in parts:
+            for way in ways[part]:
+                while step := await way.step():
+                    if not await self._work_on(part, step):
+                        return self._done
         return self._done
 
     async def _work_on(self, part: str, step: Sequence[Entry]) -> bool:

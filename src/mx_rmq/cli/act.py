@@ -52,7 +52,7 @@ def _on_many(states: tuple[State, ...]) -> Callable[[Callable[..., Any]], Callab
     return give
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
     """What a command does."""
 
@@ -87,7 +87,14 @@ async def requeue(
     async def one(id: str) -> bool:
         return await admin.requeue(topic, id, state=state)
 
-    deed = Deed("requeue", "requeued", False, one, admin.requeue_all, ARCHIVES)
+    deed = Deed(
+        verb="requeue",
+        done="requeued",
+        asks=False,
+        one=one,
+        many=admin.requeue_all,
+        states=ARCHIVES,
+    )
     return await _do(admin, deed, topic, ids, state, **options)
 
 
@@ -111,7 +118,14 @@ async def discard(
     async def one(id: str) -> bool:
         return await admin.discard(topic, id, state=state)
 
-    deed = Deed("discard", "discarded", True, one, admin.discard_all, ARCHIVES)
+    deed = Deed(
+        verb="discard",
+        done="discarded",
+        asks=True,
+        one=one,
+        many=admin.discard_all,
+        states=ARCHIVES,
+    )
     return await _do(admin, deed, topic, ids, state, **options)
 
 
@@ -141,7 +155,9 @@ async def cancel(
             raise InvalidInput(f"message {id!r} is in processing: a worker has begun with it")
         return bool(answer)
 
-    deed = Deed("cancel", "cancelled", True, one, admin.cancel_all, WAITING)
+    deed = Deed(
+        verb="cancel", done="cancelled", asks=True, one=one, many=admin.cancel_all, states=WAITING
+    )
     return await _do(admin, deed, topic, ids, state, **options)
 
 

@@ -17,6 +17,7 @@ from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
+    from mx_rmq.store.audit import Violation
 
 
 @click.command(short_help="Check that every message is in exactly one state.")
@@ -31,7 +32,9 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     """
     known = await admin.topics()
     chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
-    messages, violations, away = 0, [], []
+    messages = 0
+    violations: list[Violation] = []
+    away: list[str] = []
     with bar("violations", quiet=as_json) as show:
         for number, topic in enumerate(chosen):
             show(Progress(len(violations), number, len(chosen)))
