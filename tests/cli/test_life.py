@@ -56,3 +56,22 @@ async def test_a_foreign_hand_cannot_harm_the_terminal(
     await raw.xadd(store.keys.of(TOPIC).history, entry)  # type: ignore[arg-type]
     told = await run(server, "tail", "--ago", "60", "--limit", "2")
     assert harmless(told.stdout)
+
+
+async def test_show_tells_the_life_of_a_message_also_when_it_is_gone(
+    store: Store, server: Server
+) -> None:
+    (one,) = await leased(store)
+    told = await run(server, "show", one.id)
+    assert [line.split()[2] for line in told.stdout.partition("history:")[2].splitlines()[1:3]] == [
+        "produced",
+        "dispatched",
+    ]
+    await store.complete_message(TOPIC, "w1", [one.claim])
+    told = await run(server, "show", one.id)
+    assert told.exit_code == 0
+    assert "state:       gone\n" in told.stdout
+    document = json.loads((await run(server, "show", TOPIC, one.id, "--json")).stdout)
+    assert document["state"] is None
+    assert [one["what"] for one in document["history"]] == ["produced", "dispatched", "completed"]
+    assert (await run(server, "show", "unknown")).exit_code == 1
