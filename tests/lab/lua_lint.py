@@ -24,6 +24,7 @@ READS: Final = {
     **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
+    **dict.fromkeys(("SCARD", "SISMEMBER"), "SET"),
     **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""

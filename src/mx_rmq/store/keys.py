@@ -19,6 +19,8 @@ them is a topic.
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
     mx-rmq:{topic}:totals                     HASH    what happened -> to how many messages, ever
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
+    mx-rmq:{topic}:cancelled                  SET     ids that are still in a long list of pending
+                                                      ones, though their messages were cancelled
     mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
@@ -62,6 +64,7 @@ class TopicKeys:
     meta: str
     totals: str
     history: str
+    cancelled: str
     recent: str
     _receipt: str
 
@@ -76,6 +79,7 @@ class TopicKeys:
             **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
             **dict.fromkeys((self.dlq, self.error_parse_queue), "zset"),
             self.history: "stream",
+            self.cancelled: "set",
         }
 
     def receipt(self, lane: str) -> str:
@@ -129,6 +133,7 @@ class Keys:
                 meta=f"{base}:meta",
                 totals=f"{base}:totals",
                 history=f"{base}:history",
+                cancelled=f"{base}:cancelled",
                 recent=f"{base}:recent",
                 _receipt=f"{base}:receipt:",
             )

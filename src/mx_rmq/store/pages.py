@@ -25,6 +25,8 @@ MAX_PAGE: Final = 1000
 FIRST_STEP: Final = 4
 LONGEST_STEP: Final = 100
 """Contents read by one command; how many depends on how long they turn out to be."""
+NEXT: Final = 20
+"""Ids among which the message that is taken next is looked for."""
 REPLY_BYTES: Final = 4 * 1_048_576
 """About how long one reply with contents may become."""
 
@@ -193,13 +195,19 @@ class Pages:
         return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
 
     async def next_records(self, topic: str) -> list[bytes]:
-        """Return the record of the message that is taken next, of each priority that has one."""
+        """Return the record of the message that is taken next, of each priority that has one.
+
+        If many that were cancelled stand before it, it is not found.
+        """
         keys = self._keys.of(topic)
-        ids: list[bytes] = []
+        records: list[bytes] = []
         for key in _indexes(keys, State.PENDING):
-            ids += await self._caller.command("LRANGE", key, -1, -1)
-        records = await self._contents(keys.payload, ids)
-        return [record for record in records if record is not None]
+            for id in reversed(await self._caller.command("LRANGE", key, -NEXT, -1)):
+                record = await self._caller.command("HGET", keys.payload, id)
+                if record is not None:
+                    records.append(record)
+                    break
+        return records
 
     async def _slice(
         self, key: str, state: State, start: int, count: int

@@ -16,7 +16,8 @@ local processing        = KEYS[7]  -- HASH  id -> lease, token:worker
 local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
 local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
-local totals            = KEYS[11] -- HASH  how many messages ever went which way
+local cancelled         = KEYS[11] -- SET  ids that are still in a pending list
+local totals            = KEYS[12] -- HASH  how many messages ever went which way
 
 local waiting, delayed = 0, 0
 local ever = redis.pcall('HGETALL', totals)
@@ -26,6 +27,7 @@ end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = delayed + redis.call('ZCARD', key)
 end
+waiting = math.max(0, waiting - redis.call('SCARD', cancelled))
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
   redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),

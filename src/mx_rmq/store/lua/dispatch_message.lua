@@ -3,7 +3,8 @@
 -- Hands up to max_count messages to a worker, each with a lease: a deadline, and a token that
 -- only grows (also when a failover has lost the counter, since it is never behind the clock).
 -- High goes before normal before low, but of every ten turns one offers normal first and one low
--- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
+-- first, so that nobody starves. An id without a record, or with a lease, is dropped, and counted
+-- unless its message was cancelled.
 -- A level whose key has a wrong type is passed over. With alone, nothing is given while a message
 -- is in processing: so a worker that handles its batch one by one keeps the order. One reply holds
 -- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
@@ -21,9 +22,10 @@ local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local receipt        = KEYS[9]  -- STRING  number and answer of the lane's last call
-local totals         = KEYS[10] -- HASH  how many messages ever went which way
-local history        = KEYS[11] -- STREAM  what has happened, newest last
+local cancelled      = KEYS[9]  -- SET  ids that are still in a pending list
+local receipt        = KEYS[10] -- STRING  number and answer of the lane's last call
+local totals         = KEYS[11] -- HASH  how many messages ever went which way
+local history        = KEYS[12] -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -118,6 +120,7 @@ until fit < upto or fit == #ids
 local held = redis.call('HMGET', processing, unpack(ids))
 local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
+local surplus, gone = {}, {}
 
 local too_many = count - fit
 for level = 3, 1, -1 do
@@ -155,6 +158,8 @@ for i = 1, fit do
     answer[two + 2] = length_text
     answer[two + 3] = id
     token, digit, given = token + 1, digit + 1, given + 1
+  elseif not gone[id] and redis.pcall('SISMEMBER', cancelled, id) == 1 then
+    gone[id], surplus[#surplus + 1] = true, id
   else
     dropped = dropped + 1
   end
@@ -180,6 +185,7 @@ if given > 0 then
   if flat_set then redis.call('ZREM', expire_monitor, long) end
 end
 redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
+if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
