@@ -8,6 +8,7 @@ from mx_rmq.cli.act import cancel, discard, grow, pause, requeue, resume
 from mx_rmq.cli.audit import audit
 from mx_rmq.cli.bench import bench
 from mx_rmq.cli.capacity import capacity
+from mx_rmq.cli.dashboard import dashboard
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.look import list_messages, show, stats, workers
@@ -27,6 +28,7 @@ for command in (
     bench,
     cancel,
     capacity,
+    dashboard,
     demo,
     discard,
     doctor,

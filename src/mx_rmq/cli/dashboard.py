@@ -1,0 +1,201 @@
+"""`mx-rmq dashboard`: look into a queue, and put it right, in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+import click
+
+from mx_rmq.cli.connection import CannotDo, Queue, with_options
+from mx_rmq.cli.output import say
+from mx_rmq.cli.work import LEVELS, configure_logging
+from mx_rmq.core.config import QueueSettings
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.queue import MessageQueue
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import uvicorn
+
+    from mx_rmq.dashboard import Dashboard
+
+PORT: Final = 8233
+USER: Final = "operator"
+LEAVE_WITHIN: Final = 3
+"""Seconds that open pages have when it stops."""
+
+
+@click.command(short_help="Look into a queue in a browser, and put it right.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--user", default=USER, show_default=True, help="The name to sign in with.")
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path),
+    help="Holds the password to sign in with. Needed unless it listens on this machine alone.",
+)
+@click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
+@click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="warning",
+    envvar="MX_RMQ_LOG_LEVEL",
+    show_default=True,
+    show_envvar=True,
+)
+@with_options
+def dashboard(
+    url: str | None,
+    prefix: str | None,
+    patience: float | None,
+    host: str,
+    port: int,
+    read_only: bool,
+    user: str,
+    password_file: Path | None,
+    origins: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    audit_log: Path | None,
+    log_level: str,
+) -> None:
+    """Serve a dashboard until Ctrl-C or SIGTERM: topics, messages, dead letters, workers.
+
+    Without a password it listens on this machine alone. Everything done through it is logged, by
+    mx_rmq.dashboard.audit. Exit code 2: it could not begin.
+    """
+    try:
+        settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
+        Queue(settings).check()
+        if password_file is None and not _is_loopback(host):
+            raise InvalidInput(
+                f"--host {host}: others can reach it there, so it needs a password: "
+                "--password-file FILE"
+            )
+        if (tls_cert is None) != (tls_key is None):
+            raise InvalidInput("--tls-cert and --tls-key go together")
+        configure_logging(log_level)
+        _keep_audit_log(audit_log)
+        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        board = _dashboard(mq, host, user, password_file, origins, read_only=read_only)
+        code = asyncio.run(_serve(mq, board, host, port, tls_cert, tls_key, log_level))
+    except KeyboardInterrupt:  # before anything had begun, or right after the end
+        code = 0
+    except MxRmqError as error:
+        raise CannotDo(str(error)) from error
+    except OSError as error:
+        raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
+    sys.exit(code)
+
+
+def _dashboard(
+    mq: MessageQueue,
+    host: str,
+    user: str,
+    password_file: Path | None,
+    origins: tuple[str, ...],
+    *,
+    read_only: bool,
+) -> Dashboard:
+    try:
+        from mx_rmq.dashboard import Dashboard, Password
+        from mx_rmq.dashboard.guard import LOOPBACK
+    except ImportError as error:
+        raise CannotDo(str(error)) from error
+    for origin in origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise InvalidInput(f"--origin {origin} is not of the form https://queues.example.org")
+    authorize = None
+    if password_file is not None:
+        password = password_file.read_text(encoding="utf-8").strip("\r\n")
+        authorize = Password(user, password)
+    names = (*LOOPBACK, host, *(urlsplit(origin).hostname or "" for origin in origins))
+    return Dashboard(
+        mq,
+        authorize=authorize,
+        allow_all=authorize is None,
+        read_only=read_only,
+        hosts=names if _is_loopback(host) else None,
+        origins=origins,
+    )
+
+
+async def _serve(
+    mq: MessageQueue,
+    board: Dashboard,
+    host: str,
+    port: int,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    log_level: str,
+) -> int:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Lets the pages go that listen, when it is told to stop; else it would wait for them."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            loop.call_soon_threadsafe(lambda: asyncio.ensure_future(board.parts.sampler.hush()))
+            super().handle_exit(sig, frame)
+
+    loop = asyncio.get_running_loop()
+    config = uvicorn.Config(
+        board,
+        host=host,
+        port=port,
+        log_config=None,
+        log_level=log_level.lower(),
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LEAVE_WITHIN,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
+    )
+    server = Server(config)
+    async with mq:
+        telling = asyncio.create_task(_tell(server, host, secure=tls_cert is not None))
+        try:
+            await server.serve()
+        except SystemExit as ended:  # uvicorn could not listen, and has logged why
+            raise InvalidInput(f"cannot listen on {host}, port {port}") from ended
+        finally:
+            telling.cancel()
+    return 0
+
+
+async def _tell(server: uvicorn.Server, host: str, *, secure: bool) -> None:
+    while not server.started:
+        await asyncio.sleep(0.02)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    name = f"[{host}]" if ":" in host else host
+    say(f"dashboard: {'https' if secure else 'http'}://{name}:{port}/  (Ctrl-C stops it)")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _keep_audit_log(path: Path | None) -> None:
+    """Let the log of actions speak at every level, and into a file, if one is wanted."""
+    audit = logging.getLogger("mx_rmq.dashboard.audit")
+    audit.setLevel(logging.INFO)
+    if path is not None:
+        handler = logging.FileHandler(path, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        audit.addHandler(handler)
