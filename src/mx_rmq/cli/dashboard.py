@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import click
@@ -20,6 +21,7 @@ from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.queue import MessageQueue
 
 if TYPE_CHECKING:
+    import socket
     from types import FrameType
 
     import uvicorn
@@ -85,18 +87,20 @@ def dashboard(
             )
         if (tls_cert is None) != (tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key go together")
-        configure_logging(log_level)
-        _keep_audit_log(audit_log)
         mq = MessageQueue(url, prefix=prefix, patience=patience)
         board = _dashboard(mq, host, user, password_file, origins, read_only=read_only)
-        code = asyncio.run(_serve(mq, board, host, port, tls_cert, tls_key, log_level))
-    except KeyboardInterrupt:  # before anything had begun, or right after the end
-        code = 0
+        configure_logging(log_level)
+        _keep_audit_log(audit_log)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+        served = _serve(mq, board, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key)
+        asyncio.run(served)
+    except KeyboardInterrupt:  # uvicorn has ended in good order, and says once more why
+        sys.exit(0)
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
     except OSError as error:
         raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
-    sys.exit(code)
 
 
 def _dashboard(
@@ -132,56 +136,41 @@ def _dashboard(
     )
 
 
-async def _serve(
-    mq: MessageQueue,
-    board: Dashboard,
-    host: str,
-    port: int,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    log_level: str,
-) -> int:
+async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     import uvicorn
 
+    loop = asyncio.get_running_loop()
+
     class Server(uvicorn.Server):
-        """Lets the pages go that listen, when it is told to stop; else it would wait for them."""
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            say(f"dashboard: {_address(self)}  (Ctrl-C stops it)")
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            loop.call_soon_threadsafe(lambda: asyncio.ensure_future(board.parts.sampler.hush()))
+            """Let the pages go that listen: else it would wait for them."""
+            loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.hush()))
             super().handle_exit(sig, frame)
 
-    loop = asyncio.get_running_loop()
     config = uvicorn.Config(
         board,
-        host=host,
-        port=port,
         log_config=None,
-        log_level=log_level.lower(),
         access_log=False,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=LEAVE_WITHIN,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=tls_key,
+        **options,
     )
-    server = Server(config)
     async with mq:
-        telling = asyncio.create_task(_tell(server, host, secure=tls_cert is not None))
         try:
-            await server.serve()
-        except SystemExit as ended:  # uvicorn could not listen, and has logged why
-            raise InvalidInput(f"cannot listen on {host}, port {port}") from ended
-        finally:
-            telling.cancel()
-    return 0
+            await Server(config).serve()
+        except SystemExit as ended:  # it could not listen, and has logged why
+            raise InvalidInput(f"cannot listen on {config.host}, port {config.port}") from ended
 
 
-async def _tell(server: uvicorn.Server, host: str, *, secure: bool) -> None:
-    while not server.started:
-        await asyncio.sleep(0.02)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    name = f"[{host}]" if ":" in host else host
-    say(f"dashboard: {'https' if secure else 'http'}://{name}:{port}/  (Ctrl-C stops it)")
+def _address(server: uvicorn.Server) -> str:
+    config, port = server.config, server.servers[0].sockets[0].getsockname()[1]
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}/"
 
 
 def _is_loopback(host: str) -> bool:
