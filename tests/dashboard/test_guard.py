@@ -81,7 +81,7 @@ async def test_no_action_is_taken_from_elsewhere(mq: MessageQueue, visitor: Visi
     (id,) = await archived(mq.store, State.DEAD)
     token = await visitor.token()
     ours = {"Origin": HERE}
-    foreign = (
+    foreign: tuple[tuple[dict[str, str], dict[str, str]], ...] = (
         ({"token": token}, {"Origin": "http://evil.example"}),
         ({"token": token}, {"Origin": "null"}),
         ({"token": token}, {"Origin": "http://localhost:81"}),

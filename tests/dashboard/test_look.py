@@ -63,16 +63,13 @@ async def test_the_topic_page_lists_each_state(
 ) -> None:
     if state is State.PENDING:
         id = await mq.produce(TOPIC, {"number": 42})
+    elif state is State.PROCESSING:
+        id = (await leased(mq.store))[0].id
     else:
-        one = await (leased(mq.store) if state is State.PROCESSING else _one(mq, state))
-        id = one[0].id
+        id = (await bring(mq.store, state)).id
     page = await visitor.page(f"/topics/{TOPIC}?state={state}")
     assert f"/topics/{TOPIC}/message?id={id}" in page
     assert f'aria-current="true" class="{state}"' in page
-
-
-async def _one(mq: MessageQueue, state: State) -> list[object]:
-    return [await bring(mq.store, state)]
 
 
 async def test_a_list_is_turned_page_by_page_and_searched(

@@ -41,7 +41,7 @@ class Visitor:
     async def token(self) -> str:
         """Return what forms of this session bring back."""
         page = await self.page("/topics/orders")
-        return re.findall(r'name="token" value="([^"]+)"', page)[0]
+        return str(re.findall(r'name="token" value="([^"]+)"', page)[0])
 
     async def post(
         self, path: str, code: int = 303, *, token: str | None = None, **fields: str

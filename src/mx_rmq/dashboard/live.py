@@ -51,16 +51,17 @@ async def _events(sampler: Sampler, topic: str | None) -> AsyncIterator[str]:
     sampler.listeners += 1
     try:
         yield "retry: 3000\n\n"
-        seen: int | None = 0
+        seen = 0
         while True:
             try:
                 async with asyncio.timeout(BEAT):
-                    seen = await sampler.next(seen)
+                    news = await sampler.next(seen)
             except TimeoutError:
                 yield ": still here\n\n"
                 continue
-            if seen is None:
+            if news is None:
                 return
+            seen = news
             if sampler.trouble is not None:
                 text = str(sampler.trouble) or "it did not answer in time"
                 yield _event("away", {"text": text})

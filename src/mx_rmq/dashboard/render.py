@@ -59,7 +59,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        ago=ago, bytes=size, cut=cut, duration=duration, iso=iso, number=number, when=when
+        ago=ago,
+        bytes=size,
+        cut=cut,
+        duration=duration,
+        exact=exact,
+        iso=iso,
+        number=number,
+        when=when,
     )
     return environment
 
@@ -123,6 +130,11 @@ def when(at: float | None) -> str:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError):
         return f"{at:g} s"
+
+
+def exact(at: float) -> str:
+    """Return an instant with its milliseconds: what happens to a message happens fast."""
+    return f"{when(at)}.{int(at * 1000) % 1000:03}"
 
 
 def iso(at: float | None) -> str:
