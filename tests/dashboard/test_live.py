@@ -145,15 +145,13 @@ def test_a_series_keeps_an_hour_and_hides_no_peak() -> None:
 
 
 async def test_metrics_are_served_if_somebody_makes_them(mq: MessageQueue) -> None:
-    async def metrics() -> tuple[bytes, str]:
-        return b"up 1\n", "text/plain; version=0.0.4"
+    async def metrics(accept: str) -> tuple[str, bytes]:
+        return "text/plain; version=0.0.4", f"# {accept}\n".encode()
 
     async with Visitor(Dashboard(mq, allow_all=True, metrics=metrics)) as visitor:
-        answer = await visitor.get("/metrics")
-        assert (answer.text, answer.headers["content-type"]) == (
-            "up 1\n",
-            "text/plain; version=0.0.4",
-        )
+        answer = await visitor.get("/metrics", headers={"Accept": "text/plain"})
+        assert answer.text == "# text/plain\n"
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4"
     async with Visitor(Dashboard(mq, allow_all=True)) as visitor:
         await visitor.get("/metrics", 404)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -30,6 +31,8 @@ THEME_COOKIE: Final = "mx_rmq_theme"
 MOST_BYTES: Final = 8 * 1_048_576
 """Of a form. A payload in it may have tripled by its encoding."""
 MOST_FIELDS: Final = 1000
+FORM_WITHIN: Final = 30.0
+"""Seconds in which a form must have arrived."""
 
 VERSION: Final = version("mx-rmq")
 
@@ -101,11 +104,11 @@ class Ask:
         kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
             raise HTTPException(415, "Only forms are taken.")
-        body = bytearray()
-        async for chunk in self.request.stream():
-            body += chunk
-            if len(body) > MOST_BYTES:
-                raise HTTPException(413, f"A form may have {MOST_BYTES:,} bytes.")
+        try:
+            async with asyncio.timeout(FORM_WITHIN):
+                body = await self._body()
+        except TimeoutError:
+            raise HTTPException(408, "The form did not come in time.") from None
         fields = _fields(body.decode("latin-1"))
         if not hmac.compare_digest(fields.get("token", "").encode(), self.token.encode()):
             raise HTTPException(
@@ -114,6 +117,14 @@ class Ask:
                 "and repeat it.",
             )
         return fields
+
+    async def _body(self) -> bytearray:
+        body = bytearray()
+        async for chunk in self.request.stream():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                raise HTTPException(413, f"A form may have {MOST_BYTES:,} bytes.")
+        return body
 
     def note(self, did: str, outcome: str, *, topic: str = "", id: str = "") -> None:
         """Write into the journal what was done."""

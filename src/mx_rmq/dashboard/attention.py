@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,12 @@ def findings(seen: Round) -> list[Finding]:
     """Return what is wrong, the worst first."""
     found = [*_topics(seen), *_workers(seen)]
     return sorted(found, key=lambda one: (not one.bad, one.topic))
+
+
+def key_of(found: list[Finding]) -> str:
+    """Return what changes when something else is wrong than before, and not with every count."""
+    kinds = repr([(one.bad, one.topic, one.hint) for one in found])
+    return hashlib.blake2b(kinds.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
 def _topics(seen: Round) -> list[Finding]:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.dashboard.attention import findings
+from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.series import KEPT
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.ask import Ask
     from mx_rmq.dashboard.sampler import Round, Sampler
 
-    Metrics = Callable[[], Awaitable[tuple[bytes, str]]]
-    """Returns what Prometheus reads, and its content type."""
+    Metrics = Callable[[str], Awaitable[tuple[str, bytes]]]
+    """Takes the Accept header; returns the content type, and what Prometheus reads."""
 
 POINTS: Final = 360
 """Points of a chart at the most."""
@@ -78,7 +78,9 @@ def _sample(seen: Round, topic: str | None) -> dict[str, Any]:
         sample["all"] = seen.all
         sample["topics"] = seen.points
         sample["workers"] = {"alive": alive, "silent": len(seen.workers) - alive}
-        sample["bad"] = sum(finding.bad for finding in findings(seen))
+        found = findings(seen)
+        sample["bad"] = sum(finding.bad for finding in found)
+        sample["attention"] = key_of(found)
     else:
         sample["topics"] = {topic: seen.points.get(topic)}
     sample["paused"] = sorted(name for name, stats in seen.stats.items() if stats.paused)
@@ -108,8 +110,8 @@ async def sparks(ask: Ask) -> Response:
 async def metrics(answer: Metrics | None, ask: Ask) -> Response:
     """What Prometheus reads."""
     if answer is None:
-        raise HTTPException(404, "No metrics are served here.")
-    data, kind = await answer()
+        raise HTTPException(404, "No metrics are served here: pip install 'mx-rmq[metrics]'")
+    kind, data = await answer(ask.request.headers.get("accept", ""))
     return Response(data, headers={"Content-Type": kind})
 
 

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import render
-from mx_rmq.dashboard.attention import findings
+from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.jobs import Stage
 from mx_rmq.dashboard.search import LAST, Search
 from mx_rmq.dashboard.source import of_each
@@ -42,12 +42,14 @@ ACTS: Final = {
 async def overview(ask: Ask) -> Response:
     """All topics, and what needs somebody."""
     seen = await ask.parts.sampler.first()
+    found = findings(seen)
     alive = sum(worker.alive for worker in seen.workers)
     return ask.page(
         "overview.html",
         here="overview",
         seen=seen,
-        findings=findings(seen),
+        findings=found,
+        key=key_of(found),
         alive=alive,
         silent=len(seen.workers) - alive,
     )

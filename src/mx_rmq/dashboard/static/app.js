@@ -51,7 +51,15 @@ function away(text) {
   if (text && banner.textContent !== text) banner.textContent = text;
 }
 
-let bad = null;
+// What needs somebody has changed: take that part of the page anew.
+async function fetchAttention() {
+  const answer = await fetch(`${base}/`);
+  if (!answer.ok) return;
+  const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("attention");
+  if (fresh) byId("attention")?.replaceWith(document.adoptNode(fresh));
+}
+
+let bad = null, fetched = 0;
 function onSample(sample) {
   away("");
   pulse("live", `live, ${new Date(sample.at * 1000).toISOString().slice(11, 19)} UTC`);
@@ -67,6 +75,10 @@ function onSample(sample) {
     if (fresh) fresh.hidden = Object.keys(sample.topics).every((topic) => known.has(topic));
     if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} things need somebody now` : "Nothing needs somebody now");
     bad = sample.bad;
+    if (byId("attention")?.dataset.key !== sample.attention && Date.now() - fetched > 1500) {
+      fetched = Date.now();
+      fetchAttention().catch(() => {});
+    }
   } else {
     append(sample.at, sample.topics[live]);
     const chip = document.querySelector("[data-paused-here]");
@@ -145,6 +157,18 @@ if (spans) {
     });
   }
 }
+
+// how long ago
+
+function ago(at) {
+  const apart = Date.now() / 1000 - at;
+  if (Math.abs(apart) < 1) return "now";
+  return apart > 0 ? `${duration(apart)} ago` : `in ${duration(-apart)}`;
+}
+
+setInterval(() => {
+  for (const place of document.querySelectorAll("[data-ago]")) place.textContent = ago(Number(place.dataset.ago));
+}, 10000);
 
 // the theme
 
