@@ -80,7 +80,7 @@ async def topic(ask: Ask) -> Response:
         limits=PAGES,
         list=_list(page, state),
         cursor=page.cursor,
-        looked=getattr(page, "looked", None) if search else None,
+        looked=page.looked if search else None,
         acts=ACTS[state],
         first=not ask.query.get("cursor"),
     )

@@ -141,6 +141,7 @@ if (live) {
   setInterval(() => fetchSparks().catch(() => {}), 30000);
   document.addEventListener("visibilitychange", () => (document.hidden ? hush() : begin()));
   addEventListener("pagehide", hush);
+  addEventListener("pageshow", (event) => event.persisted && begin()); // back from the browser's memory
 }
 
 const spans = byId("spans");
