@@ -116,20 +116,18 @@ async def test_what_the_caps_take_away_meanwhile_makes_it_pass_nothing_over(
 ) -> None:
     every = [corpse(number, errors=REFUSED if number % 2 else []) for number in range(1000)]
     await fill(store, raw, every, at=clock.now)
-    keys, gone = store.keys.of(TOPIC), 0
+    keys = store.keys.of(TOPIC)
+    oldest = [one.id for one in every[:50]]
+    trimmed: list[asyncio.Future[None]] = []
 
     def trim(progress: Progress) -> None:
-        nonlocal gone
-        if progress.done == 100 and not gone:
-            gone = 1
+        if progress.done == 100 and not trimmed:
             trimmed.append(asyncio.ensure_future(take_away()))
 
     async def take_away() -> None:
-        for id in await raw.zrange(keys.dlq, 0, 49):
-            await raw.zrem(keys.dlq, id)
-            await raw.hdel(keys.dlq_payload, id)
+        await raw.zrem(keys.dlq, *oldest)
+        await raw.hdel(keys.dlq_payload, *oldest)
 
-    trimmed: list[asyncio.Future[None]] = []
     await admin.discard_all(TOPIC, State.DEAD, filter=Filter(error="Refused"), progress=trim)
     await asyncio.gather(*trimmed)
     left = (await admin.list(TOPIC, State.DEAD, limit=1000)).messages

@@ -28,6 +28,14 @@ async def state_of(mq: MessageQueue, id: str) -> State | None:
     return None if found is None else found.state
 
 
+async def test_the_history_says_who_it_was(mq: MessageQueue) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    async with Visitor(Dashboard(mq, authorize=lambda request: "anna@example.org")) as visitor:
+        answer = await visitor.submit(f"/topics/{TOPIC}/message?id={id}", "Requeue")
+    assert 'requeued</span>\n        <span>by <span class="mono">anna@example.org' in answer.text
+    assert [one.by for one in await mq.admin.history(TOPIC, id)][-1] == "anna@example.org"
+
+
 async def test_a_topic_is_paused_and_resumed(mq: MessageQueue, visitor: Visitor) -> None:
     await mq.produce(TOPIC, 1)
     answer = await visitor.submit(f"/topics/{TOPIC}", "Pause")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
 from tests.lab.messages import TOPIC, pending
@@ -64,6 +65,10 @@ async def test_it_serves_on_this_machine_until_it_is_told_to_stop(
         data, headers = {"token": token}, {"Origin": one.url.rstrip("/")}
         paused = client.post(f"/topics/{TOPIC}/pause", data=data, headers=headers)
         assert paused.status_code == 303
+        metrics = {
+            one.name: one for one in text_string_to_metric_families(client.get("/metrics").text)
+        }
+        assert metrics["mx_rmq_paused"].samples[0].value == 1
         assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
         with client.stream("GET", "/live") as stream:
             assert next(stream.iter_lines()) == "retry: 3000"

@@ -128,6 +128,22 @@ async def test_a_message_is_shown_with_its_errors_headers_and_payload(
     assert "attachment" in answer.headers["content-disposition"]
 
 
+async def test_a_message_has_a_history_also_when_it_is_finished(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    @mq.handler("mails")
+    async def send(mail: str) -> None:
+        pass
+
+    id = await mq.produce("mails", "hello")
+    await Worker(mq, name="w-1").drain()
+    text = text_of(await visitor.page(f"/topics/mails/message?id={id}"))
+    assert "not in the topic any more" in text
+    assert re.search(r"produced .* dispatched by w-1 .* completed by w-1", text)
+    answer = await visitor.get(f"/find?id={id}", 303)
+    assert answer.headers["location"] == f"/topics/mails/message?id={id}"
+
+
 async def test_a_huge_payload_is_shown_in_part_and_lists_stay_small(
     mq: MessageQueue, visitor: Visitor
 ) -> None:

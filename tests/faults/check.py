@@ -161,6 +161,7 @@ class Reading:
         """The ids under which a label was run."""
         self.killed: dict[str, float] = {}
         self.frozen = Spells()
+        self.starved = Spells()
         self.trouble = Spells()
         self._calls: dict[tuple[str, int], list[Settle]] = {}
         for note in notes:
@@ -198,6 +199,9 @@ class Reading:
                 self.trouble.begin("", note.at)
             case What.CALM:
                 self.trouble.end("", note.at)
+            case What.STARVED:
+                self.starved.begin(note.who, note.since)
+                self.starved.end(note.who, note.at)
             case What.HIRED:
                 pass
 
@@ -215,6 +219,8 @@ class Reading:
             return "the server or the network failed"
         if one.at - one.since >= self._lease:
             return "the machine was so busy that its lease was over before it knew of it"
+        if self.starved.touch(one.who, one.since, later.at):
+            return "the machine was so busy that its process did not run"
         return ""
 
     def _produced(self, note: Note) -> None:

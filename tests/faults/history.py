@@ -39,6 +39,9 @@ class What(StrEnum):
     ANSWER = "answer"
     """What it has answered."""
 
+    STARVED = "starved"
+    """The process did not run since then: the machine was busy, or the lab had frozen it."""
+
     # handlers
     START = "start"
     FAIL = "fail"

@@ -115,6 +115,7 @@ async def _work(place: Place, hired: Hired) -> None:
 def make(place: Place, journal: Journal) -> MessageQueue:
     """Return the queue of a worker, whose handlers do what the label says."""
     RecordedStore.journal = journal
+    threading.Thread(target=_watch, args=(journal, place.lease), daemon=True).start()
     vars(mx_rmq.queue)["Store"] = RecordedStore
     mq = MessageQueue(place.url, lease=place.lease, patience=place.patience)
     settings: dict[str, Any] = {"retry": RETRY, "max_attempts": 1_000, "max_crashes": 1_000}
@@ -145,6 +146,15 @@ def make(place: Place, journal: Journal) -> MessageQueue:
         finish(errand, delivery)
 
     return mq
+
+
+def _watch(journal: Journal, lease: float) -> None:
+    """Note when this process gets no processor for a part of a lease: then it may lose one."""
+    while True:
+        began = time.monotonic()
+        time.sleep(lease / 20)
+        if time.monotonic() - began > lease / 3:
+            journal.note(What.STARVED, since=began)
 
 
 def _note(journal: Journal, what: What, delivery: Delivery, *words: str) -> None:

@@ -29,8 +29,8 @@ WORKERS: Final = 3
 MESSAGES: Final = 17_000
 """Messages a minute: a little more than a million in an hour."""
 LEASE: Final = 5.0
-SILENT: Final = 3.0
-"""Seconds for which the server answers nobody."""
+SILENT: Final = 7.0
+"""Seconds for which the server answers nobody: longer than a lease, and yet nobody may lose his."""
 PAUSE: Final = (5.0, 25.0)
 """Seconds between two faults."""
 FLAT: Final = 1.05
@@ -93,7 +93,7 @@ class Soak:
             "scripts flushed": self._flush,
             "all connections killed": self._cut,
             "out of memory": self._fill,
-            "server silent for 3 s": self._silence,
+            f"server silent for {SILENT:g} s": self._silence,
         }
         while True:
             await asyncio.sleep(random.uniform(*PAUSE))
@@ -145,7 +145,7 @@ class Soak:
         await self._command("CONFIG", "SET", "maxmemory", "0")
 
     async def _silence(self) -> None:
-        """Let every call wait, for less than a lease: nobody may lose his."""
+        """Let every call wait. Then everybody extends his leases before anybody takes one over."""
         await self._command("CLIENT", "PAUSE", str(round(SILENT * 1000)), "ALL")
         await asyncio.sleep(SILENT)
 

@@ -107,6 +107,9 @@ class Story:
     def frozen(self, who: str) -> Story:
         return self._add(What.FROZEN, who)
 
+    def starved(self, who: str) -> Story:
+        return self._add(What.STARVED, who, since=float(len(self.notes)) - 0.5)
+
     def verdict(self, **ends: set[str]) -> list[str]:
         return sorted(check(self.notes, Ends(**ends)).found)
 
@@ -160,6 +163,13 @@ def test_a_stale_complete_that_is_refused_is_innocent() -> None:
     story = Story().produced().leased("w1", 1).frozen("w1").leased("w2", 2, lost_by="w1")
     story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3).settled("w2", 3)
     assert story.settled("w1", 1, answer="0").verdict() == []
+
+
+@pytest.mark.parametrize(("who", "verdict"), [("w1", []), ("w2", ["a lease lost without a cause"])])
+def test_a_lease_may_be_lost_by_a_process_that_did_not_run(who: str, verdict: list[str]) -> None:
+    story = Story().produced().leased("w1", 1).starved(who).leased("w2", 2, lost_by="w1")
+    story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3).settled("w2", 3)
+    assert story.verdict() == verdict
 
 
 def test_two_leases_at_once_are_found() -> None:

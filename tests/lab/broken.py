@@ -9,6 +9,7 @@ import pytest
 
 from mx_rmq.core.errors import WrongType
 from mx_rmq.store.lane import Lane
+from mx_rmq.store.script import load
 from tests.lab.messages import TOPIC
 from tests.lab.snapshot import snapshot
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store
+
+TELLING = ("totals", "history")
+"""The keys that only tell of what was done: a script does its work without them."""
+
+
+def vital(script: str) -> list[str]:
+    """Return the keys without which a script does nothing, by name."""
+    return [name for name in load(script).keys if name not in TELLING]
 
 
 def key_named(store: Store, name: str) -> str:

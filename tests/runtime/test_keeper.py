@@ -10,13 +10,16 @@ from redis import Redis as SyncRedis
 
 from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
+from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
+from mx_rmq.store.store import Store
 from tests.lab.proxy import Proxy
 from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
     from redis.asyncio import Redis
 
     from mx_rmq import MessageQueue
@@ -211,6 +214,60 @@ async def test_leases_survive_a_server_that_is_away_for_less_than_them(
         assert seen.of(events.LeaseLost) == []
 
 
+async def test_a_reply_that_is_lost_costs_nobody_a_lease(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        queue(proxy.url, lease=3.0) as mq,
+    ):
+        seen, gate = Seen(mq.events), asyncio.Event()
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            await gate.wait()
+
+        extend = _sha("extend_lease")
+        proxy.hold_reply(match=extend)
+        await mq.produce("t", 1)
+        async with Worker(mq):
+            await until(lambda: proxy.count(extend) >= 4)
+            gate.set()
+            await seen.wait(events.Completed)
+        assert seen.of(events.TakenOver) == []
+
+
+async def test_a_server_that_is_silent_for_longer_than_a_lease_costs_nobody_his_message(
+    raw: Redis, server: Server
+) -> None:
+    lease = 4.0
+    async with queue(server.url, lease=lease) as holder, queue(server.url, lease=lease) as other:
+        runs: list[int] = []
+        gate = asyncio.Event()
+
+        async def handle(payload: int) -> None:
+            runs.append(payload)
+            await gate.wait()
+
+        for mq in (holder, other):
+            for topic in ("a", "b"):
+                mq.handler(topic)(handle)
+        seen = [Seen(mq.events) for mq in (holder, other)]
+        async with Worker(holder), Worker(other):
+            for number in range(3):  # so that their leases do not run out all at once
+                for topic in ("a", "b"):
+                    await holder.produce(topic, number)
+                await asyncio.sleep(lease / 8)
+            await until(lambda: len(runs) == 6)
+            await raw.client_pause(round(lease * 1200))
+            await raw.ping()  # answered when it is over
+            await asyncio.sleep(lease)  # if anybody took something over, it would be now
+            gate.set()
+            await until(lambda: sum(len(one.of(events.Completed)) for one in seen) == 6)
+        assert sorted(runs) == [0, 0, 1, 1, 2, 2]
+        assert [event for one in seen for event in one.of(events.TakenOver)] == []
+
+
 async def test_a_broken_topic_does_not_cost_the_others_their_leases(
     raw: Redis, server: Server
 ) -> None:
@@ -282,6 +339,38 @@ async def test_what_waits_behind_a_handler_that_blocks_the_loop_is_handed_back(
         assert len(free) == 9
         assert sorted(runs) == [(number, 1) for number in range(10)]
         assert seen.of(events.TakenOver) == []
+
+
+async def test_what_cannot_be_handed_back_at_once_is_handed_back_later(
+    raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, tries = Store.release_message, 0
+
+    async def away_at_first(self: Store, *args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ServerUnavailable("for a moment")
+        return await release(self, *args)
+
+    monkeypatch.setattr(Store, "release_message", away_at_first)
+    async with queue(server.url, lease=0.5) as mq:
+        seen, free = Seen(mq.events), list[Any]()
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            if free:
+                return
+            with SyncRedis.from_url(server.url) as other:
+                deadline = time.monotonic() + 8
+                while time.monotonic() < deadline and len(free) < 2:
+                    time.sleep(0.02)
+                    free[:] = other.lrange(mq.store.keys.of("t").pending, 0, -1)
+
+        await mq.produce_many("t", range(3))
+        async with Worker(mq):
+            await seen.wait(events.Completed, 3)
+        assert len(free) == 2
 
 
 async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
+HOLD_BACK = 2.0
+"""Seconds, at a lease of 3."""
+
 
 class Watch:
     """A monitor called m, and what it tells."""
@@ -45,9 +48,16 @@ class Watch:
             circumstances=lambda clock: Circumstances(now=clock.now(), worker="m", chance=0.5),
         )
         self.store = store
+        self.know()
+
+    def know(self) -> None:
+        """Let the server have been heard all the time."""
+        link = self.store.link_of(0)
+        link.heard_at, link.heard_since = time.monotonic(), float("-inf")
 
     async def step(self) -> float | None:
         """Look around, then do what is due."""
+        self.know()
         surveyed = await self.store.survey_topics(list(self.monitor._handlers))
         for topic, survey in surveyed.topics.items():
             self.monitor.saw(topic, survey.deadline)
@@ -57,6 +67,8 @@ class Watch:
         """Let it be so much later, by our clock alone."""
         self.clock.jumped_at -= seconds
         monitor = self.monitor
+        monitor._silent_at -= seconds
+        monitor._heard_first_at -= seconds
         for times in (monitor._looked_at, monitor._busy_since, monitor._behind_since):
             for topic in times:
                 times[topic] -= seconds
@@ -178,9 +190,9 @@ async def test_it_holds_back_after_the_server_was_away(store: Store, clock: Cloc
     clock.advance(LEASE)
     watch = Watch(store, lease=3.0)
     store.link_of(0).back_at = time.monotonic()
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
-    store.link_of(0).back_at -= 1.6
+    store.link_of(0).back_at -= HOLD_BACK + 0.1
     await watch.step()
     assert len(watch.seen.of(events.TakenOver)) == 1
 
@@ -191,7 +203,7 @@ async def test_it_holds_back_after_a_jump_of_the_servers_clock(store: Store, clo
     watch.clock.heard(clock.now, time.monotonic())
     watch.clock.heard(clock.advance(LEASE), time.monotonic())
     pause = await watch.step()
-    assert pause == pytest.approx(1.5, abs=0.1)
+    assert pause == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
 
 
@@ -204,10 +216,10 @@ async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_h
     watch.monitor.saw(TOPIC, 0)
     clock.advance(LEASE + 1)
     assert await watch.monitor.step() == 0
-    assert await watch.monitor.step() == pytest.approx(1.5, abs=0.1)
+    assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
     assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == []
-    watch.passed(1.6)
+    watch.passed(HOLD_BACK + 0.1)
     await watch.monitor.step()
     assert watch.seen.of(events.TakenOver) == []
 
@@ -221,9 +233,9 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     watch.clock.heard(clock.now, time.monotonic())
     await watch.step()
     watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
-    watch.passed(1.6)
+    watch.passed(HOLD_BACK + 0.1)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
     assert await watch.step() == pytest.approx(3, abs=0.1)
@@ -237,8 +249,8 @@ async def test_a_jump_that_was_noticed_before_anything_was_seen_in_processing_co
     assert await watch.step() is None
     (gone,) = await leased(store, lease=3000, worker="gone")
     watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
-    watch.passed(1.6)
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
+    watch.passed(HOLD_BACK + 0.1)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
 
@@ -254,9 +266,9 @@ async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_
     watch = Watch(store, lease=3.0)
     assert await watch.step() == pytest.approx(LOOK, abs=0.1)
     watch.passed(LOOK)
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
-    watch.passed(1.6)
+    watch.passed(HOLD_BACK + 0.1)
     await watch.step()
     lost = [event.id for event in watch.seen.of(events.TakenOver)]
     assert sorted(lost) == sorted(one.id for one in taken)
@@ -273,15 +285,17 @@ async def test_longer_leases_than_ours_are_left_alone_while_the_clock_is_right(
     assert watch.seen.of(events.TakenOver) == []
 
 
-async def test_a_call_that_was_under_way_for_long_is_made_once_more_and_believed(
+async def test_a_call_that_was_under_way_for_long_is_made_once_more_later_and_believed(
     store: Store, clock: Clock
 ) -> None:
     (stuck,) = await leased(store)
     watch = Watch(store, lease=3.0)
     watch.clock.heard(clock.now, time.monotonic() - LEASE / 1000 - 1)
     clock.advance(LEASE)
-    assert await watch.step() == 0
+    await watch.step()
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
+    watch.passed(HOLD_BACK)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [stuck.id]
 
@@ -296,13 +310,89 @@ async def test_a_call_that_was_under_way_through_an_outage_takes_nothing_over(
     clock.advance(3600)
     watch.clock._asked_at -= 3.6  # it was away while the call was tried, so this is no jump
     watch.monitor.saw(TOPIC, 0)
-    assert await watch.monitor.step() == 0
-    store.link_of(0).back_at = time.monotonic()
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    await watch.monitor.step()
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
-    store.link_of(0).back_at -= 1.6
+    watch.passed(HOLD_BACK)
     assert await watch.step() == pytest.approx(3, abs=0.2)
     assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_a_jump_that_one_topic_hears_of_costs_the_next_one_nothing(
+    store: Store, clock: Clock
+) -> None:
+    topics = ("a", "b")
+    for topic in topics:
+        await store.produce_normal_message(topic, [draft(1)])
+        await store.dispatch_message(topic, "w1", count=1, lease=LEASE)
+    watch = Watch(store, *topics, lease=3.0)
+    watch.clock.heard(clock.now, time.monotonic())
+    for topic in topics:
+        watch.monitor.saw(topic, 0)
+    clock.advance(LEASE + 1)
+    await watch.monitor.step()
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_a_small_jump_is_held_back_after_too_if_the_lease_is_short(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=3000)
+    watch = Watch(store, lease=3.0)
+    watch.clock.heard(clock.now, time.monotonic())
+    watch.monitor.saw(TOPIC, 0)
+    clock.advance(3001)
+    await watch.monitor.step()
+    assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_a_server_that_was_not_heard_lately_is_heard_first(
+    store: Store, clock: Clock
+) -> None:
+    for topic in ("a", "b"):
+        await store.produce_normal_message(topic, [draft(1)])
+        await store.dispatch_message(topic, "gone", count=1, lease=LEASE)
+    clock.advance(LEASE)
+    watch = Watch(store, "a", "b", lease=3.0)
+    watch.monitor.saw("a", 0)
+    watch.monitor.saw("b", 0)
+    store.link_of(0).heard_at -= 1  # nothing came from it for a second: was it there?
+    await watch.monitor.step()
+    assert await watch.monitor.step() == pytest.approx(0.75, abs=0.1)
+    assert watch.seen.of(events.TakenOver) == []
+    watch.monitor._heard_first_at -= 0.75
+    await watch.monitor.step()
+    assert len(watch.seen.of(events.TakenOver)) == 2
+
+
+async def test_when_calls_fail_it_holds_back_from_the_first_that_gets_through(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=3000)
+    clock.advance(3000)
+    watch = Watch(store, lease=3.0)
+    watch.monitor.saw(TOPIC, 0)
+    store.link_of(0).failed(OSError("refused"))
+    await watch.monitor.step()
+    assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
+    assert watch.seen.of(events.TakenOver) == []
+
+
+async def test_it_holds_back_after_an_answer_that_was_long_in_coming_but_not_for_ever(
+    store: Store, clock: Clock
+) -> None:
+    (stuck,) = await leased(store)
+    clock.advance(LEASE)
+    watch = Watch(store, lease=3.0)
+    for _ in range(2):
+        store.link_of(0).late_at = time.monotonic()
+        assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
+        watch.monitor._silent_at -= HOLD_BACK
+        store.link_of(0).late_at = time.monotonic()
+        await watch.step()
+        assert [event.id for event in watch.seen.of(events.TakenOver)] == [stuck.id]
+        watch.monitor._silent_at -= 4 * HOLD_BACK
 
 
 async def test_it_holds_back_after_its_process_stood_still(store: Store, clock: Clock) -> None:
@@ -311,14 +401,14 @@ async def test_it_holds_back_after_its_process_stood_still(store: Store, clock: 
     assert await watch.step() == pytest.approx(4, abs=0.1)
     watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1  # it should have run then
     clock.advance(4000)
-    assert await watch.step() == pytest.approx(1.5, abs=0.1)
+    assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
 
 
 async def test_it_does_not_hold_back_longer_than_ten_seconds(store: Store) -> None:
     watch = Watch(store, lease=3600.0)
     store.link_of(0).back_at = time.monotonic()
-    assert await watch.step() == pytest.approx(10.5, abs=0.1)
+    assert await watch.step() == pytest.approx(11, abs=0.1)
 
 
 @pytest.mark.corrupts
@@ -347,7 +437,7 @@ async def test_it_does_not_hold_back_again_and_again_for_a_loop_that_is_always_l
         assert watch.seen.of(events.TakenOver) == []
         watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
         await watch.step()
-        watch.monitor._stood_still_at -= 1.6
+        watch.monitor._stood_still_at -= HOLD_BACK + 0.1
     assert len(watch.seen.of(events.TakenOver)) == 1
 
 
@@ -359,8 +449,8 @@ async def test_it_holds_back_anew_when_its_process_stands_still_much_later(
     watch = Watch(store, lease=3.0)
     for _ in range(2):
         watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
-        assert await watch.step() == pytest.approx(1.5, abs=0.1)
-        watch.monitor._stood_still_at -= 6.1
+        assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
+        watch.monitor._stood_still_at -= 4 * HOLD_BACK + 0.1
     assert watch.seen.of(events.TakenOver) == []
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Placed, Settled
-from mx_rmq.store.script import load
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
     TOPIC,
@@ -194,6 +193,6 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
         await delayed(store, 1000, priority=priority)
     ids = [*await pending(store), *await delayed(store, 1000)]
     for id in ids:
-        for name in load("cancel_message").keys:
+        for name in vital("cancel_message"):
             await assert_refused(store, raw, name, partial(store.cancel_message, TOPIC, id))
         assert await store.cancel_message(TOPIC, id) is Settled.DONE

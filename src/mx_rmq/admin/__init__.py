@@ -3,6 +3,8 @@
 from mx_rmq.admin.admin import ARCHIVES, WAITING, Admin
 from mx_rmq.admin.bulk import Progress
 from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.history import Happening, What
+from mx_rmq.admin.rates import Rates, Totals
 from mx_rmq.admin.view import (
     Cancelled,
     Doing,
@@ -21,9 +23,13 @@ __all__ = [
     "Doing",
     "FailureView",
     "Filter",
+    "Happening",
     "MessageView",
     "Page",
     "Progress",
+    "Rates",
     "Stats",
+    "Totals",
+    "What",
     "WorkerView",
 ]

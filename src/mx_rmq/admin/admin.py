@@ -6,10 +6,16 @@ here. Times are seconds: since 1970 where they name an instant, and always the s
 
 from __future__ import annotations
 
+import asyncio
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.bulk import Bulk, Scope
+from mx_rmq.admin.filter import Filter, times
+from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.paging import turn_page
+from mx_rmq.admin.rates import rates, totals
 from mx_rmq.admin.revive import edited, revived
 from mx_rmq.admin.search import search_page
 from mx_rmq.admin.spread import ask_all, ask_for
@@ -29,18 +35,24 @@ from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, number_of
 from mx_rmq.core.partition import partitions as all_parts
 from mx_rmq.store.answers import Settled
+from mx_rmq.store.pages import levels
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from mx_rmq.admin.bulk import Act, Progress
-    from mx_rmq.admin.filter import Filter
+    from mx_rmq.admin.history import Happening
+    from mx_rmq.admin.rates import Rates
     from mx_rmq.core.message import Message
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
+    from mx_rmq.store.history import Entry
     from mx_rmq.store.pages import Found
     from mx_rmq.store.views import Counts
+
+LONGEST_LOOK: Final = 60.0
+"""Seconds for which rates are measured, at the most."""
 
 KNOWN: Final = 10
 """Topics that are named to somebody who asked for an unknown one."""
@@ -59,9 +71,14 @@ class Admin:
     not taken for an empty queue.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, operator: str = "") -> None:
         self._store = store
         self._pages = store.views.pages
+        self._operator = operator
+
+    def as_operator(self, name: str) -> Admin:
+        """Return the same, whose acts say in the history by whom they were."""
+        return Admin(self._store, operator=name)
 
     # look
 
@@ -89,7 +106,64 @@ class Admin:
             paused=any(one.paused for one in counts),
             dropped=sum(one.dropped for one in counts),
             partitions=len(parts),
+            totals=totals(one.ever for one in counts),
         )
+
+    async def count(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> int:
+        """Count the messages of a state between two times, without looking at any of them.
+
+        The time is as in a Filter, which pending ones do not have: of them all are counted.
+        """
+        chosen = _state(state)
+        low, high = times(Filter(since=since, until=until), chosen)
+
+        async def count(part: str) -> int:
+            ways = range(levels(chosen))
+            return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
+
+        return sum(await ask_all(await self._parts(topic), count))
+
+    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
+        """Return how fast messages come and go, measured for so many seconds; of all topics or of
+        these.
+        """
+        if not 0 < over <= LONGEST_LOOK:
+            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_LOOK:g} s")
+        names = topics or await self.topics()
+        before = {topic: (await self.stats(topic)).totals for topic in names}
+        began = time.monotonic()
+        await asyncio.sleep(over)
+        after = {topic: (await self.stats(topic)).totals for topic in names}
+        passed = time.monotonic() - began
+        return {topic: rates(topic, before[topic], after[topic], passed) for topic in names}
+
+    async def history(self, topic: str, id: str) -> builtins.list[Happening]:
+        """Return what has happened to a message, oldest first; also when it is finished.
+
+        As far as the topic's history goes back: it is bounded by the setting `history`.
+        """
+
+        async def find(part: str) -> builtins.list[Entry] | None:
+            return await self._store.views.history.of(part, id) or None
+
+        found = await ask_for(_text(id), await self._parts(topic), find)
+        part, entries = found or ("", [])
+        seen = (happening(part, entry) for entry in entries)
+        return [one for one in seen if one is not None]
+
+    async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
+        """Yield what happens from now on, or from an instant on; in all topics or in these."""
+        for topic in topics:
+            await self.check_topic(topic)
+        async for one in follow(self._store, topics, since=since):
+            yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
@@ -98,6 +172,12 @@ class Admin:
         return (
             None if found is None else message_view(topic, found[1], partition=number_of(found[0]))
         )
+
+    async def find(self, id: str) -> builtins.list[MessageView]:
+        """Look for a message in every topic; return it from each that has one with this id."""
+        _text(id)
+        found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
+        return [one for one in found if one is not None]
 
     async def list(
         self,
@@ -190,18 +270,20 @@ class Admin:
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         if found is None:
             return Cancelled.ABSENT
-        answer = await self._store.cancel_message(found[0], id)
+        answer = await self._store.cancel_message(found[0], id, by=self._operator)
         if answer is Settled.PROCESSING:
             return Cancelled.PROCESSING
         return Cancelled.DONE if answer else Cancelled.ABSENT
 
     async def pause(self, topic: str) -> bool:
         """Let no worker take messages of a topic; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.pause_topic))
+        pause = partial(self._store.pause_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), pause))
 
     async def resume(self, topic: str) -> bool:
         """Let workers take messages of a topic again; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.resume_topic))
+        resume = partial(self._store.resume_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), resume))
 
     async def grow(self, topic: str, partitions: int) -> int:
         """Give a topic so many partitions; return how many it has now. It never gets fewer.
@@ -289,7 +371,9 @@ class Admin:
         """
 
         async def cancel(part: str, found: Found) -> bool:
-            return dry_run or bool(await self._store.cancel_message(part, found.id))
+            if dry_run:
+                return True
+            return bool(await self._store.cancel_message(part, found.id, by=self._operator))
 
         scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
         return await self._each(topic, _one_of(WAITING, state), cancel, scope)
@@ -304,13 +388,17 @@ class Admin:
         at = found.archived or 0
         return bool(
             await self._store.requeue_message(
-                part, found.state, found.id, archived=at, message=message
+                part, found.state, found.id, archived=at, message=message, by=self._operator
             )
         )
 
     async def _discard(self, part: str, found: Found) -> bool:
         at = found.archived or 0
-        return bool(await self._store.discard_message(part, found.state, found.id, archived=at))
+        return bool(
+            await self._store.discard_message(
+                part, found.state, found.id, archived=at, by=self._operator
+            )
+        )
 
     async def _archived(
         self, topic: str, id: str, state: State | str | None

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.filter import Filter, matches, must_read, times
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.sweep import sweeps
 from mx_rmq.core.errors import InvalidInput
@@ -76,25 +76,26 @@ class Bulk:
         self._state = state
         self._act = act
         self._scope = scope
-        self._times = wanted.times(state)
-        self._wanted = wanted if wanted.reads(state) else None
+        self._times = times(wanted, state)
+        self._wanted = wanted if must_read(wanted, state) else None
         self._reads = reads or self._wanted is not None
         self._done = self._looked = self._total = 0
         self._next_at = 0.0
 
     async def run(self, parts: Sequence[str]) -> int:
         """Go through the messages that there are now; return on how many it was done."""
-        ways = sweeps(self._pages, parts, self._state, self._times)
+        ways = {part: sweeps(self._pages, part, self._state, self._times) for part in parts}
 
         async def begin(part: str) -> int:
-            return sum([await way.begin() for way in ways if way.part == part])
+            return sum([await way.begin() for way in ways[part]])
 
         self._total = sum(await ask_all(parts, begin))
         self._tell()
-        for way in ways:
-            while step := await way.step():
-                if not await self._work_on(way.part, step):
-                    return self._done
+        for part in parts:
+            for way in ways[part]:
+                while step := await way.step():
+                    if not await self._work_on(part, step):
+                        return self._done
         return self._done
 
     async def _work_on(self, part: str, step: Sequence[Entry]) -> bool:
@@ -119,7 +120,7 @@ class Bulk:
         return await self._pages.read(part, self._state, step, most=REPLY_BYTES)
 
     def _means(self, part: str, found: Found) -> bool:
-        return self._wanted is None or self._wanted.matches(topic_of(part), found)
+        return self._wanted is None or matches(self._wanted, topic_of(part), found)
 
     async def _keep_pace(self) -> None:
         """Wait until the next act may be done."""

@@ -21,8 +21,10 @@ EVER: Final = (-math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What a message must have to be meant; None: anything will do. Letters are taken for equal
-    whether they are large or small."""
+    """What a message must have to be meant; None: anything will do.
+
+    Whether letters are large or small does not matter.
+    """
 
     error: str | None = None
     """Part of the type of its last error, or of the reason for which it is dead or quarantined."""
@@ -50,63 +52,74 @@ class Filter:
         """Say whether anything is asked for at all."""
         return any(getattr(self, one.name) not in (None, "") for one in fields(self))
 
-    def times(self, state: State) -> tuple[float, float]:
-        """Return between which times of its index a state is looked through, ms."""
-        if state is State.PENDING:  # listed by no time
-            return EVER
-        return self._span()
 
-    def reads(self, state: State) -> bool:
-        """Say whether the contents of messages decide, and not their times in the index alone."""
-        return bool(self.error or self.text) or (state is State.PENDING and self._span() != EVER)
+def times(wanted: Filter, state: State) -> tuple[float, float]:
+    """Return between which times of its index a state is looked through, ms."""
+    return EVER if state is State.PENDING else _span(wanted)  # pending ones are listed by no time
 
-    def matches(self, topic: str, found: Found) -> bool:
-        """Say whether a message is meant. Whatever stands in the server, this does not fail."""
-        about, data = _split(found)
-        try:
-            message = codec.decode_as(data, topic, found.id)
-        except DecodeError:
-            message = None
-        return (
-            self._in_time(found, message)
-            and self._has_error(message, about)
-            and self._has_text(found.id, data if message is None else bytes(message.payload))
-        )
 
-    def _span(self) -> tuple[float, float]:
-        low = EVER[0] if self.since is None else round(self.since * 1000)
-        return low, EVER[1] if self.until is None else round(self.until * 1000)
+def must_read(wanted: Filter, state: State) -> bool:
+    """Say whether the contents of messages decide, and not their times in the index alone."""
+    if wanted.error or wanted.text:
+        return True
+    return state is State.PENDING and _span(wanted) != EVER
 
-    def _in_time(self, found: Found, message: Message | None) -> bool:
-        low, high = self._span()
-        if (low, high) == EVER:
-            return True
-        at: int | None
-        match found.state:
-            case State.PENDING:
-                at = message.created_at if message is not None else None
-            case State.DELAYED:
-                at = found.due
-            case State.PROCESSING:
-                at = found.deadline
-            case State.DEAD | State.QUARANTINED:
-                at = found.archived
-        return at is not None and low <= at <= high
 
-    def _has_error(self, message: Message | None, about: Quarantined | None) -> bool:
-        if not self.error:
-            return True
-        said = [] if about is None else [about.error_type, about.error]
-        if message is not None:
-            said += [message.reason, *(one.type for one in message.errors[-1:])]
-        wanted = self.error.casefold()
-        return any(wanted in one.casefold() for one in said)
+def matches(wanted: Filter, topic: str, found: Found) -> bool:
+    """Say whether a message is meant. Whatever stands in the server, this does not fail."""
+    about, data = _split(found)
+    try:
+        message = codec.decode_as(data, topic, found.id)
+    except DecodeError:
+        message = None
+    return (
+        _in_time(wanted, found, message)
+        and _has_error(wanted, message, about)
+        and _has_text(wanted, found.id, data if message is None else bytes(message.payload))
+    )
 
-    def _has_text(self, id: str, content: bytes) -> bool:
-        if not self.text:
-            return True
-        wanted = self.text.casefold()
-        return wanted in id.casefold() or wanted in content.decode("utf-8", "replace").casefold()
+
+def _span(wanted: Filter) -> tuple[float, float]:
+    low, high = EVER
+    if wanted.since is not None:
+        low = round(wanted.since * 1000)
+    if wanted.until is not None:
+        high = round(wanted.until * 1000)
+    return low, high
+
+
+def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
+    low, high = _span(wanted)
+    if (low, high) == EVER:
+        return True
+    at: int | None
+    match found.state:
+        case State.PENDING:
+            at = message.created_at if message is not None else None
+        case State.DELAYED:
+            at = found.due
+        case State.PROCESSING:
+            at = found.deadline
+        case State.DEAD | State.QUARANTINED:
+            at = found.archived
+    return at is not None and low <= at <= high
+
+
+def _has_error(wanted: Filter, message: Message | None, about: Quarantined | None) -> bool:
+    if not wanted.error:
+        return True
+    said = [] if about is None else [about.error_type, about.error]
+    if message is not None:
+        said += [message.reason, *(one.type for one in message.errors[-1:])]
+    part = wanted.error.casefold()
+    return any(part in one.casefold() for one in said)
+
+
+def _has_text(wanted: Filter, id: str, content: bytes) -> bool:
+    if not wanted.text:
+        return True
+    part = wanted.text.casefold()
+    return part in id.casefold() or part in content.decode("utf-8", "replace").casefold()
 
 
 def _split(found: Found) -> tuple[Quarantined | None, bytes]:

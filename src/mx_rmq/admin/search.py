@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.filter import matches, times
 from mx_rmq.admin.line import Line, read_some
 from mx_rmq.admin.paging import cursor_at, positions
 from mx_rmq.admin.spread import ask_all
@@ -58,7 +59,7 @@ async def search_page(
             looked += 1
             passed[entry.partition][entry.level] = entry.position + 1
             size += len(found.data) if found is not None else 0
-            if found is not None and filter.matches(topic, found):
+            if found is not None and matches(filter, topic, found):
                 messages.append(message_view(topic, found, partition=entry.partition))
                 if len(messages) == limit:
                     break
@@ -71,7 +72,7 @@ async def _pass_early(
     pages: Pages, parts: Sequence[str], state: State, filter: Filter, passed: list[list[int]]
 ) -> None:
     """Pass what stands before the times that are meant, unseen."""
-    low, high = filter.times(state)
+    low, high = times(filter, state)
     if _newest_first(state):
         before = math.nextafter(high, math.inf), math.inf
     else:
@@ -88,7 +89,7 @@ async def _pass_early(
 
 def _until_late(ids: list[Entry], state: State, filter: Filter) -> list[Entry]:
     """Return the ids up to the first that stands behind the times that are meant."""
-    low, high = filter.times(state)
+    low, high = times(filter, state)
     for number, entry in enumerate(ids):
         if entry.at is not None and (entry.at < low if _newest_first(state) else entry.at > high):
             return ids[:number]

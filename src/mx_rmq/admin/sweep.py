@@ -28,7 +28,7 @@ class Sweep:
     def __init__(
         self, pages: Pages, part: str, state: State, level: int, times: tuple[float, float]
     ) -> None:
-        self.part = part
+        self._part = part
         self._pages = pages
         self._state = state
         self._level = level
@@ -41,7 +41,7 @@ class Sweep:
 
     async def begin(self) -> int:
         """Look how many there are, and return it: what comes later is left alone."""
-        where = self.part, self._state, self._level
+        where = self._part, self._state, self._level
         self._left = await self._pages.count(*where, self._low, self._high)
         if self._left and self._state is not State.PENDING:
             self._high = min(self._high, await self._pages.latest(*where) or 0.0)
@@ -62,7 +62,7 @@ class Sweep:
     async def _backward(self) -> list[Entry]:
         """Read the step before the last one, counted from where ids are taken."""
         start = max(0, self._left - STEP)
-        where = self.part, self._state, self._level
+        where = self._part, self._state, self._level
         ids = await self._pages.part_of(*where, start, self._left - start)
         self._left = start
         fresh = [one for one in reversed(ids) if one.id not in self._seen]
@@ -72,7 +72,7 @@ class Sweep:
     async def _onward(self) -> list[Entry]:
         """Read on from the time where the last step ended, past what came up at that time."""
         ids = await self._pages.between(
-            self.part,
+            self._part,
             self._state,
             self._level,
             self._low,
@@ -95,10 +95,6 @@ class Sweep:
         return fresh
 
 
-def sweeps(
-    pages: Pages, parts: Sequence[str], state: State, times: tuple[float, float]
-) -> list[Sweep]:
-    """Return what all messages of a state are gone through by, one partition after the other."""
-    return [
-        Sweep(pages, part, state, level, times) for part in parts for level in range(levels(state))
-    ]
+def sweeps(pages: Pages, part: str, state: State, times: tuple[float, float]) -> list[Sweep]:
+    """Return what the messages of a partition are gone through by, level by level."""
+    return [Sweep(pages, part, state, level, times) for level in range(levels(state))]

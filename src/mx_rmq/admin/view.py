@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.admin.rates import Totals
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
@@ -59,6 +60,8 @@ class Stats:
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
     partitions: int = 1
+    totals: Totals = field(default_factory=Totals)
+    """What has happened to how many of its messages, ever."""
 
     @property
     def total(self) -> int:

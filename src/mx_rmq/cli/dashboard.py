@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from mx_rmq.dashboard import Dashboard
+    from mx_rmq.dashboard.live import Metrics
 
 PORT: Final = 8233
 USER: Final = "operator"
@@ -133,7 +134,23 @@ def _dashboard(
         read_only=read_only,
         hosts=names if _is_loopback(host) else None,
         origins=origins,
+        metrics=_metrics(mq),
     )
+
+
+def _metrics(mq: MessageQueue) -> Metrics | None:
+    """Return what Prometheus reads; None: the extra for it is not installed."""
+    try:
+        from mx_rmq.metrics import Depth, render
+    except ImportError:
+        return None
+    depth = Depth(lambda: mq.admin)
+
+    async def metrics(accept: str) -> tuple[str, bytes]:
+        await depth.refresh()
+        return render(depth.registry, accept)
+
+    return metrics
 
 
 async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:

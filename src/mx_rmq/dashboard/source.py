@@ -12,7 +12,16 @@ from mx_rmq.core.errors import InvalidInput, MxRmqError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from mx_rmq.admin import Admin, Cancelled, MessageView, Page, Progress, Stats, WorkerView
+    from mx_rmq.admin import (
+        Admin,
+        Cancelled,
+        Happening,
+        MessageView,
+        Page,
+        Progress,
+        Stats,
+        WorkerView,
+    )
     from mx_rmq.core.message import State
     from mx_rmq.dashboard.search import Search
     from mx_rmq.queue import MessageQueue
@@ -45,15 +54,12 @@ class Source:
         return self._mq.settings.prefix
 
     def _admin(self, who: str = "") -> Admin:
-        admin: Any = self._mq.admin
-        return admin.as_operator(who) if who and hasattr(admin, "as_operator") else admin
+        return self._mq.admin.as_operator(who) if who else self._mq.admin
 
     @staticmethod
     def ever(stats: Stats) -> tuple[int, int, int]:
         """Return how many messages of a topic were ever produced, completed, and failed."""
-        totals: Any = getattr(stats, "totals", None)
-        if totals is None:
-            return 0, 0, 0
+        totals = stats.totals
         failed = totals.retried + totals.died + totals.quarantined
         return totals.produced, totals.completed, failed
 
@@ -106,10 +112,9 @@ class Source:
         """Return one message. None: it is finished or was never there."""
         return await self._admin().get(topic, id)
 
-    async def history(self, topic: str, id: str) -> Sequence[Any]:
+    async def history(self, topic: str, id: str) -> Sequence[Happening]:
         """Return what befell a message, oldest first, as far as that is still known."""
-        admin: Any = self._admin()
-        return await admin.history(topic, id) if hasattr(admin, "history") else ()
+        return await self._admin().history(topic, id)
 
     async def find(self, id: str) -> list[str]:
         """Return the topics that have a message of this id, or remember one."""

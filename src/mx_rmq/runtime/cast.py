@@ -163,6 +163,16 @@ class Cast:
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
 
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return self._slots.running
+
+    @property
+    def held(self) -> int:
+        """Messages that are leased to this worker."""
+        return len(self._slots.held)
+
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Say whether a task runs one of this worker's handlers."""
         return self._consumer.runs_in(task) is not None

@@ -21,6 +21,7 @@ from mx_rmq.core.text import end_of
 from mx_rmq.runtime.lifecycle import priority_of
 from mx_rmq.runtime.loop import Complaints, each
 from mx_rmq.runtime.slots import Stopped
+from mx_rmq.store.call import REPLY_WITHIN
 from mx_rmq.store.transitions import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Keeper:
         self._complaints = Complaints("keeper of the leases")
         self._busy: dict[int, asyncio.Task[None]] = {}
         """The sites to which a call is under way."""
+        self._handing_back: set[Held] = set()
+        """What is to be handed back, until that is done."""
 
     def start(self) -> None:
         """Start the thread. Call it in the event loop whose leases it keeps."""
@@ -102,7 +105,8 @@ class Keeper:
 
     async def _run(self) -> None:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
-        async with self._store.twin(patience=1.0) as store:
+        reply_within = min(REPLY_WITHIN, self._every)  # a lost packet shall not cost the lease
+        async with self._store.twin(patience=1.0, reply_within=reply_within) as store:
             while not self._ended:
                 idle = not self._slots.held
                 if idle:
@@ -167,17 +171,22 @@ class Keeper:
         if time.monotonic() - self._heard_at < max(self._lease, BLOCKED_AFTER):
             return
         waiting: dict[TopicSlots, list[Held]] = defaultdict(list)
-        for held in self._slots.held.copy():
-            if held.started_at is None and not held.settling:
-                held.settling = True
-                if held.started_at is None:  # the loop has not come to it meanwhile
-                    waiting[held.topic].append(held)
+        there = self._slots.held.copy()
+        self._handing_back &= there.keys()
+        for held in there:
+            if held.started_at is None and (not held.settling or held in self._handing_back):
+                waiting[held.topic].append(held)
 
         async def release(topic: TopicSlots) -> None:
             for start in range(0, len(waiting[topic]), MAX_BATCH):
                 batch = waiting[topic][start : start + MAX_BATCH]
+                for held in batch:
+                    held.settling = True
+                batch = [held for held in batch if held.started_at is None]  # not even meanwhile
+                self._handing_back.update(batch)
                 claims = [(held.claim, priority_of(held)) for held in batch]
                 await store.release_message(topic.name, self._worker, claims)
+                self._handing_back.difference_update(batch)
                 for held in batch:
                     if self._main_loop is not None:
                         self._main_loop.call_soon_threadsafe(self._on_handed_back, held)

@@ -1,11 +1,14 @@
 """The monitor: takes over messages whose worker went silent, and decides about them.
 
-It acts at the deadline of the next lease that it knows. It holds back for a while after the
-server was away, after a jump of the server's clock, and after its own process stood still: then
-leases ran out that nobody could extend, and their holders get the chance to do it now. After the
-server's clock was set back, it is the other way round: the deadlines of those who are gone lie far
-ahead, and that tells them from the others, who have extended theirs. No deadline says when that is
-so; so a topic in which something is in processing is looked at once a minute in any case.
+It acts at the deadline of the next lease that it knows. It holds back for a while after trouble:
+the server was away or silent, its clock jumped, or our own process stood still. Then leases ran out
+that nobody could extend, and their holders get the chance to do it now. If we have not heard the
+server lately, we cannot know of its silence: so it is heard first, and after a moment acted upon.
+
+After the server's clock was set back, it is the other way round: the deadlines of those who are
+gone lie far ahead, and that tells them from the others, who have extended theirs. No deadline says
+when that is so; so a topic in which something is in processing is looked at once a minute in any
+case.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 BATCH: Final = 100
 LOOK: Final = 60.0
 """Seconds after which a topic is looked at, whatever its next deadline is."""
+RECOVERY: Final = 30.0
+"""Seconds that a monitor may take to decide, if the lease is longer."""
 STOOD_STILL: Final = 1.0
 """Seconds by which a step may come late before the process counts as having stood still."""
 
@@ -62,7 +67,10 @@ class Monitor:
         self._bus = bus
         self._worker = worker
         self._lease = lease
-        self._hold_back = min(lease / 3, 10.0) + 0.5
+        self._hold_back = min(lease / 3, 10.0) + 1.0
+        """Seconds after trouble in which every living holder extends its leases."""
+        self._moment = min(lease / 4, 1.0)
+        """Seconds in which a holder extends them that could not, because the server was silent."""
         self._link = link
         self._circumstances = circumstances
         self._deadlines: dict[str, float | None] = {}
@@ -75,8 +83,11 @@ class Monitor:
         """Topics whose last call ran later than it may, though the server's clock is right."""
         self._behind_since: dict[str, float] = {}
         """Since when we know, by topic, that the server's clock is behind what it has been."""
+        self._heard_first_at = float("-inf")
+        """When the server was heard, because nothing was known of it."""
         self._expected_at = float("inf")
         self._stood_still_at = float("-inf")
+        self._silent_at = float("-inf")
         self._complaints = Complaints("monitor")
         self.loop = Loop("monitor", self.step)
 
@@ -98,9 +109,7 @@ class Monitor:
         late = now - self._expected_at
         if late > STOOD_STILL and now - self._stood_still_at > 4 * self._hold_back:
             self._stood_still_at = now  # not again and again, or a busy loop would never recover
-        troubled = max(self._link.back_at, self._clock.jumped_at, self._stood_still_at)
-        pause = troubled + self._hold_back - now
-        if pause <= 0:
+        if (pause := self._pause()) <= 0:
             topics = [topic for topic in self._deadlines if self._due_at(topic) <= now]
             for failed in await each(topics, self._take_over, self._complaints):
                 self._deadlines[failed] = time.monotonic() + TRY_AGAIN
@@ -108,6 +117,17 @@ class Monitor:
             pause = max(0.0, due_at - time.monotonic())
         self._expected_at = time.monotonic() + pause
         return None if pause == float("inf") else pause
+
+    def _pause(self) -> float:
+        """Return for how many seconds to hold back."""
+        late_at = self._link.late_at
+        if late_at - self._silent_at > 4 * self._hold_back:  # or a slow server would be too much
+            self._silent_at = late_at
+        troubled = max(
+            self._link.back_at, self._clock.jumped_at, self._stood_still_at, self._silent_at
+        )
+        until = max(troubled + self._hold_back, self._heard_first_at + self._moment)
+        return until - time.monotonic()
 
     def _due_at(self, topic: str) -> float:
         """Return when a topic must be looked at."""
@@ -126,6 +146,12 @@ class Monitor:
         return now - self._behind_since.get(topic, now) >= self._hold_back
 
     async def _take_over(self, topic: str) -> None:
+        if self._pause() > 0:  # there was trouble since the step began
+            return
+        heard_first = time.monotonic() - self._heard_first_at <= 4 * self._moment
+        if not (heard_first or self._link.is_known(self._moment)):
+            await self._hear_first(topic)
+            return
         began = self._looked_at[topic] = time.monotonic()
         while True:
             asked_at = time.monotonic()
@@ -135,7 +161,7 @@ class Monitor:
                 topic,
                 self._worker,
                 count=BATCH,
-                recovery=round(self._lease * 1000),
+                recovery=round(min(self._lease, RECOVERY) * 1000),
                 expected=None if believes else self._clock.now(),
                 jump=round(min(JUMP, self._lease / 3) * 1000),
                 far=round((self._lease + JUMP) * 1000) if sweeps else None,
@@ -145,9 +171,10 @@ class Monitor:
             self._slow.discard(topic)
             if taken.surprised or self._clock.jumped_at >= began:
                 # The clock was set, or the call was under way through an outage, in which nobody
-                # could extend a lease. Either way the step holds back; then it is made again, and
+                # could extend a lease. Either way we hold back; then the call is made again, and
                 # believed: else a server that is always late would never be.
                 self._slow.add(topic)
+                self._silent_at = time.monotonic()
                 self._deadlines[topic] = began
                 return
             self._note_behind(topic, taken.behind)
@@ -157,6 +184,19 @@ class Monitor:
         if self._handlers[topic].ordered:  # who asked meanwhile was refused
             await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]
+        self.saw(topic, survey.deadline)
+
+    async def _hear_first(self, topic: str) -> None:
+        """Hear the server before anything is taken over: it may have been silent until now.
+
+        A call that is made while it is away may be the first that it hears afterwards, and no
+        holder would have had the time to extend a lease.
+        """
+        failing = self._link.is_failing
+        survey = (await self._store.survey_topics([topic])).topics[topic]
+        self._heard_first_at = time.monotonic()
+        if failing:
+            self._silent_at = self._heard_first_at
         self.saw(topic, survey.deadline)
 
     def _note_behind(self, topic: str, behind: int) -> None:

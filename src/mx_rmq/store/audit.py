@@ -253,7 +253,12 @@ class Audit:
                 wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
             elif int(number) > token:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
-        await self._caller.command("ZCARD", keys.recent)  # nothing to count, but a type to prove
+        for command, key in (  # nothing to count, but a type to prove
+            ("ZCARD", keys.recent),
+            ("HLEN", keys.totals),
+            ("XLEN", keys.history),
+        ):
+            await self._caller.command(command, key)
         for doorbell in (keys.doorbell, keys.doorbell_delay):
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 AWAY_AFTER: Final = 1.0
 """Seconds of nothing but failures after which the server counts as away. A blip does not."""
 
+GAP: Final = 0.5
+"""Seconds without an answer after which nobody knows whether the server was there."""
+
 
 class Link:
     """The state of the way to one site."""
@@ -20,8 +23,14 @@ class Link:
         self._asked_at: float | None = None
         """When the oldest call was made that was not answered."""
         self._away = False
+        self.heard_at = float("-inf")
+        """When a call was last answered, on the monotonic clock."""
+        self.heard_since = float("inf")
+        """Since when answers come again and again."""
         self.back_at = float("-inf")
-        """When the server was last heard again after it was away, on the monotonic clock."""
+        """When the server was last heard again after it was away."""
+        self.late_at = float("-inf")
+        """When it was last heard again after it was silent for long, though no call failed."""
         self.on_lost: Callable[[str], None] | None = None
         self.on_back: Callable[[float], None] | None = None
 
@@ -35,6 +44,12 @@ class Link:
         """Whether calls do not get through now: the last one failed, or one has waited for long."""
         late = self._asked_at is not None and time.monotonic() - self._asked_at > AWAY_AFTER
         return late or self._failing_since is not None
+
+    def is_known(self, moment: float) -> bool:
+        """Whether the server was there all the time for so many seconds, as far as calls tell."""
+        now = time.monotonic()
+        is_heard = now - self.heard_at <= GAP and now - self.heard_since >= moment
+        return is_heard and not self.is_failing
 
     def asked(self) -> None:
         """A call is made."""
@@ -53,14 +68,20 @@ class Link:
 
     def answered(self) -> None:
         """A call got through."""
+        now = time.monotonic()
+        if now - self.heard_at > GAP:
+            self.heard_since = now
+        self.heard_at = now
+        if self._asked_at is not None and now - self._asked_at > AWAY_AFTER:
+            self.late_at = now
         self._asked_at = None
         if self._failing_since is None:
             return
-        seconds = time.monotonic() - self._failing_since
+        seconds = now - self._failing_since
         self._failing_since = None
         if self._away:
             self._away = False
-            self.back_at = time.monotonic()
+            self.back_at = now
             if self.on_back is not None:
                 self.on_back(seconds)
 

@@ -168,7 +168,7 @@ class Pages:
     ) -> list[Entry]:
         """Return some ids of a level by their times, earliest first, both bounds among them, ms."""
         key = _indexes(self._keys.of(topic), state)[level]
-        words = (key, low, high, "WITHSCORES", "LIMIT", skip, count)
+        words = (key, repr(low), repr(high), "WITHSCORES", "LIMIT", skip, count)
         ids = await self._caller.command("ZRANGEBYSCORE", *words)
         return [
             Entry(_rank(state, at), level, position, number_of(topic), id, at)
@@ -190,7 +190,7 @@ class Pages:
             return int(await self._caller.command("LLEN", key))
         if (low, high) == (-math.inf, math.inf):
             return int(await self._caller.command("ZCARD", key))
-        return int(await self._caller.command("ZCOUNT", key, low, high))
+        return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
 
     async def next_records(self, topic: str) -> list[bytes]:
         """Return the record of the message that is taken next, of each priority that has one."""

@@ -92,12 +92,12 @@ class Store(Transitions):
         """Return a way to hear the doorbells of a site."""
         return Doorbell(self._caller, self.keys, site)
 
-    def twin(self, *, patience: float = PATIENCE) -> Self:
+    def twin(self, *, patience: float = PATIENCE, reply_within: float = REPLY_WITHIN) -> Self:
         """Return a store of the same servers with connections of its own, for another event loop.
 
         Close it before this one: if the server is embedded, it stops with this one.
         """
-        caller = Caller(self._servers.another(), patience=patience)
+        caller = Caller(self._servers.another(), patience=patience, reply_within=reply_within)
         return type(self)(caller, self.keys, self._found, limits=self.limits, clock=self._clock)
 
     async def close(self) -> None:

@@ -15,9 +15,13 @@ local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
 local receipt          = KEYS[9]  -- STRING  number and answer of the lane's last call
+local totals           = KEYS[10] -- HASH  how many messages ever went which way
+local history          = KEYS[11] -- STREAM  what has happened, newest last
 
-local call = tonumber(ARGV[1]) -- its number in the lane
-local id   = ARGV[2]           -- the message
+local call     = tonumber(ARGV[1]) -- its number in the lane
+local id       = ARGV[2]           -- the message
+local by       = ARGV[3]           -- who wants it
+local remember = ARGV[4]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -49,6 +53,18 @@ if answer == '1' and delayed then
 elseif answer == '1' then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 1, id) end
 end
+
+local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

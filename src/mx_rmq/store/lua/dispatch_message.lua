@@ -22,6 +22,8 @@ local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
 local receipt        = KEYS[9]  -- STRING  number and answer of the lane's last call
+local totals         = KEYS[10] -- HASH  how many messages ever went which way
+local history        = KEYS[11] -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -29,6 +31,7 @@ local worker    = ARGV[3]           -- who takes them
 local max_count = tonumber(ARGV[4]) -- how many at the most
 local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
 local alone     = ARGV[6]           -- '1': give nothing while anybody holds something
+local remember  = ARGV[7]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -131,7 +134,7 @@ local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
-local leases, deadlines, answer, seen, given, dropped = {}, {}, {}, {}, 0, 0
+local leases, deadlines, answer, seen, taken, given, dropped = {}, {}, {}, {}, {}, 0, 0
 for i = 1, fit do
   local id, record = ids[i], records[i]
   if record and not held[i] and not seen[id] then
@@ -141,7 +144,7 @@ for i = 1, fit do
     if #id ~= length then length, length_text = #id, string.format('%d ', #id) end
     if given == 0 then answer[1] = number .. ' ' end
     local two, three = 2 * given, 3 * given
-    seen[id] = true
+    seen[id], taken[given + 1] = true, id
     leases[two + 1] = id
     leases[two + 2] = number .. lease_end
     deadlines[two + 1] = deadline
@@ -181,6 +184,18 @@ if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+local what, by, done, about = 'dispatched', worker, taken, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
