@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -90,6 +91,25 @@ async def test_pages_hear_every_change_without_being_loaded_again(
     await everything.leave()
     await one.leave()
     assert board.parts.sampler.listeners == 0
+
+
+async def test_rates_are_what_happened_between_two_looks(
+    mq: MessageQueue, board: Dashboard
+) -> None:
+    await mq.produce(TOPIC, 1)
+    listener = Listener(board)
+    await until(lambda: listener.events("sample"))
+    await mq.produce_many(TOPIC, range(500))
+
+    def counted() -> float:
+        return sum(
+            (later["all"]["produced"] or 0) * (later["at"] - earlier["at"])
+            for earlier, later in pairwise(listener.events("sample"))
+        )
+
+    await until(lambda: counted() > 499)
+    assert counted() == pytest.approx(500, rel=0.01)
+    await listener.leave()
 
 
 async def test_pages_hear_that_the_server_is_away_and_that_it_is_back(
