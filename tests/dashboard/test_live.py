@@ -102,9 +102,10 @@ async def test_rates_are_what_happened_between_two_looks(
     await mq.produce_many(TOPIC, range(500))
 
     def counted() -> float:
+        samples = pairwise(listener.events("sample"))
         return sum(
-            (later["all"]["produced"] or 0) * (later["at"] - earlier["at"])
-            for earlier, later in pairwise(listener.events("sample"))
+            float(later["all"]["produced"] or 0) * (later["at"] - earlier["at"])
+            for earlier, later in samples
         )
 
     await until(lambda: counted() > 499)
