@@ -9,6 +9,7 @@ from mx_rmq.cli.audit import audit
 from mx_rmq.cli.bench import bench
 from mx_rmq.cli.capacity import capacity
 from mx_rmq.cli.completion import completion
+from mx_rmq.cli.dashboard import dashboard
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.edit import edit
@@ -41,6 +42,7 @@ for command in (
     cancel,
     capacity,
     completion,
+    dashboard,
     demo,
     discard,
     doctor,
