@@ -39,7 +39,7 @@ matrix: tools $(INSTALLED) ## Test on every server that can be had, from Redis 6
 	-@sh scripts/servers
 	@$(BIN)/python -m tests.lab.matrix $(ARGS)
 
-faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write docs/reliability.md (3 hours)
+faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write docs/reliability.md (75 minutes)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 screenshots: tools $(INSTALLED) ## Take docs/images/dashboard anew, in a real browser

@@ -95,16 +95,14 @@ def main() -> int:
     fault = FAULTS[options.fault]
     size = options.size or fault.full
     path = RESULTS / f"{fault.name}.json"
-    if size >= fault.full:
-        path.unlink(missing_ok=True)  # should this one not come to its end
     result = asyncio.run(hold(fault, size=size, seed=options.seed))
     say(json.dumps(asdict(result), indent=2, ensure_ascii=False))
     if result.size >= fault.full:
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
         write(list(FAULTS.values()))
-    if result.violations:
-        say(f"{len(result.violations)} violations; again: {result.replay}")
+    found = f"{len(result.violations)} violations; again: {result.replay}"
+    say(found if result.violations else f"{fault.name}: no violation")
     return 1 if result.violations else 0
 
 
@@ -128,6 +126,12 @@ def _all(seed: int) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("fault", nargs="?", choices=list(FAULTS), help="one kind; all without it")
-    parser.add_argument("--size", type=int, help="how many faults; the campaign's without it")
+    parser.add_argument("--size", type=_size, help="how many faults; the campaign's without it")
     parser.add_argument("--seed", type=int, default=int(os.environ.get("MX_RMQ_SEED", SEED)))
     return parser.parse_args()
+
+
+def _size(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)

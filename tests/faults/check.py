@@ -29,6 +29,11 @@ MOST: Final = 40
 EARLY: Final = 0.01
 """Seconds by which a clock may seem ahead of another one."""
 
+EVERYSEC: Final = 2.0
+"""Seconds that a server with `appendfsync everysec` may forget when it is killed: while an fsync is
+under way, it does not even write what it has answered."""
+FORGOTTEN: Final = "done, answered, and forgotten by the server when it was killed"
+
 FINAL: Final = ("complete_message", "move_to_dlq", "handle_parse_error")
 MOVING: Final = ("retry_message", "release_message")
 DONE: Final = ("1", "2")
@@ -163,6 +168,8 @@ class Reading:
         self.frozen = Spells()
         self.starved = Spells()
         self.trouble = Spells()
+        self.forgot: list[tuple[float, float]] = []
+        """From when until when the server may have forgotten what it did."""
         self._calls: dict[tuple[str, int], list[Settle]] = {}
         for note in notes:
             self._take(note)
@@ -202,12 +209,20 @@ class Reading:
             case What.STARVED:
                 self.starved.begin(note.who, note.since)
                 self.starved.end(note.who, note.at)
+            case What.FORGOT:
+                self.forgot.append((note.since, note.at))
             case What.HIRED:
                 pass
 
     def was_killed(self, one: Delivery, later: Delivery) -> bool:
         """Say whether a holder was dead when somebody else got the message."""
         return self.killed.get(one.who, float("inf")) <= later.at
+
+    def was_forgotten(self, at: float) -> bool:
+        """Say whether the server may have forgotten what it did then, because it was killed."""
+        found = any(since <= at <= until for since, until in self.forgot)
+        self.checked.counts[FORGOTTEN] += found
+        return found
 
     def why_lost(self, one: Delivery, later: Delivery) -> str:
         """Return why a holder could lose its lease to the next one; '': for no reason."""
@@ -311,15 +326,21 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
                     f"{id}: {settle.script} of {one.who} after {later.who} had it",
                 )
             elif settle.script in FINAL:
-                checked.violated(
-                    "delivered after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
-                )
-            elif later.lost_by == one.who and not reading.was_killed(one, later):
+                if not reading.was_forgotten(settle.at):
+                    checked.violated(
+                        "delivered after its end",
+                        f"{id}: {settle.script} of {one.who}, {later.who}",
+                    )
+            elif (
+                later.lost_by == one.who
+                and not reading.was_killed(one, later)
+                and not reading.was_forgotten(settle.at)
+            ):
                 checked.violated(
                     "taken over after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
                 )
         moved = any(settle.script in MOVING and settle.may_be_done for settle in one.settles)
-        if not later.lost_by and not moved:
+        if not later.lost_by and not moved and not reading.was_forgotten(one.since):
             checked.violated(
                 "leased by two", f"{id}: {one.who} had not given it back when {later.who} got it"
             )
@@ -389,7 +410,9 @@ def _check_ledger(reading: Reading, ends: Ends) -> None:
         counts["acknowledged"] += 1
         end = _end(id, reading, ends)
         planned = Errand.of(label).end
-        if end is None:
+        if end is None and reading.was_forgotten(asked):
+            counts["… of them produced"] += 1
+        elif end is None:
             checked.lost.add(id)
             checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
         elif end not in tuple(End):

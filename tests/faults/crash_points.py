@@ -698,7 +698,7 @@ def _row(point: Point, outcomes: Counter[str]) -> list[str]:
         for words, times in outcomes.most_common()
     ]
     runs = str(outcomes.total())
-    return [point.component, point.script, str(point.when), runs, " | ".join(words)]
+    return [point.component, point.script, str(point.when), runs, " / ".join(words)]
 
 
 FAULT: Final = Fault(

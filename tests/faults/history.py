@@ -57,6 +57,8 @@ class What(StrEnum):
     TROUBLE = "trouble"
     """From here on leases may be lost without anybody's death: the server or the network fails."""
     CALM = "calm"
+    FORGOT = "forgot"
+    """The server was killed, and may have forgotten some of what it has done since then."""
 
 
 class Note(msgspec.Struct, array_like=True):

@@ -151,6 +151,10 @@ class Scene:
         """From now on leases may be lost although nobody died."""
         self.note(What.TROUBLE)
 
+    def forgot(self, seconds: float) -> None:
+        """The server was killed now; what it did in so many seconds before may be undone."""
+        self._journal.note(What.FORGOT, since=time.monotonic() - seconds)
+
     def calm(self) -> None:
         """The trouble is over."""
         self.note(What.CALM)

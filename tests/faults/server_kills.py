@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from redis.asyncio import Redis
 
+from tests.faults.check import EVERYSEC
 from tests.faults.kills import tell
 from tests.faults.scene import Scene
 from tests.faults.trial import Fault
@@ -65,6 +66,8 @@ async def _part(trial: Trial, kind: Kind, fsync: str, kills: int) -> Checked:
                 await asyncio.sleep(trial.random.uniform(0.1, 1.0))
                 scene.trouble()
                 server.kill()
+                if fsync == "everysec":
+                    scene.forgot(EVERYSEC)
                 await asyncio.sleep(trial.random.uniform(0, 0.3))
                 server.start()
                 scene.calm()

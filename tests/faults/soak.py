@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import Redis
 
+from tests.faults.check import EVERYSEC
 from tests.faults.kills import tell
 from tests.faults.scene import Scene
 from tests.faults.trial import Fault
@@ -129,6 +130,7 @@ class Soak:
         self._scene.trouble()
         server = self._scene.server
         await asyncio.to_thread(server.kill)
+        self._scene.forgot(EVERYSEC)
         await asyncio.sleep(self._trial.random.uniform(0, 2))
         await asyncio.to_thread(server.start)
         self._scene.calm()

@@ -172,6 +172,18 @@ def test_a_lease_may_be_lost_by_a_process_that_did_not_run(who: str, verdict: li
     assert story.verdict() == verdict
 
 
+@pytest.mark.parametrize(("ago", "lost"), [(2.5, ["lost"]), (20.0, [])])
+def test_a_server_that_is_killed_may_forget_the_last_moments(ago: float, lost: list[str]) -> None:
+    story = Story().produced()._add(What.TROUBLE, "")  # the rest was after a second
+    story._add(What.FORGOT, "", since=len(story.notes) - ago)
+    assert story.verdict() == lost
+
+
+def test_what_a_killed_server_forgot_is_done_again() -> None:
+    story = handled().settled("w1", 1)._add(What.TROUBLE, "")._add(What.FORGOT, "", since=0.0)
+    assert story.leased("w2", 2).ran("w2", 2).settled("w2", 2).verdict() == []
+
+
 def test_two_leases_at_once_are_found() -> None:
     story = Story().produced().leased("w1", 1).leased("w2", 2).ran("w2", 2).settled("w2", 2)
     assert story.verdict() == ["leased by two"]
