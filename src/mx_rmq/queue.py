@@ -245,9 +245,14 @@ class MessageQueue:
             patience=settings.patience,
         )
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
-        store.links.on_back = lambda seconds: self.events.emit(ServerBack(seconds))
-        self._store, self._loop = store, asyncio.get_running_loop()
-        self._producer = Producer(store, self.handlers)
+        producer = Producer(store, self.handlers)
+
+        def back(seconds: float) -> None:
+            producer.learn_again()
+            self.events.emit(ServerBack(seconds))
+
+        store.links.on_back = back
+        self._store, self._loop, self._producer = store, asyncio.get_running_loop(), producer
 
     async def close(self) -> None:
         """Stop the workers that run on it, finish what is being produced, and disconnect."""

@@ -108,6 +108,14 @@ class Node(Server):
         role, *rest = await self.ask("ROLE")
         return bool(role == b"master" or rest[2] == b"connected")
 
+    async def has_followers(self, count: int) -> bool:
+        """Say whether it sends what it does to so many replicas, and each has confirmed it once.
+
+        A replica calls itself connected a moment earlier; what is done until then, only waits.
+        """
+        role, *rest = await self.ask("ROLE")
+        return role == b"master" and sum(int(one[2]) > 0 for one in rest[1]) >= count
+
     def _end(self, number: signal.Signals) -> None:
         if self.is_frozen and number != signal.SIGKILL:
             self.thaw()

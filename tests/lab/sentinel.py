@@ -199,6 +199,8 @@ class Watched:
                 await node.ask("REPLICAOF", "127.0.0.1", self.nodes[0].port)
             for node in self.nodes:
                 await until_true(node.is_in_step, f"{node.address} follows")
+            count = len(self.nodes) - 1
+            await until_true(lambda: self.nodes[0].has_followers(count), "all are followed up")
             for sentinel in self.sentinels:
                 sentinel.start()
             await self.until_settled()

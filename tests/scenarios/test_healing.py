@@ -260,3 +260,22 @@ async def test_a_server_that_never_answers_is_given_up_in_time(kind: Kind) -> No
             async with MessageQueue(f"redis://127.0.0.1:{port}", patience=1):
                 pass
         assert time.monotonic() - began < 15
+
+
+@on_one
+async def test_a_server_that_comes_back_with_nothing_knows_the_topics_again_at_once(
+    kind: Kind, short_path: Path
+) -> None:
+    with Server(kind, short_path) as server:
+        async with MessageQueue(server.url, patience=20) as mq:
+            await mq.produce(TOPIC, {})
+            server.kill()
+            producing = asyncio.create_task(mq.produce(TOPIC, {}))
+            await until(mq.store.links.lost)
+            server.start()
+            await producing
+
+            async def listed() -> bool:
+                return TOPIC in await mq.admin.topics()
+
+            await until(listed, BACK_WITHIN)

@@ -174,7 +174,7 @@ class Producer:
         partition back to it, whatever the key.
         """
         if time.monotonic() >= self._learn_at:
-            self._learn_again()
+            self.learn_again()
         parts = self._store.partitions[topic]
         if parts == 1:
             return topic
@@ -246,10 +246,13 @@ class Producer:
             if self._quiet is not None:
                 self._quiet.set()
 
-    def _learn_again(self) -> None:
-        """See whether topics have grown, without waiting for it."""
+    def learn_again(self) -> None:
+        """See whether topics have grown, and list them where a server has lost its registry.
+
+        Nobody waits for it.
+        """
         self._learn_at = time.monotonic() + LEARN_EVERY
-        if self._looking is None or self._looking.done():
+        if self._store.partitions and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self._look_at_all(), name="mx-rmq producer")
 
     async def _look_at_all(self) -> None:
