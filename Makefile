@@ -49,7 +49,7 @@ lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
 
 clean: ## Remove everything that make made
-	rm -rf .venv .bench .servers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup

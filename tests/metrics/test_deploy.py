@@ -6,8 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
     from tests.lab.servers import Server
 
+TOOLS = ROOT / ".tools"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARD = ROOT / "deploy" / "grafana" / "mx-rmq.json"
 DOCS = ROOT / "docs" / "metrics.md"
@@ -129,10 +128,8 @@ def test_every_alert_says_what_is_the_matter_and_what_to_do() -> None:
 
 @pytest.fixture
 def promtool() -> str:
-    beside_python = str(Path(sys.executable).parent)
-    path = shutil.which("promtool") or shutil.which("promtool", path=beside_python)
-    if path is None:
-        pytest.skip("promtool is not on the PATH: Debian's package prometheus has it")
+    path = shutil.which("promtool") or shutil.which("promtool", path=str(TOOLS))
+    assert path is not None, "promtool is missing: make tools fetches it"
     return path
 
 

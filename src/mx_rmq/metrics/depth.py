@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry
@@ -143,12 +143,19 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         "Ids without a message: above 0, somebody else wrote to the keys.",
         labels=["topic"],
     )
+    happened = CounterMetricFamily(
+        "mx_rmq_happened",
+        "To how many messages of a topic each thing has happened, whoever did it.",
+        labels=["topic", "what"],
+    )
     for stats in found:
         topic = [stats.topic]
+        for what, count in asdict(stats.totals).items():
+            happened.add_metric([stats.topic, what], count)
         for state in State:
             depth.add_metric([stats.topic, state], getattr(stats, state))
         oldest.add_metric(topic, stats.oldest_pending or 0)
         paused.add_metric(topic, stats.paused)
         partitions.add_metric(topic, stats.partitions)
         dropped.add_metric(topic, stats.dropped)
-    yield from (depth, oldest, paused, partitions, dropped)
+    yield from (depth, oldest, paused, partitions, dropped, happened)
