@@ -8,10 +8,10 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model matrix faults lock clean tools
+.PHONY: help demo test check fix bench model matrix faults screenshots lock clean tools
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 demo: $(INSTALLED) ## Watch messages live and die on a server of its own
 	@$(BIN)/mx-rmq demo $(ARGS)
@@ -42,11 +42,14 @@ matrix: tools $(INSTALLED) ## Test on every server that can be had, from Redis 6
 faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write docs/reliability.md (75 minutes)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
+screenshots: tools $(INSTALLED) ## Take docs/images/dashboard anew, in a real browser
+	@$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
+
 lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
 
 clean: ## Remove everything that make made
-	rm -rf .venv .bench .servers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from mx_rmq.admin import Admin, Cancelled, Stats
+from mx_rmq.admin import Admin, Cancelled, Stats, Totals
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partitions
@@ -80,6 +80,9 @@ async def ids_of(admin: Admin, state: State, limit: int = 1000) -> list[str]:
         lambda admin: admin.audit("orderz"),
         lambda admin: admin.requeue_all("orderz", State.DEAD),
         lambda admin: admin.discard_all("orderz", State.DEAD),
+        lambda admin: admin.cancel_all("orderz", State.PENDING),
+        lambda admin: admin.edit("orderz", "id", 1),
+        lambda admin: admin.count("orderz", State.PENDING),
     ],
 )
 async def test_an_unknown_topic_is_refused_and_the_known_ones_are_named(
@@ -136,6 +139,7 @@ async def test_the_stats_count_every_state_and_tell_of_a_pause(
         oldest_pending=stats.oldest_pending,
         paused=True,
         dropped=1,
+        totals=Totals(produced=15, dispatched=11, died=4, quarantined=5),
     )
     assert stats.total == 15
 
@@ -250,6 +254,40 @@ async def test_a_message_that_is_not_there_is_none(store: Store, admin: Admin) -
         assert await admin.get(TOPIC, id) is None
     with pytest.raises(InvalidInput, match="is not a str"):
         await admin.get(TOPIC, 5)  # type: ignore[arg-type]  # the mistake under test
+
+
+async def test_a_message_is_looked_for_in_every_topic(store: Store, admin: Admin) -> None:
+    assert await admin.find("own") == []
+    await bring(store, State.DEAD, id="own")
+    for number in range(20):
+        await store.produce_normal_message(f"topic-{number}", [draft(id=f"id-{number}")])
+    await store.produce_normal_message("topic-7", [draft(id="own")])
+    found = [(one.topic, one.state) for one in await admin.find("own")]
+    assert found == [(TOPIC, State.DEAD), ("topic-7", State.PENDING)]
+    assert await admin.find("unknown") == []
+
+
+# count
+
+
+async def test_messages_are_counted_between_two_times(
+    store: Store, admin: Admin, clock: Clock
+) -> None:
+    await store.register_topics({TOPIC: 3})
+    for part in PARTS:
+        for _ in range(3):
+            clock.advance(1000)
+            await bring_in(store, part, State.DEAD)
+        await bring_in(store, part, State.DELAYED)
+    now = clock.now / 1000
+    assert await admin.now() == now
+    assert await admin.count(TOPIC, State.DEAD) == 9
+    assert await admin.count(TOPIC, "dead", since=now - 2) == 3
+    assert await admin.count(TOPIC, "dead", since=now - 4, until=now - 2) == 3
+    assert await admin.count(TOPIC, "delayed", until=now + 0.5) == 2
+    assert await admin.count(TOPIC, "pending", since=now) == 0
+    with pytest.raises(InvalidInput, match="since=5 is after until=1"):
+        await admin.count(TOPIC, "dead", since=5, until=1)
 
 
 # list
@@ -712,6 +750,7 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         paused=True,
         dropped=1,
         partitions=3,
+        totals=Totals(produced=30, dispatched=32, retried=6, died=6, quarantined=6, released=8),
     )
     assert await admin.topics() == [TOPIC]
 

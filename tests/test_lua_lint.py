@@ -16,7 +16,7 @@ from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.lua_guard import Guarded
-from tests.lab.lua_lint import PROBES, READS, WRITES, lint, lint_shared
+from tests.lab.lua_lint import NOTES, PROBES, READS, WRITES, lint, lint_shared
 from tests.lab.messages import TOPIC
 
 if TYPE_CHECKING:
@@ -117,6 +117,10 @@ BAD = {
         "redis.call('LLEN', ({list, other})[delay]) redis.call('LPUSH', other, 1)",
         "LPUSH writes other, whose type no read has proven",
     ),
+    "a note that ends the script": (
+        "redis.call('HINCRBY', hash, id, 1)",
+        "HINCRBY is a note, which may fail: use redis.pcall",
+    ),
     "a command on another type": ("redis.call('LLEN', hash)", "LLEN on hash, a HASH"),
     "goto": ("goto done", "Lua 5.1 has no goto"),
     "a label": ("::done::", "Lua 5.1 has no ::"),
@@ -197,7 +201,7 @@ def test_every_script_keeps_the_rules() -> None:
 
 def test_the_lint_knows_every_command_and_every_exception_is_a_script() -> None:
     used = frozenset[str]().union(*(load(name).commands for name in names()))
-    assert used == {*READS, *WRITES, "TIME"}
+    assert used == {*READS, *WRITES, *NOTES, "TIME"}
     assert set(PROBES) <= set(names())
 
 

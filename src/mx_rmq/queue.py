@@ -74,6 +74,7 @@ class MessageQueue:
         quarantine_max: int | None = None,
         quarantine_ttl: float | None = None,
         quarantine_bytes: int | None = None,
+        history: int | None = None,
     ) -> None:
         self.settings = QueueSettings.load(
             url=url,
@@ -94,6 +95,7 @@ class MessageQueue:
             quarantine_max=quarantine_max,
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
+            history=history,
         )
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()

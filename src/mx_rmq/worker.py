@@ -21,6 +21,7 @@ from mx_rmq.core import events
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_worker
+from mx_rmq.runtime import current
 from mx_rmq.runtime.cast import Cast
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Worker:
         grace: float | None = None,
         prefetch: int | None = None,
         name: str | None = None,
+        metrics_port: int | None = None,
+        metrics_host: str | None = None,
     ) -> None:
         self.settings = WorkerSettings.load(
             concurrency=concurrency,
@@ -61,13 +64,34 @@ class Worker:
             grace=grace,
             prefetch=prefetch,
             name=name,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
         )
         self.name = check_worker(self.settings.name) if self.settings.name else _name()
-        self._mq = mq
+        self.mq = mq
         self._cast: Cast | None = None
         self._runs = False
         self._opened = False
         self._stopping: asyncio.Task[bool] | None = None
+
+    @property
+    def running(self) -> int:
+        """How many handlers run now."""
+        return 0 if self._cast is None else self._cast.running
+
+    @property
+    def held(self) -> int:
+        """How many messages it holds now: running, about to run, and being settled."""
+        return 0 if self._cast is None else self._cast.held
+
+    @property
+    def trouble(self) -> str:
+        """Why it takes no messages now; empty: it does."""
+        if self._stopping is not None:
+            return "the worker is stopping"
+        if self._cast is None:
+            return "the worker has not started"
+        return "the server is away" if self.mq.store.links.lost() else ""
 
     async def run(self) -> bool:
         """Work until SIGTERM or SIGINT; say whether everything was settled or handed back.
@@ -114,7 +138,7 @@ class Worker:
         def count(event: events.Event) -> None:
             counts[type(event)] += 1
 
-        unsubscribe = self._mq.events.subscribe(count, *counts)
+        unsubscribe = self.mq.events.subscribe(count, *counts)
         try:
             cast = await self._start()
             try:
@@ -134,11 +158,23 @@ class Worker:
             raise InvalidInput(f"worker {self.name} runs already")
         handlers = self._handlers()
         self._runs = True
-        mq = self._mq
+        mq = self.mq
         try:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
+            cast = await self._cast_of(mq, handlers)
+        except BaseException:
+            await self._close()
+            raise
+        self._cast = cast
+        mq.on_close.append(self.stop)
+        return cast
+
+    async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
+        """Start the cast, all of whose tasks know the worker's name."""
+        before = current.worker.set(self.name)
+        try:
             cast = Cast(
                 mq.store,
                 mq.events,
@@ -150,11 +186,8 @@ class Worker:
                 name=self.name,
             )
             await cast.start()
-        except BaseException:
-            await self._close()
-            raise
-        self._cast = cast
-        mq.on_close.append(self.stop)
+        finally:
+            current.worker.reset(before)
         return cast
 
     async def stop(self) -> bool:
@@ -193,7 +226,7 @@ class Worker:
         try:
             return await cast.stop(grace=self.settings.grace)
         finally:
-            self._mq.on_close.remove(self.stop)
+            self.mq.on_close.remove(self.stop)
             self._cast = self._stopping = None
             await self._close()
 
@@ -201,12 +234,12 @@ class Worker:
         try:
             if self._opened:
                 self._opened = False
-                await self._mq.close()
+                await self.mq.close()
         finally:
             self._runs = False
 
     def _handlers(self) -> dict[str, Handler]:
-        known = self._mq.handlers
+        known = self.mq.handlers
         if not known:
             raise InvalidInput("the queue has no handlers: declare one with @mq.handler(topic)")
         wanted = self.settings.topics

@@ -1,8 +1,10 @@
-"""requeue, discard, cancel, pause and resume, as a user runs them."""
+"""requeue, discard and cancel, as a user runs them."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.core.message import State
+from mx_rmq.core.message import Failure, State
 from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, harmless, run, run_json
-from tests.lab.archives import ARCHIVES, archived
+from tests.lab.archives import ARCHIVES, archived, corpse, fill
 from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
 from tests.lab.servers import Kind
 from tests.lab.snapshot import snapshot
@@ -100,7 +102,20 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("discard", TOPIC, "--all"), "--all of which state? --state dead or --state quarantined"),
         (("discard", TOPIC, "id", "--limit", "1"), "--limit goes with --all."),
         (("discard", TOPIC, "id", "--state", "pending"), "'pending' is not one of 'dead'"),
-        (("cancel", TOPIC), "Missing argument 'IDS...'"),
+        (("cancel", TOPIC), "Name the messages, or say --all."),
+        (("cancel", TOPIC, "--all"), "--all of which state? --state pending or --state delayed"),
+        (("cancel", TOPIC, "id", "--state", "pending"), "--state goes with --all."),
+        (("requeue", TOPIC, "id", "--text", "x"), "--text goes with --all."),
+        (("requeue", TOPIC, "id", "--dry-run"), "--dry-run goes with --all."),
+        (("requeue", TOPIC, "--all", "--state", "dead", "--rate", "0"), "0.0 is not in the range"),
+        (
+            ("requeue", TOPIC, "--all", "--state", "dead", "--since", "yesterday"),
+            "--since 'yesterday' is neither a span like 90s, 15m, 2h, 7d, nor a time like 2030",
+        ),
+        (
+            ("requeue", TOPIC, "--all", "--state", "dead", "--since", "1h", "--until", "2h"),
+            "is after until=",
+        ),
     ],
 )
 async def test_a_call_that_makes_no_sense_is_refused(
@@ -110,6 +125,101 @@ async def test_a_call_that_makes_no_sense_is_refused(
     failed = await run(server, *words, "--yes")
     assert failed.exit_code == 2
     assert said in failed.stderr
+
+
+# many by a filter
+
+
+async def test_those_of_a_filter_are_counted_and_acted_on(
+    store: Store, server: Server, raw: Redis, clock: Clock
+) -> None:
+    errors = [Failure(type="Refused", text="no", at=1)]
+    every = [corpse(number, errors=errors if number % 4 == 0 else []) for number in range(2000)]
+    await fill(store, raw, every, at=clock.now)
+    words = (TOPIC, "--all", "--state", "dead", "--error", "refused")
+    told = await run(server, "requeue", *words, "--dry-run")
+    assert (told.exit_code, told.stdout) == (0, "would requeue 500 dead messages of orders\n")
+    assert told.stderr == ""  # nobody watches: no bar
+    found = await run_json(server, "discard", *words, "--dry-run", "--limit", "7")
+    assert found == {"topic": TOPIC, "state": "dead", "would": 7}
+    assert (await store.views.counts(TOPIC)).dead == 2000
+    told = await run(server, "discard", *words, "--text", "d-0000", "--yes")
+    assert told.stdout == "25 dead messages of orders discarded\n"
+    found = await run_json(server, "requeue", *words, "--yes")
+    assert found == {"topic": TOPIC, "state": "dead", "requeued": 475}
+    counts = await store.views.counts(TOPIC)
+    assert (counts.pending, counts.dead) == (475, 1500)
+
+
+async def test_a_time_is_a_span_before_the_servers_now_or_a_date(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    seconds, _ = await raw.time()
+    await fill(store, raw, [corpse(number) for number in range(48)], at=seconds * 1000, apart=0)
+    for hour in range(48):
+        at = (seconds - hour * 3600 - 60) * 1000
+        await raw.zadd(store.keys.of(TOPIC).dlq, {f"d-{hour:06}": at})
+    words = ("requeue", TOPIC, "--all", "--state", "dead", "--dry-run")
+    for more, number in (
+        (("--since", "2h"), 2),
+        (("--since", "1d"), 24),
+        (("--until", "1d"), 24),
+        (("--since", "90m", "--until", "0s"), 2),
+        (("--since", "1970-01-01"), 48),
+        (("--until", "1970-01-01T12:00+02:00"), 0),
+        (("--until", "+1h"), 48),
+    ):
+        found = await run_json(server, *words, *more)
+        assert found["would"] == number, more
+
+
+@pytest.mark.parametrize(("state", "word"), [(State.PENDING, "odd"), (State.DELAYED, "odd")])
+async def test_waiting_messages_are_cancelled_by_a_filter(
+    store: Store, server: Server, state: State, word: str
+) -> None:
+    for number in range(20):
+        payload = "odd" if number % 2 else "even"
+        if state is State.PENDING:
+            await store.produce_normal_message(TOPIC, [draft(payload)])
+        else:
+            await store.produce_delay_message(TOPIC, [draft(payload, delay=1000)])
+    words = ("cancel", TOPIC, "--all", "--state", state)
+    told = await run(server, *words, "--text", word, "--yes")
+    assert (told.exit_code, told.stdout) == (0, f"10 {state} messages of orders cancelled\n")
+    refused = await run(server, *words, "--text", "even")
+    assert refused.exit_code == 2
+    assert f"whether to cancel 10 {state} messages of orders: say --yes" in refused.stderr
+    assert (await run_json(server, *words, "--rate", "1000", "--yes"))["cancelled"] == 10
+
+
+async def test_somebody_at_a_terminal_sees_a_bar_and_may_interrupt(
+    store: Store, server: Server, raw: Redis, clock: Clock
+) -> None:
+    await fill(store, raw, [corpse(number) for number in range(2000)], at=clock.now)
+    master, slave = os.openpty()
+    words = ("requeue", TOPIC, "--all", "--state", "dead", "--rate", "200", "--yes")
+    process = subprocess.Popen(
+        [MX_RMQ, *words, "--url", server.url],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        stdout=subprocess.PIPE,
+        stderr=slave,
+        text=True,
+    )
+    seen = b""
+    while b"/2000" not in seen or not (await store.views.counts(TOPIC)).pending:
+        seen += await asyncio.to_thread(os.read, master, 4096)
+    process.send_signal(signal.SIGINT)
+    said, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    os.close(slave)
+    os.close(master)
+    assert process.returncode == 130
+    counts = await store.views.counts(TOPIC)
+    assert b"requeued" in seen
+    assert said in {
+        f"interrupted: {number} dead messages of orders requeued, and perhaps one more\n"
+        for number in (counts.pending, counts.pending - 1)
+    }
+    assert counts.pending + counts.dead == 2000
 
 
 # asking
@@ -178,23 +288,6 @@ async def test_only_what_nobody_has_begun_is_cancelled(store: Store, server: Ser
     assert (await store.views.counts(TOPIC)).total == 1
 
 
-# pause and resume
-
-
-async def test_a_topic_is_paused_and_resumed(store: Store, server: Server) -> None:
-    await pending(store)
-    assert (await run(server, "pause", TOPIC)).stdout == "orders: paused\n"
-    assert (await store.views.counts(TOPIC)).paused
-    again = await run(server, "pause", TOPIC)
-    assert (again.exit_code, again.stdout) == (0, "orders: nothing to do, it was so already\n")
-    assert await run_json(server, "resume", TOPIC) == {
-        "topic": TOPIC,
-        "state": "resumed",
-        "changed": True,
-    }
-    assert not (await store.views.counts(TOPIC)).paused
-
-
 @pytest.mark.parametrize("command", ["requeue", "discard", "cancel", "pause", "resume"])
 async def test_an_unknown_topic_is_refused_before_anything_is_asked(
     store: Store, server: Server, command: str
@@ -208,34 +301,6 @@ async def test_an_unknown_topic_is_refused_before_anything_is_asked(
 
 
 # partitions
-
-
-async def test_a_topic_grows(store: Store, server: Server) -> None:
-    await pending(store)
-    told = await run(server, "grow", TOPIC, "4")
-    assert (told.exit_code, told.stdout) == (0, "orders: 4 partitions\n")
-    assert await run_json(server, "grow", TOPIC, "5") == {"topic": TOPIC, "partitions": 5}
-    assert await store.views.partitions(TOPIC) == 5
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((TOPIC, "1"), "Error: topic 'orders' has 2 partitions and cannot have 1: what is in"),
-        ((TOPIC, "0"), "Error: partitions=0 is not a whole number from 1 to 1024"),
-        ((TOPIC, "1025"), "Error: partitions=1025 is not a whole number from 1 to 1024"),
-        ((TOPIC, "many"), "'many' is not a valid integer"),
-        (("orderz", "2"), "Error: no topic 'orderz' under the prefix"),
-    ],
-)
-async def test_a_topic_does_not_grow_to_a_wrong_number(
-    store: Store, server: Server, words: tuple[str, ...], said: str
-) -> None:
-    await store.register_topics({TOPIC: 2})
-    failed = await run(server, "grow", *words)
-    assert (failed.exit_code, failed.stdout) == (2, "")
-    assert said in failed.stderr
-    assert await store.views.partitions(TOPIC) == 2
 
 
 async def test_messages_are_acted_on_in_whatever_partition_they_are(

@@ -29,10 +29,11 @@ def test_help_names_every_command() -> None:
     helped = run("--help")
     assert helped.returncode == 0
     for command in (
-        *("audit", "cancel", "demo", "discard", "doctor", "grow", "list", "pause", "requeue"),
-        *("resume", "server", "show", "stats", "workers"),
+        *("audit", "cancel", "completion", "demo", "discard", "doctor", "edit", "grow", "list"),
+        *("pause", "requeue", "resume", "server", "show", "stats", "workers"),
     ):
         assert f"\n  {command} " in helped.stdout
+    assert "\n    130  interrupted\n" in helped.stdout
 
 
 @pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -14,13 +16,15 @@ from mx_rmq.core.message import State
 from mx_rmq.store import health
 from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, harmless, run, run_json
-from tests.lab.archives import archived
-from tests.lab.messages import TOPIC, leased, pending
+from tests.lab.archives import archived, corpse, fill
+from tests.lab.messages import TOPIC, delayed, drafts, leased, pending
+from tests.lab.nodes import Node, free_ports, until_true
 from tests.lab.servers import Kind, Server, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tests.lab.clock import Clock
 
 one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
@@ -136,6 +140,97 @@ async def test_a_user_without_the_rights_is_a_finding(own: tuple[Server, Redis])
     assert "bad  the server would stop some scripts in the middle" in told.stdout
 
 
+async def test_checks_that_a_user_may_not_make_are_told_as_such(
+    own: tuple[Server, Redis],
+) -> None:
+    server, client = own
+    await client.acl_setuser(
+        "limited",
+        enabled=True,
+        passwords=["+secret"],
+        keys=["*"],
+        categories=["+@all"],
+        commands=["-slowlog", "-scan", "-acl", "-blpop"],
+    )
+    told = await run(f"unix://limited:secret@{server.socket}", "doctor")
+    assert told.exit_code == 0
+    assert "skip this user may not read the slow log" in told.stdout
+    assert "Grant +slowlog|get (ACL SETUSER)" in told.stdout
+    assert "skip this user may not run SCAN" in told.stdout
+    assert "ok   this user may not run BLPOP, so it is no user for workers" in told.stdout
+    assert not [line for line in told.stdout.splitlines() if line.startswith(("warn", "bad"))]
+
+
+async def test_an_operator_who_lacks_a_command_is_told_which(own: tuple[Server, Redis]) -> None:
+    server, client = own
+    told = await run(await without(server, client, "zcount"), "doctor", "--strict")
+    assert told.exit_code == 1
+    assert "warn user limited may not run ZCOUNT, so some of mq.admin" in told.stdout
+    assert "Grant +zcount (ACL SETUSER)" in told.stdout
+    producer = (Path(__file__).parents[2] / "deploy/acl/producer.acl").read_text().split()[2:]
+    execute: Callable[..., Awaitable[Any]] = client.execute_command
+    rules = " ".join(producer).replace("CHANGE-ME", "secret")
+    await execute("ACL", "SETUSER", "producer", *re.findall(r"\([^)]*\)|\S+", rules))
+    told = await run(f"unix://producer:secret@{server.socket}", "doctor")
+    assert told.exit_code == 0
+    assert "skip the topics were not looked at: HKEYS: " in told.stdout
+
+
+async def test_slow_scripts_are_told_of_by_name(own: tuple[Server, Redis]) -> None:
+    server, client = own
+    await client.config_set("slowlog-log-slower-than", 0)
+    async with await Store.open(server.url) as store:
+        await pending(store)
+        await serve(store, TOPIC)
+    told = await run(server, "doctor")
+    assert told.exit_code == 0
+    (line,) = (line for line in told.stdout.splitlines() if "slow log" in line)
+    assert line.startswith("warn ")
+    assert re.search(r"the slowest: \w+ on mx-rmq:\S+, [0-9,]+ ms, \d+ s ago", line)
+    await client.config_set("slowlog-log-slower-than", -1)
+    await client.slowlog_reset()
+    told = await run(server, "doctor")
+    assert "ok   no script of ours took long in the last hour" in told.stdout
+
+
+async def test_replicas_are_told_of_with_how_far_they_are_behind(short_path: Path) -> None:
+    ports = free_ports(2)
+    places = [short_path / name for name in ("a", "b")]
+    for place in places:
+        place.mkdir()
+    kind = Kind.VALKEY_9_1
+    with (
+        Node(kind, places[0], "--appendonly", "yes", port=ports[0]) as primary,
+        Node(kind, places[1], "--replicaof", "127.0.0.1", str(ports[0]), port=ports[1]) as replica,
+    ):
+        await until_true(replica.is_in_step, "the replica is in step")
+        told = await run(primary, "doctor")
+        assert told.exit_code == 0
+        assert f"ok   replica 127.0.0.1:{ports[1]} is " in told.stdout
+        replica.freeze()
+        for _ in range(20):  # more than sockets hold
+            await primary.ask("SET", "foreign", b"x" * 2_000_000)
+        told = await run(primary, "doctor")
+        replica.thaw()
+    (line,) = (line for line in told.stdout.splitlines() if "replica 127" in line)
+    assert re.match(r"warn replica \S+ is \d+ s and [0-9.]+ MiB behind: so much is lost", line)
+
+
+async def test_messages_of_topics_that_are_not_listed_are_bad(own: tuple[Server, Redis]) -> None:
+    server, client = own
+    async with await Store.open(server.url) as store:
+        await pending(store)
+        for name in ("lost", f"{TOPIC}/3"):
+            await store.produce_normal_message(name, drafts(1))
+        await client.hdel(store.keys.topics, "lost")
+        await client.hset("mx-rmq:{no topic}:payload", "x", "y")
+    told = await run(server, "doctor", "--quick")
+    assert told.exit_code == 1
+    (line,) = (line for line in told.stdout.splitlines() if "not listed" in line)
+    assert line.startswith("bad  there are messages of topics or partitions that are not listed")
+    assert "serves them: lost, orders/3. Start a worker" in line
+
+
 async def test_a_user_who_may_not_ask_is_told_what_nobody_knows(own: tuple[Server, Redis]) -> None:
     server, client = own
     told = await run(await without(server, client, "info"), "doctor")
@@ -183,6 +278,87 @@ async def test_archives_and_a_pause_are_worth_a_look(store: Store, server: Serve
     assert "warn topic orders: 2 dead messages. Look with: mx-rmq list orders" in told.stdout
     assert "warn topic orders: 1 quarantined message. Look with" in told.stdout
     assert "warn topic orders is paused, 0 pending. Let it go on with" in told.stdout
+
+
+@one_kind
+async def test_delayed_messages_that_nobody_will_bring_up_are_worth_a_look(
+    store: Store, server: Server
+) -> None:
+    await delayed(store, 1000, 2)
+    told = await run(server, "doctor")
+    assert told.exit_code == 0
+    assert "warn topic orders: 2 delayed, and no live worker will bring them up" in told.stdout
+    assert (await run(server, "doctor", "--strict")).exit_code == 1
+
+
+@one_kind
+async def test_dead_letters_that_become_more_are_told_of(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    seconds, _ = await raw.time()
+    now = seconds * 1000
+    await fill(store, raw, [corpse(number) for number in range(48)], at=now - 90_000_000, apart=1)
+    index = store.keys.of(TOPIC).dlq
+    for number in range(48):
+        await raw.zadd(index, {f"d-{number:06}": now - 7_000_000 - number * 1_600_000})
+    told = await run(server, "doctor")
+    assert "warn topic orders: 48 dead messages. Look with" in told.stdout
+    await fill(store, raw, [corpse(number) for number in range(100, 130)], at=now - 60_000)
+    told = await run(server, "doctor")
+    assert (
+        "warn topic orders: 78 dead messages, growing: 30 of them in the last hour, 2.0 an hour in "
+        "the day before. Look with: mx-rmq list orders --state dead --since 1h; then" in told.stdout
+    )
+
+
+@one_kind
+@pytest.mark.parametrize("others", [True, False])
+async def test_a_worker_that_fell_silent_with_messages_is_told_of(
+    store: Store, server: Server, clock: Clock, others: bool
+) -> None:
+    await delayed(store, 1000)
+    clock.now = int(time.time() * 1000) - 300_000
+    about = {"topics": [TOPIC], "host": HOSTILE, "pid": 7, "held": 3}
+    await store.beat_worker("w9", msgspec.json.encode(about))
+    await store.beat_worker("idle", msgspec.json.encode({**about, "held": 0}))
+    if others:
+        clock.now = int(time.time() * 1000)
+        await serve(store, TOPIC)
+    told = await run(server, "doctor")
+    assert told.exit_code == (not others)
+    (line,) = (line for line in told.stdout.splitlines() if "fell silent" in line)
+    assert harmless(line)
+    assert line.startswith("warn worker w9 on " if others else "bad  worker w9 on ")
+    assert "process 7, fell silent 5 min " in line
+    assert " ago and held 3 messages then" in line
+    assert ("nobody else serves orders" in line) is not others
+
+
+@one_kind
+async def test_leases_that_nobody_takes_over_are_bad(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    clock.now = int(time.time() * 1000) - 300_000
+    await leased(store, 2, lease=1000)
+    clock.now = int(time.time() * 1000)
+    await serve(store, TOPIC)
+    told = await run(server, "doctor")
+    assert told.exit_code == 1
+    assert "bad  topic orders: 2 leases ran out over 60 s ago and nobody has" in told.stdout
+
+
+@one_kind
+@pytest.mark.corrupts
+async def test_a_quick_look_leaves_the_audit_out(store: Store, server: Server, raw: Redis) -> None:
+    await delayed(store, 1000)
+    await raw.hset(store.keys.of(TOPIC).payload, "stray", "x")
+    assert "1 violation" in (await run(server, "doctor")).stdout
+    told = await run(server, "doctor", "--quick")
+    assert (told.exit_code, "violation" in told.stdout) == (0, False)
+    await raw.set(store.keys.of(TOPIC).pending, "x")
+    told = await run(server, "doctor", "--quick")
+    assert told.exit_code == 1
+    assert "holds a string, not a list" in told.stdout
 
 
 @one_kind

@@ -1,9 +1,16 @@
-"""stats, list, show and workers, as a user runs them."""
+"""stats, list, show, workers and audit, as a user runs them."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
+import signal
+import subprocess
+import sys
 import time
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +19,7 @@ import pytest
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, harmless, run, run_json
-from tests.lab.archives import archived
+from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import (
     FAILURE,
     TOPIC,
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 
 # stats
@@ -62,6 +71,8 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
     await bring(store, State.DEAD)
     await delayed(store, 1000)
     (stats,) = (await run_json(server, "stats", TOPIC))["topics"]
+    totals = stats.pop("totals")
+    assert (totals["produced"], totals["died"], totals["completed"]) == (2, 1, 0)
     assert stats == {
         "topic": TOPIC,
         "pending": 0,
@@ -144,7 +155,54 @@ async def test_an_empty_list_is_no_failure(store: Store, server: Server) -> None
     await pending(store)
     assert (await run(server, "list", TOPIC, "--state", "dead")).exit_code == 0
     page = await run_json(server, "list", TOPIC, "--state", "dead")
-    assert page == {"messages": [], "cursor": None}
+    assert page == {"messages": [], "cursor": None, "looked": 0}
+
+
+async def test_a_list_shows_only_what_its_filter_means(
+    store: Store, server: Server, raw: Redis, clock: Clock
+) -> None:
+    every = [corpse(number, payload={"n": number, "odd": number % 2}) for number in range(12_000)]
+    every[3] = corpse(3, payload="the needle", reason="rejected: rust")
+    await fill(store, raw, every, at=clock.now)
+    words = ("list", TOPIC, "--state", "dead")
+    page = await run_json(server, *words, "--text", "NEEDLE")  # far behind the first 5,000
+    assert [one["id"] for one in page["messages"]] == ["d-000003"]
+    assert (page["cursor"], page["looked"]) == (None, 12_000)
+    told = await run(server, *words, "--error", "Rust")
+    assert "rejected: rust" in told.stdout.splitlines()[1]
+    assert told.stderr == ""
+    page = await run_json(server, *words, "--text", '"odd":1', "--limit", "3")
+    assert [one["id"] for one in page["messages"]] == ["d-011999", "d-011997", "d-011995"]
+    assert (page["cursor"], page["looked"]) == ("5", 5)
+    until = datetime.fromtimestamp(clock.now / 1000 + 0.001, UTC).isoformat()
+    page = await run_json(server, *words, "--until", until)
+    assert [one["id"] for one in page["messages"]] == ["d-000001", "d-000000"]
+
+
+# stats --watch
+
+
+async def test_stats_are_watched_until_somebody_interrupts(store: Store, server: Server) -> None:
+    await pending(store)
+    words = (MX_RMQ, "stats", "--url", server.url, "--watch", "0.1")
+    table, json_lines = [
+        await asyncio.create_subprocess_exec(*words, *more, stdout=subprocess.PIPE)
+        for more in ((), ("--json",))
+    ]
+    assert table.stdout is not None
+    assert json_lines.stdout is not None
+    lines = [await table.stdout.readline() for _ in range(2)]
+    assert lines[1].split()[:2] == [TOPIC.encode(), b"1"]
+    await pending(store, 2)
+    while lines[-1].split()[:2] != [TOPIC.encode(), b"3"]:
+        lines.append(await table.stdout.readline())
+    for _ in range(2):
+        line = json.loads(await json_lines.stdout.readline())
+        assert (line["topics"][0]["topic"], line["away"]) == (TOPIC, [])
+    for process in (table, json_lines):
+        process.send_signal(signal.SIGINT)
+        await process.communicate()
+        assert process.returncode == 0
 
 
 async def test_a_wide_payload_is_cut_in_a_list_and_whole_in_show(
@@ -181,6 +239,24 @@ async def test_a_message_that_is_not_there_gives_exit_code_1(store: Store, serve
     assert (told.exit_code, told.stdout) == (1, "")
     assert told.stderr == "Error: no message 'unknown' in topic 'orders'\n"
     assert await run_json(server, "show", TOPIC, "unknown", code=1) is None
+
+
+async def test_a_message_is_found_by_its_id_alone(store: Store, server: Server) -> None:
+    await pending(store, id="own")
+    for number in range(20):
+        await store.produce_normal_message(f"t-{number}", [draft(id=f"id-{number}")])
+    await store.produce_normal_message("other", [draft(id="own")])
+    assert "topic:       t-7\n" in (await run(server, "show", "id-7")).stdout
+    assert (await run_json(server, "show", "id-19"))["topic"] == "t-19"
+    told = await run(server, "show", "nope")
+    assert (told.exit_code, told.stderr) == (1, "Error: no message 'nope' in any topic\n")
+    told = await run(server, "show", "own")
+    assert told.exit_code == 2
+    assert told.stderr == (
+        "Error: message 'own' is in several topics, so say which: orders, other\n"
+    )
+    assert (await run(server, "show", "other", "own")).exit_code == 0
+    assert (await run(server, "show", "a", "b", "c")).exit_code == 2
 
 
 # hostile bytes
@@ -260,9 +336,32 @@ async def test_workers_are_listed_with_what_they_do(
     assert harmless(told.stdout)
     assert "4242" in told.stdout
     assert "a, b" in told.stdout
+    header, line = told.stdout.splitlines()
+    assert header.split()[-2:] == ["as", "of"]
+    assert line.rstrip().endswith(" s ago")
     (one,) = (await run_json(server, "workers"))["workers"]
     assert (one["name"], one["host"], one["topics"]) == ("w1", HOSTILE, ["a", "b"])
     assert (one["pid"], one["running"], one["held"], one["alive"]) == (4242, 3, None, True)
+
+
+async def test_workers_are_listed_with_what_they_run(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    clock.now = int(time.time() * 1000)
+    doing = {"topic": TOPIC, "id": "o-1", "handler": "shop.ship", "attempt": 2, "seconds": 75.5}
+    hostile = {**doing, "id": HOSTILE, "handler": HOSTILE}
+    info = {"running": 2, "doing": [doing, hostile]}
+    await store.beat_worker("w1", msgspec.json.encode(info))
+    await store.beat_worker("w2", msgspec.json.encode({"running": 0, "doing": []}))
+    told = await run(server, "workers", "--running")
+    assert told.exit_code == 0
+    assert harmless(told.stdout)
+    _, first, _, idle = told.stdout.splitlines()
+    assert first.split()[:5] == ["w1", TOPIC, "o-1", "shop.ship", "2"]
+    assert "1 min 15 s" in first
+    assert idle.split()[0] == "w2"
+    one, _ = (await run_json(server, "workers"))["workers"]
+    assert one["doing"] == [doing, hostile]
 
 
 # audit
@@ -352,8 +451,10 @@ async def test_what_is_wrong_is_told_with_its_partition(
     assert f"the first: partition 1: {one.id}: a record without a state." in told.stdout
 
 
-async def test_the_doctor_counts_all_partitions(store: Store, server: Server) -> None:
+async def test_the_doctor_counts_all_partitions(store: Store, server: Server, clock: Clock) -> None:
     await store.register_topics({TOPIC: 2})
     await store.produce_delay_message(f"{TOPIC}/1", [draft(delay=1000)])
+    clock.now = int(time.time() * 1000)
+    await store.beat_worker("w1", msgspec.json.encode({"topics": [TOPIC]}))
     told = await run(server, "doctor")
     assert f"topic {TOPIC}: 1 message in 2 partitions, each in exactly one state" in told.stdout

@@ -84,6 +84,8 @@ messages = st.builds(
     headers=st.dictionaries(texts, texts),
     errors=st.lists(failures, max_size=3),
     reason=texts,
+    delay=st.integers(0, 2**52),
+    due=st.none() | st.integers(0, 2**52),
 )
 
 # round trips
@@ -144,6 +146,8 @@ TYPES: dict[str, Any] = {
     "headers": {"a": 1},
     "errors": [{"type": "x"}],
     "reason": 1,
+    "delay": "1",
+    "due": 1.5,
 }
 
 

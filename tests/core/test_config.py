@@ -113,6 +113,7 @@ def test_the_defaults_of_the_settings_are_those_of_the_contract() -> None:
         1000,
         None,
     )
+    assert (worker.metrics_port, worker.metrics_host) == (0, "127.0.0.1")
 
 
 def test_the_limits_are_a_part_of_the_queues_settings() -> None:
@@ -140,6 +141,7 @@ def test_a_queue_without_a_url_says_the_three_ways_to_give_one(url: str | None) 
         (WorkerSettings, "concurrency", [1, 10_000], [0, -1, 10_001]),
         (WorkerSettings, "grace", [0, 0.5, 1e6], [-1, inf, nan]),
         (WorkerSettings, "prefetch", [0, 10_000], [-1, 10_001]),
+        (WorkerSettings, "metrics_port", [0, 9464, 65_535], [-1, 65_536]),
     ],
 )
 def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: list[float]) -> None:

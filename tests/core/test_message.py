@@ -53,6 +53,8 @@ def test_a_draft_becomes_a_message_that_nobody_has_tried_yet() -> None:
         headers={"k": "v"},
         errors=[],
         reason="",
+        delay=0,
+        due=7,
     )
 
 
@@ -164,7 +166,24 @@ def test_only_the_latest_failures_are_carried_oldest_first() -> None:
 
 def test_a_revived_message_starts_anew_and_keeps_its_errors() -> None:
     dead = new(attempts=3, crashes=2, reason="too many", ttl=5, errors=[failure(1)], max_attempts=3)
-    assert dead.revived() == new(errors=[failure(1)], max_attempts=3)
+    assert dead.revived() == new(errors=[failure(1)], max_attempts=3, due=0)
+
+
+@pytest.mark.parametrize(
+    ("message", "ready"),
+    [
+        (new(), 1000),
+        (new(delay=60), 1060),
+        (new(due=5000), 5000),
+        (new(due=5000, delay=60).failed(failure(7)), failure(7).at + 60),
+        (new(due=5000, reason="too many").revived(), None),
+        (new(attempts=1), None),  # written by somebody else
+    ],
+)
+def test_a_message_is_ready_when_it_has_waited_as_long_as_it_was_told(
+    message: Message, ready: int | None
+) -> None:
+    assert message.ready_at == ready
 
 
 def test_messages_do_not_share_what_they_hold() -> None:

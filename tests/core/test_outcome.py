@@ -58,7 +58,7 @@ def dead(outcome: object) -> DeadLetter:
 
 def test_an_error_is_retried_after_the_handlers_policy_and_noted_in_the_message() -> None:
     outcome = retried(after_error(message(), handler(retry=[3, 9]), BOOM, at()))
-    assert outcome.delay == 3000
+    assert outcome.delay == outcome.message.delay == 3000
     assert outcome.error is BOOM
     assert outcome.message.attempts == 1
     assert outcome.message.reason == ""

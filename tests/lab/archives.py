@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
-from mx_rmq.core.message import State
+from mx_rmq.core.message import Message, State
 from mx_rmq.store.answers import Leased, Settled
 from mx_rmq.store.quarantine import Quarantined
 from tests.lab.messages import FAILURE, TOPIC, leased, message
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from redis.asyncio import Redis
+
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
     from tests.lab.snapshot import Snapshot
@@ -64,3 +69,22 @@ def contents(found: Snapshot, state: State) -> dict[str, bytes]:
     kept = found.dead_letters if state is State.DEAD else found.quarantined
     assert kept.keys() == index(found, state).keys()
     return {id: kept[id] for id in index(found, state)}
+
+
+async def fill(
+    store: Store, raw: Redis, messages: Sequence[Message], *, at: int, apart: int = 1
+) -> None:
+    """Put thousands of messages into the dead letters, as the script leaves them, but quickly."""
+    keys = store.keys.of(TOPIC)
+    await raw.hset(store.keys.topics, TOPIC, 1)
+    for start in range(0, len(messages), 1000):
+        chunk = messages[start : start + 1000]
+        times = {one.id: at + apart * number for number, one in enumerate(chunk, start)}
+        await raw.zadd(keys.dlq, times)
+        await raw.hset(keys.dlq_payload, mapping={one.id: codec.encode(one) for one in chunk})
+
+
+def corpse(number: int, **fields: Any) -> Message:
+    """Return a message that is fit for the dead letters."""
+    payload = codec.encode_payload(fields.pop("payload", {"number": number}), 2**30)
+    return Message(v=1, id=f"d-{number:06}", topic=TOPIC, payload=payload, **fields)

@@ -9,6 +9,7 @@ import pytest
 
 from mx_rmq.core.errors import WrongType
 from mx_rmq.store.lane import Lane
+from mx_rmq.store.script import load
 from tests.lab.messages import TOPIC
 from tests.lab.snapshot import snapshot
 
@@ -18,6 +19,14 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store
+
+TELLING = ("totals", "history")
+"""The keys that only tell of what was done: a script does its work without them."""
+
+
+def vital(script: str) -> list[str]:
+    """Return the keys without which a script does nothing, by name."""
+    return [name for name in load(script).keys if name not in TELLING]
 
 
 def key_named(store: Store, name: str) -> str:
@@ -32,15 +41,23 @@ def key_named(store: Store, name: str) -> str:
     return key
 
 
+def wrong_type(key: str) -> str:
+    """Return a type that a key of a topic must not have."""
+    return "list" if key.endswith(":cancelled") else "set"
+
+
 @asynccontextmanager
 async def broken(raw: Redis, key: str) -> AsyncIterator[None]:
-    """Let a key hold a set, which no key of a topic is, then what it held before."""
+    """Let a key hold what it must not, then what it held before."""
     kept = await raw.exists(key)
     if kept:
         await raw.rename(key, "kept")
-    await raw.sadd(key, "nonsense")
+    if wrong_type(key) == "set":
+        await raw.sadd(key, "nonsense")
+    else:
+        await raw.rpush(key, "nonsense")
     yield
-    assert await raw.smembers(key) == {b"nonsense"}
+    assert await raw.type(key) == wrong_type(key).encode()
     await raw.delete(key)
     if kept:
         await raw.rename("kept", key)
@@ -55,5 +72,5 @@ async def assert_refused(
     async with broken(raw, key):
         with pytest.raises(WrongType) as caught:
             await call()
-    assert f"key {key} holds a set, not a " in str(caught.value)
+    assert f"key {key} holds a {wrong_type(key)}, not a " in str(caught.value)
     assert await snapshot(raw, TOPIC) == before

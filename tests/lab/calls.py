@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mx_rmq.core.errors import OutcomeUnknown
 from mx_rmq.store.call import Caller
 from tests.lab.messages import TOPIC
-from tests.lab.snapshot import snapshot
+from tests.lab.snapshot import snapshot, told
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -51,9 +51,10 @@ class _Resent(_NextCall):
         await self._caller.run(script, keys, args)
         if self._between is not None:
             await self._between()
-        before = await snapshot(self._raw, TOPIC)
+        before = await snapshot(self._raw, TOPIC), await told(self._raw, TOPIC)
         reply = await self._caller.run(script, keys, args)
-        assert await snapshot(self._raw, TOPIC) == before, "the repeated call changed something"
+        after = await snapshot(self._raw, TOPIC), await told(self._raw, TOPIC)
+        assert after == before, "the repeated call changed something"
         return reply
 
 

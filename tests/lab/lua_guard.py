@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.store.call import Caller
-from tests.lab.lua_lint import KEYLESS, PROBES, READS, WRITES
+from tests.lab.lua_lint import KEYLESS, NOTES, PROBES, READS, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +22,8 @@ def _set(names: Iterable[str]) -> str:
 
 PRELUDE: Final = f"""\
 local redis = (function(server)
-  local reads, writes, keyless = {_set(READS)}, {_set(WRITES)}, {_set(KEYLESS)}
+  local reads, writes, notes = {_set(READS)}, {_set(WRITES)}, {_set(NOTES)}
+  local keyless = {_set(KEYLESS)}
   local declared, proven, written = {{}}, {{}}, false
   for _, key in ipairs(KEYS) do declared[key] = true end
   local function guard(run)
@@ -35,6 +36,9 @@ local redis = (function(server)
       elseif writes[command] then
         if not proven[key] then error(command .. ' writes a key that nothing has read: ' .. key) end
         written = command
+      elseif notes[command] then
+        if run == server.call then error(command .. ' is a note, which may fail: use pcall') end
+        if not written then error(command .. ' tells of what was not done') end
       else
         error(command .. ' is neither a known read nor a known write')
       end

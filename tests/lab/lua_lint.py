@@ -24,6 +24,7 @@ READS: Final = {
     **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
+    **dict.fromkeys(("SCARD", "SISMEMBER"), "SET"),
     **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
@@ -37,6 +38,9 @@ WRITES: Final = {
     **dict.fromkeys(("ZADD", "ZREM", "ZREMRANGEBYRANK"), "ZSET"),
 }
 """The writing commands, likewise; '': any type."""
+
+NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM"}
+"""Commands that only tell of what was done: they come by pcall, and may fail."""
 
 KEYLESS: Final = ("TIME",)
 
@@ -138,7 +142,9 @@ def _signature(source: str) -> Iterator[Problem]:
             seen[table] += 1
             if int(position) != seen[table] or (table == "KEYS" and seen["ARGV"]):
                 yield number, f"{table}[{position}] is out of order"
-            if table == "KEYS" and not re.match(r" +-- (HASH|LIST|ZSET|STRING|SET)  ", about):
+            if table == "KEYS" and not re.match(
+                r" +-- (HASH|LIST|ZSET|STRING|STREAM|SET)  ", about
+            ):
                 yield number, f"{table}[{position}] does not say its type"
 
 
@@ -201,6 +207,7 @@ def _conduct(reading: Reading, name: str, source: str) -> Iterator[Problem]:
         yield from _literals(reading)
         yield from _order(reading)
         yield from _proofs(reading)
+        yield from _notes(source)
 
 
 def _names(reading: Reading) -> Iterator[Problem]:
@@ -223,7 +230,7 @@ def _literals(reading: Reading) -> Iterator[Problem]:
 def _commands(reading: Reading) -> Iterator[Problem]:
     """A command is known, and its key is one of KEYS."""
     for line, command, keys in reading.commands:
-        if command not in (None, *KEYLESS, *READS, *WRITES):
+        if command not in (None, *KEYLESS, *READS, *WRITES, *NOTES):
             yield line, f"{command} is neither a known read nor a known write"
         elif command not in (None, *KEYLESS) and not keys:
             yield line, f"the key of {command} is not one of KEYS"
@@ -232,7 +239,7 @@ def _commands(reading: Reading) -> Iterator[Problem]:
 def _types(reading: Reading, types: Mapping[str, str]) -> Iterator[Problem]:
     """A command works on the type that its key is said to have."""
     for line, command, keys in reading.commands:
-        wanted = {**READS, **WRITES}.get(command or "")
+        wanted = {**READS, **WRITES, **NOTES}.get(command or "")
         for key in sorted(keys):
             if wanted and wanted != types.get(key, wanted):
                 yield line, f"{command} on {key}, a {types[key]}"
@@ -246,6 +253,14 @@ def _order(reading: Reading) -> Iterator[Problem]:
             written = command
         elif command in READS and written:
             yield line, f"{command} reads after {written} has written"
+
+
+def _notes(source: str) -> Iterator[Problem]:
+    """A command that may fail must not end the script."""
+    for line, text in enumerate(source.splitlines(), 1):
+        for command in re.findall(r"redis\.call\('(\w+)'", text):
+            if command in NOTES:
+                yield line, f"{command} is a note, which may fail: use redis.pcall"
 
 
 def _proofs(reading: Reading) -> Iterator[Problem]:

@@ -81,5 +81,11 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     )
 
 
+async def told(raw: Redis, topic: str, prefix: str = "mx-rmq") -> tuple[int, dict[bytes, bytes]]:
+    """Return how long a topic's history is, and its totals."""
+    keys = Keys(prefix).of(topic)
+    return await raw.xlen(keys.history), await raw.hgetall(keys.totals)
+
+
 def _text(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")

@@ -100,7 +100,9 @@ async def test_what_is_complete_is_gone(store: Store) -> None:
     assert not work.slots.held
     (event,) = work.seen.of(events.Completed)
     assert (event.topic, event.id, event.attempt) == (TOPIC, held.claim.id, 1)
-    assert event.seconds >= 0
+    assert held.started_at is not None
+    assert held.ended_at is not None
+    assert event.seconds == held.ended_at - held.started_at  # without what it took to settle
 
 
 async def test_what_is_retried_waits_with_its_error(store: Store, clock: Clock) -> None:
@@ -237,6 +239,7 @@ async def test_a_stale_token_is_told_and_changes_nothing(store: Store, clock: Cl
     lost = work.seen.of(events.LeaseLost)
     assert [event.id for event in lost] == [one.claim.id for one in held]
     assert [event.fence for event in lost] == [one.claim.token for one in held]
+    assert [event.refused for event in lost] == ["completed", "completed"]
     assert work.seen.of(events.Completed) == []
     assert not work.slots.held
     assert work.settled > 0
@@ -257,7 +260,8 @@ async def test_no_outcome_means_that_it_is_no_longer_ours(store: Store) -> None:
     work = Work(store)
     (held,) = await work.held()
     work.lifecycle.settle(held, None)
-    assert len(work.seen.of(events.LeaseLost)) == 1
+    (lost,) = work.seen.of(events.LeaseLost)
+    assert lost.refused == ""
     assert not work.slots.held
     assert await work.counts() == (0, 0, 1, 0, 0)
 

@@ -22,7 +22,7 @@ from mx_rmq.store.answers import Claim, Leased, Placed, Settled
 from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
 from mx_rmq.store.transitions import MAX_BATCH
-from tests.lab.broken import assert_refused, broken, key_named
+from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import lose_next, resend_next
 from tests.lab.messages import (
     LEASE,
@@ -89,7 +89,7 @@ def needed(script: str) -> list[str]:
     """Return the keys that a script needs for messages of normal priority, by name."""
     used = "pending" if script in ("produce_normal_message", "release_message") else "delay_tasks"
     levels = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
-    return [name for name in load(script).keys if name not in levels or name == used]
+    return [name for name in vital(script) if name not in levels or name == used]
 
 
 class ProduceContract:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.message import State
+from mx_rmq.store import transitions
 from mx_rmq.store.answers import Placed, Settled
-from mx_rmq.store.script import load
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
     TOPIC,
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 LISTS = {Priority.HIGH: "high", Priority.NORMAL: "normal", Priority.LOW: "low"}
 SETS = {Priority.HIGH: "delayed_high", Priority.NORMAL: "delayed", Priority.LOW: "delayed_low"}
+
+
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let three pending messages be so many that no list is walked."""
+    monkeypatch.setattr(transitions, "WALK", 2)
 
 
 def without(found: Snapshot, id: str) -> dict[str, bytes]:
@@ -194,6 +200,52 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
         await delayed(store, 1000, priority=priority)
     ids = [*await pending(store), *await delayed(store, 1000)]
     for id in ids:
-        for name in load("cancel_message").keys:
+        for name in vital("cancel_message"):
             await assert_refused(store, raw, name, partial(store.cancel_message, TOPIC, id))
         assert await store.cancel_message(TOPIC, id) is Settled.DONE
+
+
+# where many wait
+
+
+async def test_where_many_wait_a_cancelled_one_is_left_to_dispatch_and_is_no_accident(
+    store: Store, raw: Redis, many: None
+) -> None:
+    ids = await pending(store, 6)
+    for id in ids[::2]:
+        resend_next(store, raw)
+        assert await store.cancel_message(TOPIC, id) is Settled.REPEATED
+        assert await store.cancel_message(TOPIC, id) is Settled.LOST
+    counts = await store.views.counts(TOPIC)
+    assert (counts.pending, counts.ever["cancelled"]) == (3, 3)
+    assert await store.audit.topic(TOPIC) == []
+    assert len(await store.views.pages.next_records(TOPIC)) == 1
+    assert [one.id for one in await take(store, 10)] == ids[1::2]
+    counts = await store.views.counts(TOPIC)
+    assert (counts.pending, counts.dropped) == (0, 0)
+    assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+
+
+async def test_an_id_that_comes_again_before_its_old_place_is_reached_is_run_once(
+    store: Store, raw: Redis, clock: Clock, many: None
+) -> None:
+    await pending(store, 6, id=None)
+    await pending(store, id="own")
+    assert await store.cancel_message(TOPIC, "own") is Settled.DONE
+    clock.advance(120_000)
+    await pending(store, id="own", priority=Priority.LOW)
+    assert await store.audit.topic(TOPIC) == []
+    taken = await take(store, 100)
+    assert [one.id for one in taken].count("own") == 1
+    assert (await store.views.counts(TOPIC)).dropped == 0
+    assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+
+
+async def test_a_delayed_one_is_taken_out_at_once_however_many_wait(
+    store: Store, raw: Redis, many: None
+) -> None:
+    await pending(store, 6)
+    (id,) = await delayed(store, 1000)
+    assert await store.cancel_message(TOPIC, id) is Settled.DONE
+    assert (await snapshot(raw, TOPIC)).delayed == {}
+    assert not await raw.exists(store.keys.of(TOPIC).cancelled)

@@ -11,10 +11,9 @@ import pytest
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Settled
-from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES, archived, contents, index, key_name
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import TOPIC, bring, draft, message, settle, take
 from tests.lab.snapshot import Snapshot, snapshot
@@ -142,6 +141,6 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
 ) -> None:
     (id,) = await archived(store, state)
     call = partial(store.discard_message, TOPIC, state, id, archived=clock.now)
-    for name in load("discard_message").keys:
+    for name in vital("discard_message"):
         await assert_refused(store, raw, key_name(state, name), call)
     assert await call() is Settled.DONE

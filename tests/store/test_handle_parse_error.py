@@ -14,9 +14,8 @@ from mx_rmq.core.message import State
 from mx_rmq.core.text import MAX_ERROR_TEXT
 from mx_rmq.store.answers import Claim, Leased, Settled
 from mx_rmq.store.quarantine import Quarantined, read
-from mx_rmq.store.script import load
 from tests.lab.archives import archive, archived, key_name
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import LEASE, TOPIC, bring, leased, message, settle, take
 from tests.lab.snapshot import Snapshot, snapshot
@@ -245,7 +244,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
 ) -> None:
     await archived(store, State.QUARANTINED)
     (one,) = await leased(store)
-    for name in load("handle_parse_error").keys:
+    for name in vital("handle_parse_error"):
         call = partial(archive, store, State.QUARANTINED, one)
         await assert_refused(store, raw, key_name(State.QUARANTINED, name), call)
     assert await archive(store, State.QUARANTINED, one) is Settled.DONE

@@ -13,9 +13,8 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.script import load
 from mx_rmq.store.transitions import MAX_BATCH
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, draft, leased, pending, take
 from tests.lab.snapshot import Snapshot, snapshot
@@ -291,7 +290,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_changed(
 ) -> None:
     stuck = await leased(store, 2)
     clock.advance(LEASE)
-    for name in load("handle_timeout_message").keys:
+    for name in vital("handle_timeout_message"):
         await assert_refused(store, raw, name, partial(take_over, store))
     assert set(ids(await take_over(store))) == set(ids(stuck))
 

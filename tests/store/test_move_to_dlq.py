@@ -13,9 +13,8 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Claim, Settled
-from mx_rmq.store.script import load
 from tests.lab.archives import archive, archived, key_name
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
     FAILURE,
@@ -195,7 +194,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
 ) -> None:
     await archived(store, State.DEAD)
     (one,) = await leased(store)
-    for name in load("move_to_dlq").keys:
+    for name in vital("move_to_dlq"):
         call = partial(archive, store, State.DEAD, one)
         await assert_refused(store, raw, key_name(State.DEAD, name), call)
     assert await archive(store, State.DEAD, one) is Settled.DONE

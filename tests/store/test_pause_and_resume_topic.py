@@ -10,8 +10,7 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.script import load
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
     LEASE,
@@ -174,6 +173,6 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
     if name == "resume_topic":
         await store.pause_topic(TOPIC)
     call = partial(getattr(store, name), TOPIC)
-    for key in load(name).keys:
+    for key in vital(name):
         await assert_refused(store, raw, key, call)
     assert await call() is True

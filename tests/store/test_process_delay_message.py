@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.script import load
 from mx_rmq.store.transitions import MAX_BATCH
-from tests.lab.broken import assert_refused, broken, key_named
+from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import TOPIC, Priority, delayed, draft, drafts, pending, take
 from tests.lab.snapshot import snapshot
@@ -198,7 +197,7 @@ async def test_another_key_of_a_wrong_type_is_named_and_nothing_is_changed(
     await take(store)
     due = await delayed(store, 1, 2)
     clock.advance(1)
-    for name in load("process_delay_message").keys:
+    for name in vital("process_delay_message"):
         if name not in LEVELS + TARGETS:
             await assert_refused(store, raw, name, partial(process, store))
     assert sorted(await process(store)) == sorted(due)

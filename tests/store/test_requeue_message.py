@@ -15,10 +15,9 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
-from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES, archived, contents, index, key_name
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
     FAILURE,
@@ -105,7 +104,7 @@ async def test_quarantined_bytes_that_are_a_message_go_round_again(
     assert read(entry.data)[1] == one.record
     assert await requeue(store, State.QUARANTINED, entry) is Settled.DONE
     (second,) = await take(store)
-    assert message(second) == message(one)
+    assert message(second) == message(one).revived()
     await settle(store, second, None)
     assert contents(await snapshot(raw, TOPIC), State.QUARANTINED) == {}
 
@@ -306,7 +305,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
 ) -> None:
     (id,) = await archived(store, state)
     entry = await entry_of(store, state, id)
-    for name in set(load("requeue_message").keys) - {"pending_high", "pending_low"}:
+    for name in set(vital("requeue_message")) - {"pending_high", "pending_low"}:
         call = partial(requeue, store, state, entry)
         await assert_refused(store, raw, key_name(state, name), call)
     assert await requeue(store, state, entry) is Settled.DONE

@@ -10,9 +10,8 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.script import load
 from tests.lab.archives import ARCHIVES, archived, contents, key_name, limits
-from tests.lab.broken import assert_refused
+from tests.lab.broken import assert_refused, vital
 from tests.lab.messages import TOPIC, leased
 from tests.lab.snapshot import Snapshot, snapshot
 
@@ -125,7 +124,7 @@ async def test_a_key_of_a_wrong_type_is_named_and_nothing_is_half_written(
     await archived(store, state, 2)
     clock.advance(MINUTE)
     store.limits = limits(state, keep=1, ttl=60)
-    for name in load("trim_archive").keys:
+    for name in vital("trim_archive"):
         call = partial(store.trim_archive, TOPIC, state)
         await assert_refused(store, raw, key_name(state, name), call)
     assert await store.trim_archive(TOPIC, state) == 2

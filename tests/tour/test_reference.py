@@ -14,7 +14,18 @@ import pytest
 
 import mx_rmq
 from mx_rmq import Delivery, MessageQueue, Outgoing, Worker
-from mx_rmq.admin import Admin, Cancelled, FailureView, MessageView, Page, Stats, WorkerView
+from mx_rmq.admin import (
+    Admin,
+    Cancelled,
+    Doing,
+    FailureView,
+    Filter,
+    MessageView,
+    Page,
+    Progress,
+    Stats,
+    WorkerView,
+)
 from mx_rmq.cli import main
 from mx_rmq.core.config import VARIABLE, QueueSettings, WorkerSettings
 from mx_rmq.core.errors import MxRmqError
@@ -221,7 +232,10 @@ def _shown(method: Callable[..., Any]) -> Iterable[str]:
             yield "**" * (one.kind is one.VAR_KEYWORD) + one.name
 
 
-@pytest.mark.parametrize("kind", [Stats, MessageView, FailureView, Page, WorkerView])
+@pytest.mark.parametrize(
+    "kind",
+    [Stats, MessageView, FailureView, Filter, Page, Progress, WorkerView, Doing],
+)
 def test_every_field_of_what_admin_returns_is_there(kind: type) -> None:
     (row,) = [row for row in tables("mq.admin")[1] if code(row[0]) == kind.__name__]
     elsewhere = {"None", "list", "errors"}  # words of the explanations
@@ -280,7 +294,7 @@ def _agrees(option: click.Option, cell: str) -> bool:
 
 def test_the_shared_options_are_shared() -> None:
     assert tuple(code(row[0]) for row in tables("Shared options")[0]) == SHARED
-    apart = {"worker", "server", "demo"}
+    apart = {"completion", "dashboard", "worker", "server", "demo"}
     for name in set(COMMANDS) - apart:
         assert set(SHARED) <= {opt for one in main.commands[name].params for opt in one.opts}, name
 

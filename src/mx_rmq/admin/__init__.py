@@ -1,15 +1,35 @@
 """What operators do with a queue."""
 
-from mx_rmq.admin.admin import ARCHIVES, Admin
-from mx_rmq.admin.view import Cancelled, FailureView, MessageView, Page, Stats, WorkerView
+from mx_rmq.admin.admin import ARCHIVES, WAITING, Admin
+from mx_rmq.admin.bulk import Progress
+from mx_rmq.admin.filter import Filter
+from mx_rmq.admin.history import Happening, What
+from mx_rmq.admin.rates import Rates, Totals
+from mx_rmq.admin.view import (
+    Cancelled,
+    Doing,
+    FailureView,
+    MessageView,
+    Page,
+    Stats,
+    WorkerView,
+)
 
 __all__ = [
     "ARCHIVES",
+    "WAITING",
     "Admin",
     "Cancelled",
+    "Doing",
     "FailureView",
+    "Filter",
+    "Happening",
     "MessageView",
     "Page",
+    "Progress",
+    "Rates",
     "Stats",
+    "Totals",
+    "What",
     "WorkerView",
 ]

@@ -6,9 +6,18 @@ here. Times are seconds: since 1970 where they name an instant, and always the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
+from mx_rmq.admin.bulk import Bulk, Scope
+from mx_rmq.admin.filter import Filter, times
+from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.paging import turn_page
+from mx_rmq.admin.rates import rates, totals
+from mx_rmq.admin.revive import edited, revived
+from mx_rmq.admin.search import search_page
 from mx_rmq.admin.spread import ask_all, ask_for
 from mx_rmq.admin.view import (
     Cancelled,
@@ -20,34 +29,39 @@ from mx_rmq.admin.view import (
     message_view,
     worker_view,
 )
-from mx_rmq.core import codec
-from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
-from mx_rmq.core.partition import check_partitions, number_of, topic_of
+from mx_rmq.core.partition import check_partitions, number_of
 from mx_rmq.core.partition import partitions as all_parts
 from mx_rmq.store.answers import Settled
-from mx_rmq.store.quarantine import read
+from mx_rmq.store.pages import levels
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable
 
+    from mx_rmq.admin.bulk import Act, Progress
+    from mx_rmq.admin.history import Happening
+    from mx_rmq.admin.rates import Rates
+    from mx_rmq.core.message import Message
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
+    from mx_rmq.store.history import Entry
     from mx_rmq.store.pages import Found
     from mx_rmq.store.views import Counts
 
-    _Act = Callable[[str, str, int], Awaitable[bool]]
-
-STEP: Final = 100
-"""Messages that `requeue_all` and `discard_all` look at in one step."""
+LONGEST_LOOK: Final = 60.0
+"""Seconds for which rates are measured, at the most."""
 
 KNOWN: Final = 10
 """Topics that are named to somebody who asked for an unknown one."""
 
 ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
 """The states from which an operator requeues and discards."""
+
+WAITING: Final = (State.PENDING, State.DELAYED)
+"""The states from which an operator cancels."""
 
 
 class Admin:
@@ -57,9 +71,14 @@ class Admin:
     not taken for an empty queue.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, operator: str = "") -> None:
         self._store = store
         self._pages = store.views.pages
+        self._operator = operator
+
+    def as_operator(self, name: str) -> Admin:
+        """Return the same, whose acts say in the history by whom they were."""
+        return Admin(self._store, operator=name)
 
     # look
 
@@ -87,7 +106,64 @@ class Admin:
             paused=any(one.paused for one in counts),
             dropped=sum(one.dropped for one in counts),
             partitions=len(parts),
+            totals=totals(one.ever for one in counts),
         )
+
+    async def count(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> int:
+        """Count the messages of a state between two times, without looking at any of them.
+
+        The time is as in a Filter, which pending ones do not have: of them all are counted.
+        """
+        chosen = _state(state)
+        low, high = times(Filter(since=since, until=until), chosen)
+
+        async def count(part: str) -> int:
+            ways = range(levels(chosen))
+            return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
+
+        return sum(await ask_all(await self._parts(topic), count))
+
+    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
+        """Return how fast messages come and go, measured for so many seconds; of all topics or of
+        these.
+        """
+        if not 0 < over <= LONGEST_LOOK:
+            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_LOOK:g} s")
+        names = topics or await self.topics()
+        before = {topic: (await self.stats(topic)).totals for topic in names}
+        began = time.monotonic()
+        await asyncio.sleep(over)
+        after = {topic: (await self.stats(topic)).totals for topic in names}
+        passed = time.monotonic() - began
+        return {topic: rates(topic, before[topic], after[topic], passed) for topic in names}
+
+    async def history(self, topic: str, id: str) -> builtins.list[Happening]:
+        """Return what has happened to a message, oldest first; also when it is finished.
+
+        As far as the topic's history goes back: it is bounded by the setting `history`.
+        """
+
+        async def find(part: str) -> builtins.list[Entry] | None:
+            return await self._store.views.history.of(part, id) or None
+
+        found = await ask_for(_text(id), await self._parts(topic), find)
+        part, entries = found or ("", [])
+        seen = (happening(part, entry) for entry in entries)
+        return [one for one in seen if one is not None]
+
+    async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
+        """Yield what happens from now on, or from an instant on; in all topics or in these."""
+        for topic in topics:
+            await self.check_topic(topic)
+        async for one in follow(self._store, topics, since=since):
+            yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in whatever state it is; None: it is finished or was never there."""
@@ -97,8 +173,20 @@ class Admin:
             None if found is None else message_view(topic, found[1], partition=number_of(found[0]))
         )
 
+    async def find(self, id: str) -> builtins.list[MessageView]:
+        """Look for a message in every topic; return it from each that has one with this id."""
+        _text(id)
+        found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
+        return [one for one in found if one is not None]
+
     async def list(
-        self, topic: str, state: State | str, *, limit: int = 100, cursor: str | None = None
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        filter: Filter | None = None,
+        limit: int = 100,
+        cursor: str | None = None,
     ) -> Page:
         """Return up to `limit` (1 to 1,000) messages of a state, from where a page before ended.
 
@@ -107,10 +195,21 @@ class Admin:
         processing by the deadline of their lease, dead and quarantined ones newest first. A cursor
         is a position: a message that moves while you turn the page may be on both pages or on
         none. What a topic has grown by meanwhile is on the pages to come.
+
+        With a filter, one call looks at about 5,000 messages or 4 MiB of them at the most.
+        `Page.looked` says at how many; the cursor goes on behind them.
         """
         chosen = _state(state)
         parts = await self._parts(topic)
-        return await turn_page(self._pages, parts, chosen, limit=limit, cursor=cursor)
+        if not filter:
+            return await turn_page(self._pages, parts, chosen, limit=limit, cursor=cursor)
+        return await search_page(
+            self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor
+        )
+
+    async def now(self) -> float:
+        """Return the server's time, by which everything here goes."""
+        return await self._store.views.now() / 1000
 
     async def workers(self) -> builtins.list[WorkerView]:
         """Return every worker that was heard of lately, also those that have fallen silent."""
@@ -136,17 +235,34 @@ class Admin:
         `state` None: whichever has it. False: it is in neither, or a live message has its id.
         InvalidInput: what is kept of it is no message, so no worker could read it either.
         """
-        found = await self._archived(topic, id, state)
-        return found is not None and await self._requeue(*found)
+        archived = await self._archived(topic, id, state)
+        if archived is None:
+            return False
+        part, found = archived
+        return await self._requeue(part, found, revived(part, found))
+
+    async def edit(
+        self, topic: str, id: str, payload: Any, *, state: State | str | None = None
+    ) -> bool:
+        """Send a dead or quarantined message round again, with another payload.
+
+        Its id stays, and its headers, priority and errors; of a record that cannot be read, what
+        can be read of them. `state` and the answer are as of `requeue`. InvalidInput: produce would
+        refuse the payload, too.
+        """
+        archived = await self._archived(topic, id, state)
+        if archived is None:
+            return False
+        part, found = archived
+        limit = self._store.limits.max_payload
+        return await self._requeue(part, found, edited(part, found, payload, limit=limit))
 
     async def discard(self, topic: str, id: str, *, state: State | str | None = None) -> bool:
         """Delete a dead or quarantined message. False: it is in neither."""
         archived = await self._archived(topic, id, state)
         if archived is None:
             return False
-        part, found = archived
-        at = found.archived or 0
-        return bool(await self._store.discard_message(part, found.state, found.id, archived=at))
+        return await self._discard(*archived)
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Remove a message that nobody has begun. The answer is true if that was done."""
@@ -154,18 +270,20 @@ class Admin:
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         if found is None:
             return Cancelled.ABSENT
-        answer = await self._store.cancel_message(found[0], id)
+        answer = await self._store.cancel_message(found[0], id, by=self._operator)
         if answer is Settled.PROCESSING:
             return Cancelled.PROCESSING
         return Cancelled.DONE if answer else Cancelled.ABSENT
 
     async def pause(self, topic: str) -> bool:
         """Let no worker take messages of a topic; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.pause_topic))
+        pause = partial(self._store.pause_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), pause))
 
     async def resume(self, topic: str) -> bool:
         """Let workers take messages of a topic again; return whether that is new."""
-        return any(await ask_all(await self._parts(topic), self._store.resume_topic))
+        resume = partial(self._store.resume_topic, by=self._operator)
+        return any(await ask_all(await self._parts(topic), resume))
 
     async def grow(self, topic: str, partitions: int) -> int:
         """Give a topic so many partitions; return how many it has now. It never gets fewer.
@@ -183,85 +301,109 @@ class Admin:
         await self._store.grow(topic, wanted)
         return self._store.partitions[topic]
 
-    async def requeue_all(self, topic: str, state: State | str, *, limit: int | None = None) -> int:
-        """Requeue the dead or quarantined messages; return how many it were.
+    async def requeue_all(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        filter: Filter | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> int:
+        """Requeue the dead or quarantined messages that a filter means; return how many it were.
 
         One partition after the other, the oldest of each first. What is archived meanwhile is left
-        alone, and so is what no worker could read.
+        alone, and so is what no worker could read. Not more than `limit`, and not more than `rate`
+        a second. `dry_run`: they are only counted. `progress` is called on the way. If it is
+        interrupted, each message is either requeued or as it was.
         """
-        chosen = _archive(state)
 
-        async def requeue(part: str, id: str, _: int) -> bool:
-            found = await self._pages.find_archived(part, chosen, id)
+        async def requeue(part: str, found: Found) -> bool:
             try:
-                return found is not None and await self._requeue(part, found)
+                message = revived(part, found)
             except InvalidInput:
                 return False
+            return dry_run or await self._requeue(part, found, message)
 
-        return await self._each(topic, chosen, limit, requeue)
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
+        return await self._each(topic, _one_of(ARCHIVES, state), requeue, scope, reads=True)
 
-    async def discard_all(self, topic: str, state: State | str, *, limit: int | None = None) -> int:
-        """Delete the dead or quarantined messages; return how many it were.
+    async def discard_all(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        filter: Filter | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> int:
+        """Delete the dead or quarantined messages that a filter means; return how many it were.
 
-        One partition after the other, the oldest of each first. What is archived meanwhile is left
-        alone.
+        In the same order and within the same bounds as `requeue_all`.
         """
-        chosen = _archive(state)
 
-        async def discard(part: str, id: str, at: int) -> bool:
-            return bool(await self._store.discard_message(part, chosen, id, archived=at))
+        async def discard(part: str, found: Found) -> bool:
+            return dry_run or await self._discard(part, found)
 
-        return await self._each(topic, chosen, limit, discard)
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
+        return await self._each(topic, _one_of(ARCHIVES, state), discard, scope)
 
-    async def _each(self, topic: str, state: State, limit: int | None, act: _Act) -> int:
-        """Act on as many as are archived now; return on how many it was done."""
-        if limit is not None and limit < 1:
-            raise InvalidInput(f"limit={limit} is not at least 1")
+    async def cancel_all(
+        self,
+        topic: str,
+        state: State | str,
+        *,
+        filter: Filter | None = None,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> int:
+        """Remove the pending or delayed messages that a filter means; return how many it were.
+
+        One partition after the other, the high ones before the normal and the low ones: of pending
+        ones the newest first, of delayed ones those that are due first. What workers hand back
+        meanwhile may be passed over. The bounds are as of `requeue_all`.
+        """
+
+        async def cancel(part: str, found: Found) -> bool:
+            if dry_run:
+                return True
+            return bool(await self._store.cancel_message(part, found.id, by=self._operator))
+
+        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
+        return await self._each(topic, _one_of(WAITING, state), cancel, scope)
+
+    async def _each(
+        self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
+    ) -> int:
         parts = await self._parts(topic)
-        done = 0
-        for part, counts in zip(parts, await ask_all(parts, self._store.views.counts), strict=True):
-            there = counts.dead if state is State.DEAD else counts.quarantined
-            most = there if limit is None else limit - done
-            done += await self._each_of(part, state, there, most, act)
-        return done
+        return await Bulk(self._pages, state, act, scope, reads=reads).run(parts)
 
-    async def _each_of(self, part: str, state: State, left: int, most: int, act: _Act) -> int:
-        """Act on so many archived messages of a partition, in steps, until it was done on most."""
-        done = start = 0
-        stuck: set[str] = set()  # refused or gone: what stays is passed over
-        while batch := await self._pages.oldest_archived(part, state, start=start, count=STEP):
-            fresh = [one for one in batch if one[0] not in stuck]
-            for id, at in fresh:
-                if done == most or left == 0:
-                    return done
-                left -= 1
-                if await act(part, id, at):
-                    done += 1
-                else:
-                    stuck.add(id)
-            if not fresh:
-                start += len(batch)
-        return done
-
-    async def _requeue(self, part: str, found: Found) -> bool:
-        try:
-            data = read(found.data)[1] if found.state is State.QUARANTINED else found.data
-            message = codec.decode_as(data, topic_of(part), found.id).revived()
-        except DecodeError as error:
-            raise InvalidInput(
-                f"message {found.id!r:.80} cannot be requeued, for no worker could read it: "
-                f"{error.reason}. Look at its bytes, then discard it"
-            ) from error
+    async def _requeue(self, part: str, found: Found, message: Message) -> bool:
+        at = found.archived or 0
         return bool(
             await self._store.requeue_message(
-                part, found.state, found.id, archived=found.archived or 0, message=message
+                part, found.state, found.id, archived=at, message=message, by=self._operator
+            )
+        )
+
+    async def _discard(self, part: str, found: Found) -> bool:
+        at = found.archived or 0
+        return bool(
+            await self._store.discard_message(
+                part, found.state, found.id, archived=at, by=self._operator
             )
         )
 
     async def _archived(
         self, topic: str, id: str, state: State | str | None
     ) -> tuple[str, Found] | None:
-        states = ARCHIVES if state is None else (_archive(state),)
+        states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
 
         async def find(part: str) -> Found | None:
             for chosen in states:
@@ -303,10 +445,11 @@ def _state(state: State | str) -> State:
         raise InvalidInput(f"state={state!r:.80} is not one of {', '.join(State)}") from None
 
 
-def _archive(state: State | str) -> State:
+def _one_of(states: tuple[State, ...], state: State | str) -> State:
     chosen = _state(state)
-    if chosen not in ARCHIVES:
-        raise InvalidInput(f"state={chosen!s}: only {' and '.join(ARCHIVES)} messages are archived")
+    if chosen not in states:
+        can = "archived" if states is ARCHIVES else "cancelled"
+        raise InvalidInput(f"state={chosen!s}: only {' and '.join(states)} messages are {can}")
     return chosen
 
 

@@ -5,12 +5,14 @@ Times are seconds: since 1970 where they name an instant, and always the server'
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.admin.rates import Totals
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
@@ -58,6 +60,8 @@ class Stats:
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
     partitions: int = 1
+    totals: Totals = field(default_factory=Totals)
+    """What has happened to how many of its messages, ever."""
 
     @property
     def total(self) -> int:
@@ -127,6 +131,23 @@ class Page:
     messages: list[MessageView]
     cursor: str | None
     """What `list` takes to go on; None: there are no more."""
+    looked: int = 0
+    """How many messages were looked at. With a filter, a page may be short, or empty, and still
+    have a cursor: there is more to look at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doing:
+    """A handler that a worker runs."""
+
+    topic: str
+    id: str
+    handler: str
+    """Module and qualified name of the function."""
+    attempt: int
+    """1 for the first."""
+    seconds: float
+    """For how long it had been running when the worker told of it, `seen_ago` before now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +165,9 @@ class WorkerView:
     """Messages that it holds, waiting ones included."""
     started_at: float | None
     seen_ago: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last sign of life. So old is what stands here, too."""
+    doing: tuple[Doing, ...] = ()
+    """What it runs, the longest first, at most 20."""
 
     @property
     def alive(self) -> bool:
@@ -230,7 +253,17 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         held=number("held"),
         started_at=float(started) if isinstance(started, int | float) else None,
         seen_ago=seen.age / 1000,
+        doing=_doing(info.get("doing")),
     )
+
+
+def _doing(said: object) -> tuple[Doing, ...]:
+    """Read what a worker says it runs; what cannot be read is left out."""
+    found = []
+    for one in said if isinstance(said, list) else ():
+        with suppress(msgspec.ValidationError):
+            found.append(msgspec.convert(one, Doing))
+    return tuple(found)
 
 
 def created_at(data: bytes) -> int | None:

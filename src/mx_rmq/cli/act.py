@@ -1,120 +1,153 @@
-"""`mx-rmq requeue | discard | cancel | pause | resume | grow`: an operator's decisions."""
+"""`mx-rmq requeue | discard | cancel`: an operator's decisions about messages, some or many."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.admin import ARCHIVES, Cancelled
-from mx_rmq.cli.connection import CannotDo, on_admin
+from mx_rmq.admin import ARCHIVES, WAITING, Cancelled
+from mx_rmq.cli.asking import ask, yes_option
+from mx_rmq.cli.completion import complete_topic
+from mx_rmq.cli.connection import on_admin
+from mx_rmq.cli.filters import filter_of, with_filters
 from mx_rmq.cli.output import as_json, count, print_json, printable, say
+from mx_rmq.cli.progress import bar
 from mx_rmq.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mx_rmq.admin import Admin
+    from mx_rmq.admin import Admin, Filter, Progress
+    from mx_rmq.core.message import State
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
-_state = click.option(
-    "--state", type=click.Choice([state.value for state in ARCHIVES]), help="Only from there."
-)
-_all = click.option("--all", "all_of_them", is_flag=True, help="All that are there; with --state.")
-_limit = click.option("--limit", type=click.IntRange(min=1), help="With --all: not more than this.")
+FILTERS: Final = ("error", "since", "until", "text")
+
+
+def _on_many(states: tuple[State, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command the options by which it chooses many messages of a state."""
+    choice = click.Choice([state.value for state in states])
+    options = (
+        click.option("--state", type=choice, help="Only from there."),
+        click.option(
+            "--all", "all_of_them", is_flag=True, help="All that are there; with --state."
+        ),
+        with_filters,
+        click.option("--limit", type=click.IntRange(min=1), help="With --all: not more than this."),
+        click.option(
+            "--rate",
+            type=click.FloatRange(min=0, min_open=True),
+            help="With --all: not more than this a second.",
+        ),
+        click.option("--dry-run", is_flag=True, help="With --all: only count them."),
+    )
+
+    def give(run: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            run = option(run)
+        return run
+
+    return give
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """What a command does."""
+
+    verb: str
+    done: str
+    asks: bool
+    """Whether it asks also before it is done to single messages."""
+    one: Callable[[str], Awaitable[bool]]
+    """Does it to a message."""
+    many: Callable[..., Awaitable[int]]
+    """Does it to many."""
+    states: tuple[State, ...]
 
 
 @click.command(short_help="Send dead or quarantined messages round again.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("ids", nargs=-1)
-@_state
-@_all
-@_limit
-@_yes
+@_on_many(ARCHIVES)
+@yes_option
 @as_json
 @on_admin
 async def requeue(
-    admin: Admin,
-    topic: str,
-    ids: tuple[str, ...],
-    state: str | None,
-    all_of_them: bool,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
+    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
 ) -> int:
     """Send messages IDS of TOPIC round again, from the dead letters or from quarantine.
 
-    Exit code 1: not all of them were there. With --all, what no worker could read stays.
+    Or all of a --state, or those that --error, --since, --until and --text mean. With --all, what
+    no worker could read stays. Exit code 1: not all of IDS were there. 2: it could not be done.
+    130: interrupted; each message is either requeued or as it was.
     """
-    which = _chosen(ids, state, all_of_them, limit)
-    await admin.check_topic(topic)
-    if which is not None:
-        await _ask_about_all(admin, "requeue", topic, which, limit, yes=yes)
-        done = await admin.requeue_all(topic, which, limit=limit)
-        return _told_of_all("requeued", topic, which, done, as_json=as_json)
-    return await _each(
-        "requeued",
-        topic,
-        ids,
-        lambda id: admin.requeue(topic, id, state=state),
-        as_json=as_json,
+
+    async def one(id: str) -> bool:
+        return await admin.requeue(topic, id, state=state)
+
+    deed = Deed(
+        verb="requeue",
+        done="requeued",
+        asks=False,
+        one=one,
+        many=admin.requeue_all,
+        states=ARCHIVES,
     )
+    return await _do(admin, deed, topic, ids, state, **options)
 
 
 @click.command(short_help="Delete dead or quarantined messages.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("ids", nargs=-1)
-@_state
-@_all
-@_limit
-@_yes
+@_on_many(ARCHIVES)
+@yes_option
 @as_json
 @on_admin
 async def discard(
-    admin: Admin,
-    topic: str,
-    ids: tuple[str, ...],
-    state: str | None,
-    all_of_them: bool,
-    limit: int | None,
-    yes: bool,
-    as_json: bool,
+    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
 ) -> int:
     """Delete messages IDS of TOPIC for good, from the dead letters or from quarantine.
 
-    Exit code 1: not all of them were there.
+    Or all of a --state, or those that --error, --since, --until and --text mean. Exit code 1: not
+    all of IDS were there. 2: it could not be done. 130: interrupted; each message is either deleted
+    or as it was.
     """
-    which = _chosen(ids, state, all_of_them, limit)
-    await admin.check_topic(topic)
-    if which is not None:
-        await _ask_about_all(admin, "discard", topic, which, limit, yes=yes)
-        done = await admin.discard_all(topic, which, limit=limit)
-        return _told_of_all("discarded", topic, which, done, as_json=as_json)
-    _ask(f"discard {count(len(ids), 'message')} of {topic}", yes=yes)
-    return await _each(
-        "discarded",
-        topic,
-        ids,
-        lambda id: admin.discard(topic, id, state=state),
-        as_json=as_json,
+
+    async def one(id: str) -> bool:
+        return await admin.discard(topic, id, state=state)
+
+    deed = Deed(
+        verb="discard",
+        done="discarded",
+        asks=True,
+        one=one,
+        many=admin.discard_all,
+        states=ARCHIVES,
     )
+    return await _do(admin, deed, topic, ids, state, **options)
 
 
 @click.command(short_help="Remove pending or delayed messages.")
-@click.argument("topic")
-@click.argument("ids", nargs=-1, required=True)
-@_yes
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("ids", nargs=-1)
+@_on_many(WAITING)
+@yes_option
 @as_json
 @on_admin
-async def cancel(admin: Admin, topic: str, ids: tuple[str, ...], yes: bool, as_json: bool) -> int:
+async def cancel(
+    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
+) -> int:
     """Remove messages IDS of TOPIC that no worker has begun.
 
-    Exit code 1: not all of them were pending or delayed. 2: a worker has one already.
+    Or all of a --state, or those that --error, --since, --until and --text mean: of pending ones
+    the newest first, of delayed ones those that are due first. Exit code 1: not all of IDS were
+    pending or delayed. 2: it could not be done, or a worker has one already. 130: interrupted; each
+    message is either removed or as it was.
     """
-    await admin.check_topic(topic)
-    _ask(f"cancel {count(len(ids), 'message')} of {topic}", yes=yes)
+    if state is not None and ids:
+        raise click.UsageError("--state goes with --all.")
 
     async def one(id: str) -> bool:
         answer = await admin.cancel(topic, id)
@@ -122,115 +155,137 @@ async def cancel(admin: Admin, topic: str, ids: tuple[str, ...], yes: bool, as_j
             raise InvalidInput(f"message {id!r} is in processing: a worker has begun with it")
         return bool(answer)
 
-    return await _each("cancelled", topic, ids, one, as_json=as_json)
+    deed = Deed(
+        verb="cancel", done="cancelled", asks=True, one=one, many=admin.cancel_all, states=WAITING
+    )
+    return await _do(admin, deed, topic, ids, state, **options)
 
 
-@click.command(short_help="Let workers take no more messages of a topic.")
-@click.argument("topic")
-@as_json
-@on_admin
-async def pause(admin: Admin, topic: str, as_json: bool) -> int:
-    """Let workers take no more messages of TOPIC, until it is resumed. What they have goes on."""
-    return _switched(topic, "paused", await admin.pause(topic), as_json=as_json)
-
-
-@click.command(short_help="Let workers take the messages of a topic again.")
-@click.argument("topic")
-@as_json
-@on_admin
-async def resume(admin: Admin, topic: str, as_json: bool) -> int:
-    """Let workers take the messages of TOPIC again."""
-    return _switched(topic, "resumed", await admin.resume(topic), as_json=as_json)
-
-
-@click.command(short_help="Give a topic more partitions.")
-@click.argument("topic")
-@click.argument("partitions", metavar="N", type=int)
-@as_json
-@on_admin
-async def grow(admin: Admin, topic: str, partitions: int, as_json: bool) -> int:
-    """Give TOPIC N partitions. It can get more at any time, and never gets fewer.
-
-    Producers and workers that run learn of it within fifteen seconds. Messages of a key may be
-    handled out of order once, because the key may have moved to a new partition.
-    """
-    number = await admin.grow(topic, partitions)
-    if as_json:
-        print_json({"topic": topic, "partitions": number})
-    else:
-        say(f"{topic}: {count(number, 'partition')}")
-    return 0
-
-
-def _chosen(
-    ids: tuple[str, ...], state: str | None, all_of_them: bool, limit: int | None
-) -> str | None:
-    """Return the state whose messages are meant, all of them; None: those of the ids."""
-    if all_of_them == bool(ids):
-        raise click.UsageError("Name the messages, or say --all.")
-    if limit is not None and not all_of_them:
-        raise click.UsageError("--limit goes with --all.")
-    if all_of_them and state is None:
-        raise click.UsageError(f"--all of which state? --state {' or --state '.join(ARCHIVES)}")
-    return state if all_of_them else None
-
-
-async def _ask_about_all(
-    admin: Admin, verb: str, topic: str, state: str, limit: int | None, *, yes: bool
-) -> None:
-    there = getattr(await admin.stats(topic), state)
-    number = there if limit is None else min(there, limit)
-    _ask(f"{verb} {count(number, f'{state} message')} of {topic}", yes=yes)
-
-
-def _ask(deed: str, *, yes: bool) -> None:
-    """Go on only if somebody says yes."""
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CannotDo(f"nobody is there to be asked whether to {deed}: say --yes")
-    if not click.confirm(f"{deed[0].upper()}{deed[1:]}?", err=True):
-        raise CannotDo("nothing was done")
-
-
-async def _each(
-    deed: str,
+async def _do(
+    admin: Admin,
+    deed: Deed,
     topic: str,
     ids: tuple[str, ...],
-    act: Callable[[str], Awaitable[bool]],
+    state: str | None,
     *,
+    all_of_them: bool,
+    yes: bool,
     as_json: bool,
+    **options: Any,
 ) -> int:
+    """Do it to the messages that are named, or to all that are meant."""
+    if all_of_them == bool(ids):
+        raise click.UsageError("Name the messages, or say --all.")
+    if all_of_them and state is None:
+        raise click.UsageError(f"--all of which state? --state {' or --state '.join(deed.states)}")
+    for name, value in options.items():
+        if value and not all_of_them:
+            raise click.UsageError(f"--{name.replace('_', '-')} goes with --all.")
+    await admin.check_topic(topic)
+    if state is not None and all_of_them:
+        wanted = await filter_of(admin, **{name: options.pop(name) for name in FILTERS})
+        many = _Many(admin, deed, topic, state, wanted, as_json=as_json, **options)
+        return await many.do(yes=yes)
+    if deed.asks:
+        ask(f"{deed.verb} {count(len(ids), 'message')} of {topic}", yes=yes)
+    return await _each(deed, topic, ids, as_json=as_json)
+
+
+class _Many:
+    """All messages of a state that are meant."""
+
+    def __init__(
+        self,
+        admin: Admin,
+        deed: Deed,
+        topic: str,
+        state: str,
+        wanted: Filter | None,
+        *,
+        limit: int | None,
+        rate: float | None,
+        dry_run: bool,
+        as_json: bool,
+    ) -> None:
+        self._admin = admin
+        self._deed = deed
+        self._topic = topic
+        self._state = state
+        self._wanted = wanted
+        self._limit = limit
+        self._rate = rate
+        self._dry_run = dry_run
+        self._as_json = as_json
+        self._done = 0
+
+    async def do(self, *, yes: bool) -> int:
+        """Ask, then do it; if somebody interrupts, tell how far it came."""
+        if self._dry_run:
+            return self._told(await self._go("meant", dry_run=True))
+        if not yes:
+            number = await self._number()
+            ask(f"{self._deed.verb} {self._messages(number)} of {self._topic}", yes=False)
+        try:
+            return self._told(await self._go(self._deed.done, dry_run=False))
+        except asyncio.CancelledError:
+            self._told(self._done, interrupted=True)
+            raise
+
+    async def _number(self) -> int:
+        """Return how many will be meant: those there are, or those that a dry run finds."""
+        if self._wanted is not None:
+            return await self._go("meant", dry_run=True)
+        there: int = getattr(await self._admin.stats(self._topic), self._state)
+        return there if self._limit is None else min(there, self._limit)
+
+    async def _go(self, said: str, *, dry_run: bool) -> int:
+        with bar(said, quiet=self._as_json) as show:
+
+            def progress(one: Progress) -> None:
+                self._done = one.done
+                show(one)
+
+            return await self._deed.many(
+                self._topic,
+                self._state,
+                filter=self._wanted,
+                limit=self._limit,
+                rate=self._rate,
+                dry_run=dry_run,
+                progress=progress,
+            )
+
+    def _told(self, done: int, *, interrupted: bool = False) -> int:
+        name = "would" if self._dry_run else self._deed.done
+        if self._as_json:
+            more = {"interrupted": True} if interrupted else {}
+            print_json({"topic": self._topic, "state": self._state, name: done, **more})
+        elif self._dry_run:
+            say(f"would {self._deed.verb} {self._messages(done)} of {self._topic}")
+        else:
+            said = f"{self._messages(done)} of {self._topic} {self._deed.done}"
+            say(f"interrupted: {said}, and perhaps one more" if interrupted else said)
+        return 0
+
+    def _messages(self, number: int) -> str:
+        return count(number, f"{self._state} message")
+
+
+async def _each(deed: Deed, topic: str, ids: tuple[str, ...], *, as_json: bool) -> int:
     """Act on each message and tell of it at once; one that is refused does not stop the rest."""
     done: list[str] = []
     absent: list[str] = []
     refused: dict[str, str] = {}
     for id in dict.fromkeys(ids):
         try:
-            there = await act(id)
+            there = await deed.one(id)
         except InvalidInput as error:
             refused[id] = str(error)
             click.echo(printable(f"Error: {error}"), err=True)
             continue
         (done if there else absent).append(id)
         if not as_json:
-            say(f"{id}: {deed}" if there else f"{id}: not there")
+            say(f"{id}: {deed.done}" if there else f"{id}: not there")
     if as_json:
-        print_json({"topic": topic, deed: done, "absent": absent, "refused": refused})
+        print_json({"topic": topic, deed.done: done, "absent": absent, "refused": refused})
     return 2 if refused else int(bool(absent))
-
-
-def _told_of_all(deed: str, topic: str, state: str, done: int, *, as_json: bool) -> int:
-    if as_json:
-        print_json({"topic": topic, "state": state, deed: done})
-    else:
-        say(f"{count(done, f'{state} message')} of {topic} {deed}")
-    return 0
-
-
-def _switched(topic: str, state: str, new: bool, *, as_json: bool) -> int:
-    if as_json:
-        print_json({"topic": topic, "state": state, "changed": new})
-    else:
-        say(f"{topic}: {state}" if new else f"{topic}: nothing to do, it was so already")
-    return 0

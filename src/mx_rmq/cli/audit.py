@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mx_rmq.admin import Progress
+from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.output import as_json, count, print_json, printable, say
+from mx_rmq.cli.progress import bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
+    from mx_rmq.store.audit import Violation
 
 
 @click.command(short_help="Check that every message is in exactly one state.")
-@click.argument("topics", nargs=-1)
+@click.argument("topics", nargs=-1, shell_complete=complete_topic)
 @as_json
 @on_admin
 async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
@@ -28,19 +32,21 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
     """
     known = await admin.topics()
     chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
-    messages, violations, away = 0, [], 0
-    for topic in chosen:
-        try:
-            found = await admin.audit(topic)
-        except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
-            away += 1
-            click.echo(printable(f"not audited: {topic}: {error}"), err=True)
-            continue
-        violations += found
-        for violation in () if as_json else found:
-            say(str(violation))
-        with suppress(WrongType):  # of which the audit has told
-            messages += (await admin.stats(topic)).total
+    messages = 0
+    violations: list[Violation] = []
+    away: list[str] = []
+    with bar("violations", quiet=as_json) as show:
+        for number, topic in enumerate(chosen):
+            show(Progress(len(violations), number, len(chosen)))
+            try:
+                violations += await admin.audit(topic)
+            except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
+                away.append(f"{topic}: {error}")
+                continue
+            with suppress(WrongType):  # of which the audit has told
+                messages += (await admin.stats(topic)).total
+    for line in away:
+        click.echo(printable(f"not audited: {line}"), err=True)
     if as_json:
         print_json(
             {
@@ -50,6 +56,8 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
             }
         )
     else:
+        for violation in violations:
+            say(str(violation))
         parts = count(len(chosen), "topic"), count(messages, "message")
         say(", ".join((*parts, count(len(violations), "violation"))))
     return 2 if away else int(bool(violations))

@@ -9,7 +9,7 @@ import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -29,6 +29,10 @@ _OPTIONS = (
     click.option("--prefix", help="What all keys begin with.  [default: mx-rmq]"),
     click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]"),
 )
+
+
+INTERRUPTED: Final = 130
+"""The exit code of a command that somebody interrupted, as shells have it."""
 
 
 class CannotDo(click.ClickException):
@@ -86,6 +90,8 @@ def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
             code = asyncio.run(result())
         except MxRmqError as error:
             raise CannotDo(str(error)) from error
+        except KeyboardInterrupt:
+            code = INTERRUPTED
         sys.exit(code)
 
     return with_options(run)

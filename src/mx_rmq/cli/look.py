@@ -1,32 +1,43 @@
-"""`mx-rmq stats | list | show | workers`: look, and change nothing."""
+"""`mx-rmq stats | list | workers`: look, and change nothing."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mx_rmq.admin import Page, Progress
+from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
+from mx_rmq.cli.filters import filter_of, with_filters
 from mx_rmq.cli.output import (
     as_json,
     cut,
     duration,
-    lines,
     message_document,
     payload_text,
     print_json,
+    print_line,
     print_table,
     printable,
     say,
+    screen,
+    show_table,
+    table,
     when,
 )
+from mx_rmq.cli.progress import bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.store.pages import MAX_PAGE
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import Admin, MessageView, Stats
+    from rich.table import Table
+
+    from mx_rmq.admin import Admin, Filter, MessageView, Stats, WorkerView
 
 TIME_OF = {
     State.PENDING: ("created", "created_at"),
@@ -39,70 +50,116 @@ TIME_OF = {
 
 
 @click.command(short_help="Count the messages of each topic, state by state.")
-@click.argument("topics", nargs=-1)
+@click.argument("topics", nargs=-1, shell_complete=complete_topic)
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SECONDS]",
+    help="Again every 2 seconds, or as often as you say, until you interrupt it.",
+)
 @as_json
 @on_admin
-async def stats(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
+async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_json: bool) -> int:
     """Count the messages of TOPICS, or of all topics, state by state.
 
     The age is that of the oldest message among those that are taken next. A topic of several
-    partitions is counted as one.
+    partitions is counted as one. With --watch and --json, one line of JSON each time. Exit code 2:
+    not all topics could be counted.
     """
+    if watch is not None:
+        return await _watch(admin, topics, watch, as_json=as_json)
+    found, away = await _count(admin, topics)
+    if away and not found:
+        raise CannotDo("\n".join(away))
+    if as_json:
+        print_json({"topics": [_document(one) for one in found]})
+    else:
+        show_table(_table(found)) if found else say("no topics yet")
+    for line in away:
+        click.echo(printable(f"not counted: {line}"), err=True)
+    return 2 if away else 0
+
+
+async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], list[str]]:
+    """Return what was counted, and what could not be and why."""
     found, away = [], []
     for topic in topics or await admin.topics():
         try:
             found.append(await admin.stats(topic))
         except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
             away.append(f"{topic}: {error}")
-    if away and not found:
-        raise CannotDo("\n".join(away))
-    if as_json:
-        print_json({"topics": [_document(one) for one in found]})
-    elif not found:
-        say("no topics yet")
-    else:
-        columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest", "")
-        print_table(
-            columns,
+    return found, away
+
+
+async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool) -> int:
+    """Count again and again. To interrupt it is how it ends."""
+    with suppress(asyncio.CancelledError), screen() as show:
+        while True:
+            try:
+                found, away = await _count(admin, topics)
+            except (ServerUnavailable, OutcomeUnknown) as error:  # it may come back
+                found, away = [], [str(error)]
+            if as_json:
+                print_line({"topics": [_document(one) for one in found], "away": away})
+            else:
+                show(_table(found), [f"not counted: {line}" for line in away])
+            await asyncio.sleep(seconds)
+    return 0
+
+
+def _table(found: list[Stats]) -> Table:
+    return table(
+        ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest", ""),
+        (
             (
-                (
-                    one.topic,
-                    one.pending,
-                    one.processing,
-                    one.delayed,
-                    one.dead,
-                    one.quarantined,
-                    duration(one.oldest_pending),
-                    _notes(one),
-                )
-                for one in found
-            ),
-        )
-    for line in away:
-        click.echo(printable(f"not counted: {line}"), err=True)
-    return 2 if away else 0
+                one.topic,
+                one.pending,
+                one.processing,
+                one.delayed,
+                one.dead,
+                one.quarantined,
+                duration(one.oldest_pending),
+                _notes(one),
+            )
+            for one in found
+        ),
+    )
 
 
 @click.command("list", short_help="List the messages of a topic that are in a state.")
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.option("--state", type=click.Choice([state.value for state in State]), required=True)
+@with_filters
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True)
 @click.option("--cursor", help="Where the page before ended, as it said.")
 @as_json
 @on_admin
 async def list_messages(
-    admin: Admin, topic: str, state: str, limit: int, cursor: str | None, as_json: bool
+    admin: Admin,
+    topic: str,
+    state: str,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+    text: str | None,
+    limit: int,
+    cursor: str | None,
+    as_json: bool,
 ) -> int:
     """List the messages of TOPIC that are in a state, a page at a time.
 
     Pending ones in the order in which they are taken, of several partitions in turn; delayed ones
     by due time, those in processing by the end of their lease, dead and quarantined ones newest
-    first.
+    first. The time that --since and --until mean is the one that is shown. Exit code 2: it could
+    not be done.
     """
-    page = await admin.list(topic, state, limit=limit, cursor=cursor)
+    wanted = await filter_of(admin, error=error, since=since, until=until, text=text)
+    page = await _page(admin, topic, state, wanted, limit, cursor, quiet=as_json)
     if as_json:
         messages = [message_document(one, raw=False) for one in page.messages]
-        print_json({"messages": messages, "cursor": page.cursor})
+        print_json({"messages": messages, "cursor": page.cursor, "looked": page.looked})
         return 0
     title, time = TIME_OF[State(state)]
     columns = ("id", "priority", "attempts", title, "note", "payload")
@@ -112,53 +169,86 @@ async def list_messages(
     return 0
 
 
-@click.command(short_help="Show everything that is known of one message.")
-@click.argument("topic")
-@click.argument("id")
-@as_json
-@on_admin
-async def show(admin: Admin, topic: str, id: str, as_json: bool) -> int:
-    """Show everything that is known of message ID of TOPIC. Exit code 1: it is not there."""
-    message = await admin.get(topic, id)
-    if as_json:
-        print_json(None if message is None else message_document(message, raw=True))
-    elif message is None:
-        click.echo("Error: " + cut(f"no message {id!r} in topic {topic!r}", 200), err=True)
-    else:
-        _show(message)
-    return int(message is None)
+async def _page(
+    admin: Admin,
+    topic: str,
+    state: str,
+    wanted: Filter | None,
+    limit: int,
+    cursor: str | None,
+    *,
+    quiet: bool,
+) -> Page:
+    """Return a page. With a filter it is looked for until it is full, or until the end."""
+    if wanted is None:
+        return await admin.list(topic, state, limit=limit, cursor=cursor)
+    total = getattr(await admin.stats(topic), state)
+    messages: list[MessageView] = []
+    looked = 0
+    with bar("found", quiet=quiet) as show:
+        while True:
+            left = limit - len(messages)
+            page = await admin.list(topic, state, filter=wanted, limit=left, cursor=cursor)
+            messages += page.messages
+            looked, cursor = looked + page.looked, page.cursor
+            show(Progress(len(messages), looked, total))
+            if cursor is None or len(messages) == limit:
+                return Page(messages, cursor, looked)
 
 
 @click.command(short_help="List the workers that were heard of lately.")
+@click.option("--running", is_flag=True, help="List what each of them runs, and for how long.")
 @as_json
 @on_admin
-async def workers(admin: Admin, as_json: bool) -> int:
-    """List the workers that were heard of lately, and what they are doing."""
+async def workers(admin: Admin, running: bool, as_json: bool) -> int:
+    """List the workers that were heard of lately, and how busy they are.
+
+    A worker tells of itself every 15 seconds: all figures are as old as they are shown to be. It
+    tells of 20 running handlers, those that have run the longest.
+    """
     found = await admin.workers()
     if as_json:
         print_json({"workers": [{**asdict(one), "alive": one.alive} for one in found]})
     elif not found:
         say("no worker was heard of")
     else:
-        print_table(
-            ("worker", "host", "pid", "topics", "running", "held", "slots", "started", "seen", ""),
-            (
-                (
-                    one.name,
-                    one.host,
-                    None if one.pid is None else str(one.pid),
-                    ", ".join(one.topics),
-                    one.running,
-                    one.held,
-                    one.concurrency,
-                    when(one.started_at),
-                    f"{duration(one.seen_ago)} ago",
-                    None if one.alive else "silent",
-                )
-                for one in found
-            ),
-        )
+        show_table(_running(found) if running else _workers(found))
     return 0
+
+
+def _workers(found: list[WorkerView]) -> Table:
+    return table(
+        ("worker", "host", "pid", "topics", "running", "held", "slots", "started", "as of", ""),
+        (
+            (
+                one.name,
+                one.host,
+                None if one.pid is None else str(one.pid),
+                ", ".join(one.topics),
+                one.running,
+                one.held,
+                one.concurrency,
+                when(one.started_at),
+                f"{duration(one.seen_ago)} ago",
+                None if one.alive else "silent",
+            )
+            for one in found
+        ),
+    )
+
+
+def _running(found: list[WorkerView]) -> Table:
+    """Return what the workers run; one that runs nothing has a line, too."""
+    rows: list[tuple[object, ...]] = []
+    for one in found:
+        end = f"{duration(one.seen_ago)} ago", None if one.alive else "silent"
+        nothing = (one.name, None, None, None, None, None, *end)
+        rows += [
+            (one.name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
+            for run in one.doing
+        ] or [nothing]
+    columns = ("worker", "topic", "id", "handler", "attempt", "running for", "as of", "")
+    return table(columns, rows)
 
 
 def _document(stats: Stats) -> dict[str, Any]:
@@ -193,47 +283,3 @@ def _note(message: MessageView) -> str:
     if message.reason or not message.errors:
         return message.reason
     return f"{message.errors[-1].type}: {message.errors[-1].text}"
-
-
-def _show(message: MessageView) -> None:
-    quarantined = message.state is State.QUARANTINED
-    facts = {
-        "id": message.id,
-        "topic": message.topic,
-        "partition": message.partition or None,
-        "state": message.state,
-        "unreadable": message.unreadable,
-        "reason": message.reason,
-        "error": f"{message.error_type}: {message.error}" if quarantined else None,
-        "priority": message.priority,
-        "attempts": _attempts(message),
-        "created": when(message.created_at),
-        "expires": when(message.expires_at),
-        "due": when(message.due),
-        "lease until": when(message.lease_deadline),
-        "worker": message.worker,
-        "token": message.token,
-        "set aside" if quarantined else "died": when(message.archived_at),
-        "length": f"{message.length:,} bytes",
-    }
-    for name, fact in facts.items():
-        if fact is not None and fact != "":
-            say(f"{name + ':':<13}{fact}")
-    for name, value in message.headers.items():
-        say(f"{'header:':<13}{name}: {value}")
-    for failure in message.errors:
-        by = f" by {failure.worker}" if failure.worker else ""
-        say(f"{'failed:':<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
-        for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
-            click.echo("    " + line)
-    click.echo("bytes:" if message.unreadable else "payload:")
-    for line in lines(payload_text(message, indent=2)):
-        click.echo("  " + line)
-
-
-def _attempts(message: MessageView) -> str | None:
-    if message.priority is None:  # its record could not be read
-        return None
-    allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
-    crashes = f", {message.crashes} of them crashes" if message.crashes else ""
-    return f"{message.attempts}{allowed} failed{crashes}"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mx_rmq.admin import MessageView
 
@@ -56,7 +58,16 @@ def say(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a JSON document. Nothing in it is but plain ASCII."""
-    click.echo(json.dumps(document, indent=2, default=_plain).replace("\x7f", "\\u007f"))
+    click.echo(_json(document, indent=2))
+
+
+def print_line(document: Any) -> None:
+    """Print a JSON document in one line, one of many."""
+    click.echo(_json(document, indent=None))
+
+
+def _json(document: Any, *, indent: int | None) -> str:
+    return json.dumps(document, indent=indent, default=_plain).replace("\x7f", "\\u007f")
 
 
 def _plain(value: object) -> Any:
@@ -73,8 +84,8 @@ def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
     return document
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table: numbers to the right, None as nothing."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Return a table: numbers to the right, None as nothing."""
     rows = list(rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
@@ -82,10 +93,47 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table."""
+    show_table(table(columns, rows))
+
+
+def show_table(table: Table) -> None:
+    """Print a table that is made already."""
+    _console().print(table)
+
+
+@contextmanager
+def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
+    """Yield what shows a table and lines below it, in the place of those before.
+
+    Where no terminal is, one comes below the other.
+    """
+    console = _console()
+    if not console.is_terminal:
+
+        def show(table: Table, below: Sequence[str]) -> None:
+            console.print(table, *(Text(printable(line)) for line in below), sep="\n")
+
+        yield show
+        return
+    with Live(console=console, auto_refresh=False) as live:
+
+        def update(table: Table, below: Sequence[str]) -> None:
+            shown = (Text(printable(line)) for line in below)
+            live.update(Group(table, *shown), refresh=True)
+
+        yield update
+
+
+def _console() -> Console:
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE
-    console.print(table)
+    return console
 
 
 def _cell(value: object) -> str:

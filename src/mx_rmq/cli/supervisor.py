@@ -160,16 +160,23 @@ class Processes:
 
 
 async def supervise(
-    command: Sequence[str], count: int, *, name: str | None = None, drain: bool = False
+    command: Sequence[str],
+    count: int,
+    *,
+    name: str | None = None,
+    metrics_port: int = 0,
+    drain: bool = False,
 ) -> int:
     """Keep `count` processes alive until told to stop, or drained; return the worst exit code.
 
     The first one goes ahead alone: if it cannot begin, it says why, once, and that is the end.
+    Each has a name and a port for its metrics of its own, if there are any.
     """
     processes = Processes(command)
 
     def keep(number: int) -> asyncio.Task[int]:
         own = {} if name is None else {"MX_RMQ_NAME": f"{name}-{number}"}
+        own["MX_RMQ_METRICS_PORT"] = str(metrics_port and metrics_port + number - 1)
         return asyncio.create_task(_keep(processes, own, drain=drain), name=f"mx-rmq {number}")
 
     first = keep(1)

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,15 +21,22 @@ from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.events import WorkerStarted, WorkerStopped
+from mx_rmq.core.mask import Mask
+from mx_rmq.logs import FailedPayloads, JsonFormatter
 from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.worker import SIGNALS, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+    from contextlib import AbstractAsyncContextManager
 
     from mx_rmq.queue import MessageQueue
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+
+FORMATS: Final = ("text", "json")
+
+TEXT: Final = "%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s"
 
 LEAVE_WITHIN: Final = 5.0
 """Seconds that foreign threads may keep the process when its worker has stopped."""
@@ -44,6 +52,8 @@ LEAVE_WITHIN: Final = 5.0
 @click.option("--processes", type=click.IntRange(1, 1000), help="Processes, under a supervisor.")
 @click.option("--reload", "reloads", is_flag=True, help="Begin anew when the code changes.")
 @click.option("--drain", is_flag=True, help="Stop when nothing is left to do.")
+@click.option("--metrics-port", type=int, help="Serve metrics and health here; +1 a process.")
+@click.option("--metrics-host", help="The address for that.  [default: 127.0.0.1]")
 @click.option(
     "--log-level",
     type=click.Choice(LEVELS, case_sensitive=False),
@@ -51,6 +61,21 @@ LEAVE_WITHIN: Final = 5.0
     envvar="MX_RMQ_LOG_LEVEL",
     show_default=True,
     show_envvar=True,
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(FORMATS, case_sensitive=False),
+    default="text",
+    envvar="MX_RMQ_LOG_FORMAT",
+    show_default=True,
+    show_envvar=True,
+)
+@click.option("--log-payloads", is_flag=True, help="Log the payloads of failed messages, masked.")
+@click.option(
+    "--mask",
+    multiple=True,
+    help="Fields to mask in logs: names, or paths like card.number; separated by commas, or "
+    "repeated. Passwords, tokens, secrets and the like always are.",
 )
 @click.option("--lifeline", type=int, hidden=True)
 def worker(
@@ -63,8 +88,13 @@ def worker(
     processes: int | None,
     reloads: bool,
     drain: bool,
+    metrics_port: int | None,
+    metrics_host: str | None,
     log_level: str,
     lifeline: int | None,
+    log_format: str,
+    log_payloads: bool,
+    mask: tuple[str, ...],
 ) -> None:
     """Run the handlers of the MessageQueue that ATTRIBUTE of MODULE is; of `mq`, if none is named.
 
@@ -80,18 +110,30 @@ def worker(
         concurrency=concurrency,
         grace=grace,
         drain=drain,
+        metrics_port=metrics_port,
+        metrics_host=metrics_host,
         log_level=log_level.lower(),
+        logs=Logs(log_format.lower(), log_payloads, _split(mask)),
     )
     try:
+        Mask(asked.logs.mask)  # which refuses what is none
         settings = asked.settings()
         if reloads:
             if drain or processes not in (None, 1):
                 raise InvalidInput("--reload is for one process that does not end by itself")
-            code = _supervise(reload(asked.command(), parse(target)[0]), asked)
+            command = asked.command(metrics_port=metrics_port)
+            code = _supervise(reload(command, parse(target)[0]), asked)
         elif processes is not None:
             parse(target)
             code = _supervise(
-                supervise(asked.command(), processes, name=settings.name, drain=drain), asked
+                supervise(
+                    asked.command(metrics_port=None),
+                    processes,
+                    name=settings.name,
+                    metrics_port=_ports(settings.metrics_port, processes),
+                    drain=drain,
+                ),
+                asked,
             )
         else:
             code = _work(asked, settings.grace, None if lifeline is None else Lifeline(lifeline))
@@ -100,6 +142,30 @@ def worker(
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
     sys.exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """What the command line asks for of the logs, beside their level."""
+
+    format: str
+    payloads: bool
+    mask: tuple[str, ...]
+
+    def words(self) -> list[str]:
+        """Return the options that ask for the same."""
+        words = ["--log-format", self.format]
+        if self.payloads:
+            words.append("--log-payloads")
+        if self.mask:
+            words += ["--mask", ",".join(self.mask)]
+        return words
+
+    def formatter(self) -> logging.Formatter:
+        """Return how a line is made."""
+        if self.format == "json":
+            return JsonFormatter(self.mask)
+        return _Formatter(TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,20 +179,30 @@ class Asked:
     concurrency: int | None
     grace: float | None
     drain: bool
+    metrics_port: int | None
+    metrics_host: str | None
     log_level: str
+    logs: Logs
 
     def settings(self) -> WorkerSettings:
         """Return what a worker would go by, or refuse it."""
-        return WorkerSettings.load(
-            topics=self.topics, concurrency=self.concurrency, grace=self.grace
-        )
+        return WorkerSettings.load(**self._settings())
 
     def worker(self, mq: MessageQueue) -> Worker:
         """Return a worker that goes by it."""
-        return Worker(mq, topics=self.topics, concurrency=self.concurrency, grace=self.grace)
+        return Worker(mq, **self._settings())
 
-    def command(self) -> list[str]:
-        """Return the command that asks for the same in one process."""
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "topics": self.topics,
+            "concurrency": self.concurrency,
+            "grace": self.grace,
+            "metrics_port": self.metrics_port,
+            "metrics_host": self.metrics_host,
+        }
+
+    def command(self, *, metrics_port: int | None) -> list[str]:
+        """Return the command that asks for the same in one process, at a port of its own."""
         words = ["worker", self.target, "--log-level", self.log_level]
         if self.url is not None:
             words += ["--url", self.url]
@@ -138,8 +214,13 @@ class Asked:
             words += ["--concurrency", str(self.concurrency)]
         if self.grace is not None:
             words += ["--grace", str(self.grace)]
+        if metrics_port is not None:
+            words += ["--metrics-port", str(metrics_port)]
+        if self.metrics_host is not None:
+            words += ["--metrics-host", self.metrics_host]
         if self.drain:
             words.append("--drain")
+        words += self.logs.words()
         return python(*words)
 
 
@@ -147,8 +228,15 @@ def _split(topics: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(topic.strip() for one in topics for topic in one.split(",") if topic.strip())
 
 
+def _ports(first: int, count: int) -> int:
+    """Return the first of so many ports, or refuse them; 0: none are wanted."""
+    if first and first + count - 1 > 65_535:
+        raise InvalidInput(f"there are no {count} ports from {first} on for the metrics")
+    return first
+
+
 def _supervise(duty: Coroutine[Any, Any, int], asked: Asked) -> int:
-    configure_logging(asked.log_level)
+    configure_logging(asked.log_level, asked.logs.formatter())
     return asyncio.run(duty)
 
 
@@ -160,7 +248,9 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
         lifeline.watch(grace)
     mq = load(asked.target)
     mq.move(url=asked.url, prefix=asked.prefix)
-    configure_logging(asked.log_level)
+    configure_logging(asked.log_level, asked.logs.formatter())
+    if asked.logs.payloads:
+        mq.middleware = (*mq.middleware, FailedPayloads(asked.logs.mask))
     started, unclean = threading.Event(), threading.Event()
 
     def on_started(_: WorkerStarted) -> None:
@@ -178,7 +268,8 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
 
     async def until_stopped() -> int:
         try:
-            await (_drain(one) if asked.drain else one.run())
+            async with _endpoint(one):
+                await (_drain(one) if asked.drain else one.run())
         except MxRmqError as error:
             if not started.is_set():
                 raise
@@ -190,6 +281,17 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(until_stopped())
+
+
+def _endpoint(one: Worker) -> AbstractAsyncContextManager[object]:
+    """Return the worker's metrics and health, if there is a port for them."""
+    if not one.settings.metrics_port:
+        return nullcontext()
+    try:
+        from mx_rmq.metrics import Endpoint
+    except ImportError as error:
+        raise InvalidInput(str(error)) from error
+    return Endpoint(one)
 
 
 async def _drain(one: Worker) -> None:
@@ -243,11 +345,9 @@ class _Formatter(logging.Formatter):
         return "\n".join(lines(super().format(record)))
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:
     """Log to stderr from this level on, unless the application has seen to its logs itself."""
     handler = logging.StreamHandler()
-    handler.setFormatter(
-        _Formatter("%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s")
-    )
+    handler.setFormatter(formatter or _Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("mx_rmq").setLevel(level.upper())

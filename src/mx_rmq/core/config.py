@@ -55,6 +55,8 @@ class Limits:
     """Age at which a quarantined message is dropped."""
     quarantine_bytes: int = 4 * 1_048_576
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
+    history: int = 10_000
+    """Entries of a topic's history: the newest ones, each about up to 25 messages."""
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -132,6 +134,10 @@ class WorkerSettings:
     """Messages taken ahead of free slots, at the most."""
     name: str | None = None
     """What the worker is called in leases and lists; None: a name is made."""
+    metrics_port: int = field(default=0, metadata=_range(0, 65_535))
+    """Where `mx-rmq worker` serves its metrics and its health; 0: nowhere."""
+    metrics_host: str = "127.0.0.1"
+    """The address that it listens on for that."""
 
     def __post_init__(self) -> None:
         _settle(self)
@@ -157,7 +163,7 @@ def _checked(known: Field[Any], value: Any, said: str) -> Any:
         return _url(value, said)
     if value is None and known.default is None:
         return None
-    if known.name in ("username", "password", "password_file"):
+    if known.name in ("username", "password", "password_file", "metrics_host"):
         return _word(known, value, said)
     if known.name == "topics":
         return _topics(value, said)

@@ -40,6 +40,8 @@ class Completed:
     attempt: int
     seconds: float
     """How long the handler took."""
+    waited: float | None = None
+    """Seconds from when it was due until its handler began; None: nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,9 @@ class Retried:
     error: str
     traceback: str = ""
     """Its end."""
+    seconds: float | None = None
+    """As of a completed one; None: no handler ran here."""
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,9 @@ class Died:
     reason: str
     traceback: str = ""
     """The end of that of the last attempt."""
+    seconds: float | None = None
+    """As of a completed one; None: no handler ran here."""
+    waited: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +94,9 @@ class LeaseLost:
     id: str
     fence: int
     handler: str
+    refused: str = ""
+    """What it would have become, if the server refused that; empty: its handler was cancelled, or
+    had not begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ MAX_ERRORS: Final = 10
 """How many of its latest failures a message carries."""
 
 
-_MACHINERY: Final = tuple(str(Path(__file__).parents[1] / name) for name in ("runtime", "core"))
+_MACHINERY: Final = tuple(
+    str(Path(__file__).parents[1] / name) for name in ("runtime", "core", "traces.py", "logs.py")
+)
 """Where the frames of our own begin."""
 
 
@@ -73,6 +75,11 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             worker=worker,
             traceback=end_of("".join(format_list(_frames(error)))),
         )
+
+    @property
+    def said(self) -> str:
+        """The error in a line."""
+        return f"{self.type}: {self.text}" if self.text else self.type
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -125,6 +132,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             retry=self.retry,
             ttl=self.ttl,
             headers=self.headers,
+            delay=self.delay,
+            due=self.at,
         )
 
 
@@ -153,6 +162,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     """The latest failures, oldest first, at most MAX_ERRORS."""
     reason: str = ""
     """Why it is in the dead letters."""
+    delay: int = 0
+    """How long it was to wait, ms: since `created_at`, or since the last failure."""
+    due: int | None = None
+    """Until when it was to wait instead, server time, ms. 0: nobody knows, it was requeued."""
+
+    @property
+    def ready_at(self) -> int | None:
+        """Server time since which it could have been handled, ms; None: nobody knows."""
+        if self.attempts:
+            return self.errors[-1].at + self.delay if self.errors else None
+        return self.created_at + self.delay if self.due is None else self.due or None
 
     @property
     def expires_at(self) -> int | None:
@@ -181,7 +201,7 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
 
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
         """
-        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None)
+        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=0)
 
 
 def _frames(error: BaseException) -> list[FrameSummary]:

@@ -118,7 +118,7 @@ def after_error(
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
-    return RetryLater(failed, round(delay * 1000), error)
+    return _later(failed, round(delay * 1000), error)
 
 
 def after_crash(
@@ -138,7 +138,7 @@ def after_crash(
     spread = 0.0
     if crashed.crashes > 1:
         spread = min(LONGEST_SPREAD, CRASH_SPREAD * 2.0 ** min(crashed.crashes, 10)) * at.chance
-    return RetryLater(crashed, round(spread * 1000), error)
+    return _later(crashed, round(spread * 1000), error)
 
 
 class WorkerLost(Exception):
@@ -174,6 +174,10 @@ def _policy(message: Message, handler: Handler) -> Policy:
         except InvalidInput:
             pass  # written by somebody else, or by a newer release: the handler's applies
     return handler.retry
+
+
+def _later(message: Message, delay: int, error: BaseException) -> RetryLater:
+    return RetryLater(msgspec.structs.replace(message, delay=delay), delay, error)
 
 
 def _dead(message: Message, reason: str, error: BaseException) -> DeadLetter:

@@ -7,6 +7,9 @@ from typing import Final
 MAX_ERROR_TEXT: Final = 2048
 """Characters kept of an error's text."""
 
+MAX_REMARK: Final = 200
+"""Characters kept of a text where it is only mentioned."""
+
 
 def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     """Return text that UTF-8 can hold, not longer than `limit` characters.
@@ -15,6 +18,11 @@ def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     """
     shown = text[: limit + 1].encode("utf-8", "backslashreplace").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def brief(text: str) -> str:
+    """Return the beginning of a text's first line, fit for a remark."""
+    return storable(text.partition("\n")[0], MAX_REMARK)
 
 
 def end_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
 
 from mx_rmq.core import events
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
 from mx_rmq.core.partition import partitions
+from mx_rmq.runtime.about import about_worker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
@@ -166,21 +163,25 @@ class Cast:
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
 
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return self._slots.running
+
+    @property
+    def held(self) -> int:
+        """Messages that are leased to this worker."""
+        return len(self._slots.held)
+
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Say whether a task runs one of this worker's handlers."""
         return self._consumer.runs_in(task) is not None
 
     async def beat(self) -> float:
         """Tell the registry of workers that this one lives."""
-        about = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "started": self._began,
-            "topics": list(self._handlers),
-            "concurrency": self._slots.concurrency,
-            "running": self._slots.running,
-            "held": len(self._slots.held),
-        }
+        about = about_worker(
+            self._handlers, self._slots, self._consumer.running(), started=self._began
+        )
         try:
             await self._register()
         except AWAY:  # then later; where the workers are listed may be another server
@@ -189,7 +190,7 @@ class Cast:
         if self._beats:
             self._serve()
         forget = FORGET if self._beats == 0 else 0
-        await self._store.beat_worker(self._name, msgspec.json.encode(about), forget=forget)
+        await self._store.beat_worker(self._name, about, forget=forget)
         self._beats += 1
         return BEAT
 

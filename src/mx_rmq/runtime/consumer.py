@@ -33,6 +33,7 @@ from mx_rmq.core.outcome import (
     expired,
 )
 from mx_rmq.core.text import text_of
+from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.runtime.threads import Generation, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
@@ -136,6 +137,7 @@ class Consumer:
         if task is None:
             return
         slots, running = self._slots, self._running
+        current.message.set(None)
         clean = copy_context()
         self._woken -= 1
         while True:
@@ -186,6 +188,7 @@ class Consumer:
             self._timeouts.set(held, handler.timeout)
         held.interrupt = task.cancel
         error: BaseException | None = None
+        current.message.set(held)
         try:
             call = self._calls.get(handler) or self._call(handler)
             await call(held, message, payload)
@@ -197,6 +200,7 @@ class Consumer:
             error = raised  # the policy decides about it
         finally:
             self._generation.end_if_forked()
+            current.message.set(None)  # no token: a loop that ends may close us from elsewhere
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)

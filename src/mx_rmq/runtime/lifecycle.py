@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
@@ -138,7 +139,7 @@ class Lifecycle:
         wanted = self._bus.wants(_EVENTS[kind])
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:
-                self._lost(held)
+                self._lost(held, refused=_WORDS[kind])
                 continue
             self._slots.gone(held)
             if wanted and type(held.outcome) is kind:
@@ -180,32 +181,36 @@ class Lifecycle:
         topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
         attempt = 1 + (held.message.attempts if held.message else 0)
         if isinstance(outcome, Complete):
-            seconds = time.monotonic() - (held.started_at or time.monotonic())
-            self._bus.emit(events.Completed(topic, id, attempt, seconds))
+            took = _took(held)
+            self._bus.emit(events.Completed(topic, id, attempt, took, _waited(held)))
         elif isinstance(outcome, RetryLater):
             error = f"{type(outcome.error).__name__}: {text_of(outcome.error)}"
-            delay = outcome.delay / 1000
-            self._bus.emit(events.Retried(topic, id, attempt, delay, error, _traceback(outcome)))
+            delay, traceback = outcome.delay / 1000, _traceback(outcome)
+            took, waited = _took(held), _waited(held)
+            self._bus.emit(
+                events.Retried(topic, id, attempt, delay, error, traceback, took, waited)
+            )
         elif isinstance(outcome, DeadLetter):
-            last = outcome.message
-            traceback = _traceback(outcome)
-            self._bus.emit(events.Died(topic, id, last.attempts, last.reason, traceback))
+            last, traceback = outcome.message, _traceback(outcome)
+            died = events.Died(topic, id, last.attempts, last.reason, traceback)
+            if outcome.error is not None:  # else it had expired, and no handler saw it
+                died = replace(died, seconds=_took(held), waited=_waited(held))
+            self._bus.emit(died)
         elif isinstance(outcome, Quarantine):
             self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
         else:
             self._bus.emit(events.Released(topic, id))
 
-    def _lost(self, held: Held) -> None:
+    def _lost(self, held: Held, *, refused: str = "") -> None:
         self._slots.gone(held)
-        self.report_lost(held)
+        self.report_lost(held, refused=refused)
         self._on_settled(held.topic)
 
-    def report_lost(self, held: Held) -> None:
+    def report_lost(self, held: Held, *, refused: str = "") -> None:
         """Tell that somebody else has a message."""
+        topic, claim = held.topic, held.claim
         self._bus.emit(
-            events.LeaseLost(
-                held.topic.topic, held.claim.id, held.claim.token, held.topic.handler.name
-            )
+            events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
 
     def _give_up(self, batch: list[Held]) -> None:
@@ -222,6 +227,29 @@ _EVENTS: Final[dict[type, type]] = {
     Quarantine: events.Quarantined,
     Release: events.Released,
 }
+
+_WORDS: Final[dict[type, str]] = {
+    Complete: "completed",
+    RetryLater: "retried",
+    DeadLetter: "dead",
+    Quarantine: "quarantined",
+    Release: "released",
+}
+
+
+def _took(held: Held) -> float:
+    """Return for how long its handler ran, in seconds."""
+    ended_at = held.ended_at or time.monotonic()
+    return ended_at - (held.started_at or ended_at)
+
+
+def _waited(held: Held) -> float | None:
+    """Return how many seconds after it was due its handler began; None: nobody knows."""
+    ready_at = None if held.message is None else held.message.ready_at
+    if ready_at is None or held.started_at is None:
+        return None
+    ago = time.monotonic() - held.started_at
+    return max(0.0, (held.topic.clock.now() - ready_at) / 1000 - ago)
 
 
 def _traceback(outcome: RetryLater | DeadLetter) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import events
 
@@ -30,20 +30,30 @@ LOGGED: Final = (
 )
 """What is worth a line. Completed messages are not: there are too many."""
 
+_FIELDS: Final = (
+    ("topic", "topic"),
+    ("id", "message_id"),
+    ("attempt", "attempt"),
+    ("attempts", "attempt"),
+    ("worker", "worker"),
+)
+"""Fields of events, and what the logs call them."""
+
 
 def log(event: Event) -> None:
-    """Log one event."""
+    """Log one event; what it is about stands beside the text, in `extra`."""
+    line = logging.LoggerAdapter(logger, {"mx_rmq": about(event)})
     match event:
         case events.WorkerStarted(worker, topics, concurrency):
-            logger.info("worker %s serves %s, %d at a time", worker, ", ".join(topics), concurrency)
+            line.info("worker %s serves %s, %d at a time", worker, ", ".join(topics), concurrency)
         case events.WorkerStopping(worker, running, grace):
-            logger.info("worker %s stops: %d running, %g s to finish", worker, running, grace)
+            line.info("worker %s stops: %d running, %g s to finish", worker, running, grace)
         case events.WorkerStopped(worker, True):
-            logger.info("worker %s has stopped; everything is settled or handed back", worker)
+            line.info("worker %s has stopped; everything is settled or handed back", worker)
         case events.WorkerStopped(worker, False):
-            logger.warning("worker %s has stopped; leases will bring back what is left", worker)
+            line.warning("worker %s has stopped; leases will bring back what is left", worker)
         case events.Retried(topic, id, attempt, delay, error, traceback):
-            logger.warning(
+            line.warning(
                 "%s %s: attempt %d failed, again in %g s: %s%s",
                 topic,
                 id,
@@ -53,7 +63,7 @@ def log(event: Event) -> None:
                 _below(traceback),
             )
         case events.Died(topic, id, attempts, reason, traceback):
-            logger.error(
+            line.error(
                 "%s %s: dead after %d attempt%s: %s%s",
                 topic,
                 id,
@@ -63,29 +73,38 @@ def log(event: Event) -> None:
                 _below(traceback),
             )
         case events.Quarantined(topic, id, error):
-            logger.error("%s %s: quarantined: %s", topic, id, error)
+            line.error("%s %s: quarantined: %s", topic, id, error)
         case events.LeaseLost(topic, id, _, handler):
-            logger.warning("%s %s: the lease is lost, %s was stopped", topic, id, handler)
+            line.warning("%s %s: the lease is lost, %s was stopped", topic, id, handler)
         case events.TakenOver(topic, id, lost_by):
-            logger.warning("%s %s: taken over from %s, which went silent", topic, id, lost_by)
+            line.warning("%s %s: taken over from %s, which went silent", topic, id, lost_by)
         case events.LoopBlocked(handler, seconds, stack):
-            logger.warning(
+            line.warning(
                 "%s blocks the event loop for %.1f s now; its lease is kept. It stands at:\n%s",
                 handler,
                 seconds,
                 stack,
             )
         case events.ServerLost(error):
-            logger.warning("the server is away, trying on: %s", error)
+            line.warning("the server is away, trying on: %s", error)
         case events.ServerBack(seconds):
-            logger.warning("the server is back after %.1f s", seconds)
+            line.warning("the server is back after %.1f s", seconds)
         case events.CronFired(topic, id, _):
-            logger.info("%s %s: the cron fired", topic, id)
+            line.info("%s %s: the cron fired", topic, id)
         case events.CronMissed(topic, tick):
             missed = datetime.fromtimestamp(tick, UTC).isoformat()
-            logger.warning("%s: the tick of %s was missed and is skipped", topic, missed)
+            line.warning("%s: the tick of %s was missed and is skipped", topic, missed)
         case _:
-            logger.debug("%s", event)
+            line.debug("%s", event)
+
+
+def about(event: Event) -> dict[str, Any]:
+    """Return what an event is about, as the logs name it."""
+    known: dict[str, Any] = {"event": type(event).__name__}
+    for field, name in _FIELDS:
+        if hasattr(event, field):
+            known[name] = getattr(event, field)
+    return known
 
 
 def _below(traceback: str) -> str:

@@ -57,6 +57,7 @@ class Held:
 
     __slots__ = (
         "claim",
+        "ended_at",
         "extended_at",
         "interrupt",
         "message",
@@ -80,6 +81,7 @@ class Held:
         self.extended_at = at
         """When the lease was last known to be whole, on the monotonic clock."""
         self.started_at: float | None = None
+        self.ended_at: float | None = None
         self.interrupt: Callable[[], object] | None = None
         """Interrupts the handler, while it runs."""
         self.stopped: Stopped | None = None
@@ -254,6 +256,7 @@ class Slots:
         """Its handler has ended: the slot is free, and the message is on its way out."""
         topic = held.topic
         now = time.monotonic()
+        held.ended_at = now
         took = max(now - (held.started_at or now), INSTANT)
         topic.took = took if topic.took == inf else topic.took + (took - topic.took) * WEIGHT
         self._finished += 1

@@ -90,6 +90,8 @@ class _Reading:
     def __init__(self) -> None:
         self.records: set[bytes] = set()
         self.pending: Counter[bytes] = Counter()
+        self.cancelled: set[bytes] = set()
+        """Ids whose place in a list does not count any more."""
         self.delayed: Counter[bytes] = Counter()
         self.leases: dict[bytes, bytes] = {}
         self.deadlines: set[bytes] = set()
@@ -114,6 +116,10 @@ class _Reading:
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
+    def waiting(self, id: bytes, pending: Counter[bytes]) -> int:
+        """Return how often an id waits, its place not counted if it was cancelled."""
+        return max(0, pending[id] - (id in self.cancelled))
+
     def wrongs(self, id: bytes, places: Places) -> list[str]:
         """Return what is wrong with an id in these places."""
         return places.wrongs(aged=id in self.aged)
@@ -121,7 +127,7 @@ class _Reading:
     def _places(self, id: bytes) -> Places:
         return Places(
             id in self.records,
-            self.pending[id],
+            self.waiting(id, self.pending),
             self.delayed[id],
             id in self.leases,
             id in self.deadlines,
@@ -167,7 +173,8 @@ class Audit:
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
             for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
-                if not reading.wrongs(id, places._replace(pending=pending[id])):
+                waiting = reading.waiting(id, pending)
+                if not reading.wrongs(id, places._replace(pending=waiting)):
                     continue
                 # Still wrong: now all of one moment, which walks the lists, so one at a time.
                 (walked,) = await self._inspect(keys, [id], walk=True)
@@ -189,6 +196,7 @@ class Audit:
         reading.records = await self._fields(keys.payload)
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, reading.pending)
+        reading.cancelled = set(await self._members(keys.cancelled))
         for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
             reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
@@ -227,6 +235,15 @@ class Audit:
             if cursor == 0:
                 return pairs
 
+    async def _members(self, key: str) -> list[bytes]:
+        members: list[bytes] = []
+        cursor = 0
+        while True:
+            cursor, found = await self._caller.command("SSCAN", key, cursor, "COUNT", STEP)
+            members += found
+            if cursor == 0:
+                return members
+
     async def _list(self, key: str, seen: Counter[bytes]) -> None:
         """Count a list's elements. A push meanwhile shifts the rest: read twice, never missed."""
         start = 0
@@ -253,7 +270,12 @@ class Audit:
                 wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
             elif int(number) > token:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
-        await self._caller.command("ZCARD", keys.recent)  # nothing to count, but a type to prove
+        for command, key in (  # nothing to count, but a type to prove
+            ("ZCARD", keys.recent),
+            ("HLEN", keys.totals),
+            ("XLEN", keys.history),
+        ):
+            await self._caller.command(command, key)
         for doorbell in (keys.doorbell, keys.doorbell_delay):
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core.errors import (
@@ -17,8 +16,12 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
+from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import look_over
+from mx_rmq.store.rights import rights
+from mx_rmq.store.slow import slow_scripts
+from mx_rmq.store.strays import strays
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,32 +29,13 @@ if TYPE_CHECKING:
 MAX_SKEW: Final = 1.0
 """Seconds by which the clocks of client and server may differ without a word."""
 
+MAX_LAG: Final = 10
+MAX_BEHIND: Final = 16 * 1_048_576
+"""Seconds since a replica was heard of, and bytes that it lacks, from which on it is behind."""
+
 FILLING: Final = 0.75
 FULL: Final = 0.9
 """Shares of maxmemory from which on its use is mentioned, and is bad."""
-
-
-class Severity(StrEnum):
-    """How much a finding matters."""
-
-    OK = "ok"
-    WARN = "warn"
-    """Somebody should look at it."""
-    BAD = "bad"
-    """Messages are lost, stuck or refused, or will be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    severity: Severity
-    what: str
-    cure: str = ""
-    """What to do about it."""
-
-    def __str__(self) -> str:
-        return f"{self.what}. {self.cure}" if self.cure else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +73,10 @@ async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     features, usable = (None, False) if replica else await _features(caller, keys, scratch)
     if features is not None:
         findings.insert(0, features)
+    if usable:
+        findings += await rights(caller, scratch)
+        findings.append(await slow_scripts(caller, keys, scratch))
+        findings.append(await strays(caller, keys, scratch))
     return Health(tuple(findings), usable)
 
 
@@ -153,6 +141,7 @@ async def _clock(caller: Caller, scratch: str) -> Finding:
 def _settings(info: dict[str, Any]) -> Iterator[Finding]:
     yield Finding(Severity.OK, f"the server is {_version(info)}")
     yield _role(info)
+    yield from _replicas(info)
     yield _eviction(info)
     evicted = info.get("evicted_keys", 0)
     if evicted:
@@ -179,6 +168,39 @@ def _role(info: dict[str, Any]) -> Finding:
             "Use the primary's address",
         )
     return Finding(Severity.OK, "the server is a primary")
+
+
+def _replicas(info: dict[str, Any]) -> Iterator[Finding]:
+    """Say how far the replicas are behind: so much is lost with the primary, and no produce that
+    was confirmed by them."""
+    if info.get("role") == "slave":
+        return
+    found = [info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0))]
+    replicas = [one for one in found if isinstance(one, dict)]
+    if not replicas:
+        yield Finding(Severity.OK, "the server has no replica, so its disk alone has the messages")
+        return
+    written = info.get("master_repl_offset", 0)
+    for one in replicas:
+        name = f"replica {one.get('ip')}:{one.get('port')}"
+        behind = max(0, written - one.get("offset", 0))
+        late = one.get("lag", 0)
+        if one.get("state") != "online":
+            yield Finding(
+                Severity.WARN,
+                f"{name} is not in step yet ({one.get('state')}): if the primary is lost now, "
+                "nobody has its messages",
+                "Wait until it is; if that takes long, look into its log",
+            )
+        elif late > MAX_LAG or behind > MAX_BEHIND:
+            yield Finding(
+                Severity.WARN,
+                f"{name} is {late} s and {_mib(behind)} behind: so much is lost if it has to take "
+                "over",
+                "Look at its network and its load; or let produce wait for it (confirm)",
+            )
+        else:
+            yield Finding(Severity.OK, f"{name} is {late} s and {_mib(behind)} behind")
 
 
 def _eviction(info: dict[str, Any]) -> Finding:

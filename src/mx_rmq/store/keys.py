@@ -17,6 +17,10 @@ them is a topic.
     mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
     mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
+    mx-rmq:{topic}:totals                     HASH    what happened -> to how many messages, ever
+    mx-rmq:{topic}:history                    STREAM  what has happened, newest last
+    mx-rmq:{topic}:cancelled                  SET     ids that are still in a long list of pending
+                                                      ones, though their messages were cancelled
     mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
@@ -58,6 +62,9 @@ class TopicKeys:
     doorbell: str
     doorbell_delay: str
     meta: str
+    totals: str
+    history: str
+    cancelled: str
     recent: str
     _receipt: str
 
@@ -68,9 +75,11 @@ class TopicKeys:
         sorted_sets = (self.delay_tasks_high, self.delay_tasks, self.delay_tasks_low, self.recent)
         return {
             **dict.fromkeys((*lists, self.doorbell_delay), "list"),
-            **dict.fromkeys((*hashes, self.meta), "hash"),
+            **dict.fromkeys((*hashes, self.meta, self.totals), "hash"),
             **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
             **dict.fromkeys((self.dlq, self.error_parse_queue), "zset"),
+            self.history: "stream",
+            self.cancelled: "set",
         }
 
     def receipt(self, lane: str) -> str:
@@ -122,6 +131,9 @@ class Keys:
                 doorbell=f"{base}:doorbell",
                 doorbell_delay=f"{base}:doorbell:delay",
                 meta=f"{base}:meta",
+                totals=f"{base}:totals",
+                history=f"{base}:history",
+                cancelled=f"{base}:cancelled",
                 recent=f"{base}:recent",
                 _receipt=f"{base}:receipt:",
             )

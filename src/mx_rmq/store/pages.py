@@ -25,6 +25,8 @@ MAX_PAGE: Final = 1000
 FIRST_STEP: Final = 4
 LONGEST_STEP: Final = 100
 """Contents read by one command; how many depends on how long they turn out to be."""
+NEXT: Final = 20
+"""Ids among which the message that is taken next is looked for."""
 REPLY_BYTES: Final = 4 * 1_048_576
 """About how long one reply with contents may become."""
 
@@ -114,59 +116,98 @@ class Pages:
         Pending ones in the order in which they are taken, delayed ones by due time, those in
         processing by deadline, archived ones newest first.
         """
-        indexes = _indexes(self._keys.of(topic), state)
         found: list[Entry] = []
-        for level, (key, first) in enumerate(zip(indexes, start, strict=True)):
+        for level, first in enumerate(start):
             wanted = count - len(found) if state is State.PENDING else count
             if not wanted:
                 break  # lower levels come later
-            ids = await self._slice(key, state, first, wanted)
-            for position, (id, at) in enumerate(ids, first):
-                rank = 0.0 if at is None else -at if _is_archive(state) else at
-                found.append(Entry(rank, level, position, number_of(topic), id, at))
+            found += await self.part_of(topic, state, level, first, wanted)
         return sorted(found)[:count]
 
-    async def read(self, topic: str, state: State, entries: Sequence[Entry]) -> list[Found | None]:
-        """Read what belongs to ids. None: it has left its place meanwhile."""
-        keys, archive = self._keys.of(topic), _is_archive(state)
+    async def read(
+        self, topic: str, state: State, entries: Sequence[Entry], *, most: int | None = None
+    ) -> list[Found | None]:
+        """Read what belongs to ids. None: it has left its place meanwhile.
+
+        With `most`, only that of the first ids, until so many bytes are read; of one at the least.
+        """
+        keys = self._keys.of(topic)
         ids = [entry.id for entry in entries]
-        payload = keys.archive_of(state)[1] if archive else keys.payload
-        contents = await self._contents(payload, ids)
-        leases: list[bytes | None] = [None] * len(ids)
-        if ids and state is State.PROCESSING:
-            leases = await self._caller.command("HMGET", keys.processing, *ids)
+        payload = keys.archive_of(state)[1] if _is_archive(state) else keys.payload
+        contents = await self._contents(payload, ids, most)
+        leases: list[bytes | None] = [None] * len(contents)
+        if contents and state is State.PROCESSING:
+            held = ids[: len(contents)]
+            leases = await self._caller.command("HMGET", keys.processing, *held)
         return [
             None
             if data is None or (lease is None and state is State.PROCESSING)
-            else Found(
-                id=_id(entry.id),
-                state=state,
-                data=data,
-                due=_ms(entry.at) if state is State.DELAYED else None,
-                lease=lease,
-                deadline=_ms(entry.at) if state is State.PROCESSING else None,
-                archived=_ms(entry.at) if archive else None,
-            )
-            for entry, data, lease in zip(entries, contents, leases, strict=True)
+            else as_found(state, entry, data, lease)
+            for entry, data, lease in zip(entries, contents, leases, strict=False)
         ]
 
-    async def oldest_archived(
-        self, topic: str, state: State, *, start: int, count: int
-    ) -> list[tuple[str, int]]:
-        """Return ids and times of an archive, oldest first, without what is kept of them."""
-        index, _ = self._keys.of(topic).archive_of(state)
-        last = start + check_count(count) - 1
-        found = await self._caller.command("ZRANGE", index, start, last, "WITHSCORES")
-        return [(_id(id), _ms(at) or 0) for id, at in found]
+    async def part_of(
+        self, topic: str, state: State, level: int, start: int, count: int
+    ) -> list[Entry]:
+        """Return some ids of one level of a state, in its order, from a position on."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        ids = await self._slice(key, state, start, count)
+        return [
+            Entry(_rank(state, at), level, position, number_of(topic), id, at)
+            for position, (id, at) in enumerate(ids, start)
+        ]
+
+    async def between(
+        self,
+        topic: str,
+        state: State,
+        level: int,
+        low: float,
+        high: float,
+        *,
+        skip: int,
+        count: int,
+    ) -> list[Entry]:
+        """Return some ids of a level by their times, earliest first, both bounds among them, ms."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        words = (key, repr(low), repr(high), "WITHSCORES", "LIMIT", skip, count)
+        ids = await self._caller.command("ZRANGEBYSCORE", *words)
+        return [
+            Entry(_rank(state, at), level, position, number_of(topic), id, at)
+            for position, (id, at) in enumerate(ids)
+        ]
+
+    async def latest(self, topic: str, state: State, level: int) -> float | None:
+        """Return the last time of a level, ms; None: it is empty."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        ids = await self._caller.command("ZRANGE", key, -1, -1, "WITHSCORES")
+        return ids[0][1] if ids else None
+
+    async def count(
+        self, topic: str, state: State, level: int, low: float = -math.inf, high: float = math.inf
+    ) -> int:
+        """Return how many ids of a level there are, or how many between two times, ms."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        if state is State.PENDING:
+            return int(await self._caller.command("LLEN", key))
+        if (low, high) == (-math.inf, math.inf):
+            return int(await self._caller.command("ZCARD", key))
+        return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
 
     async def next_records(self, topic: str) -> list[bytes]:
-        """Return the record of the message that is taken next, of each priority that has one."""
+        """Return the record of the message that is taken next, of each priority that has one.
+
+        If many that were cancelled stand before it, it is not found.
+        """
         keys = self._keys.of(topic)
-        ids: list[bytes] = []
+        records: list[bytes] = []
         for key in _indexes(keys, State.PENDING):
-            ids += await self._caller.command("LRANGE", key, -1, -1)
-        records = await self._contents(keys.payload, ids)
-        return [record for record in records if record is not None]
+            for id in reversed(await self._caller.command("LRANGE", key, -NEXT, -1)):
+                record = await self._caller.command("HGET", keys.payload, id)
+                if record is not None:
+                    records.append(record)
+                    break
+        return records
 
     async def _slice(
         self, key: str, state: State, start: int, count: int
@@ -180,16 +221,34 @@ class Pages:
         found = await self._caller.command(command, key, start, last, "WITHSCORES")
         return [(id, at) for id, at in found]
 
-    async def _contents(self, key: str, ids: Sequence[bytes]) -> list[bytes | None]:
+    async def _contents(
+        self, key: str, ids: Sequence[bytes], most: int | None = None
+    ) -> list[bytes | None]:
         """Read fields of a hash, few at a time when they are long: no reply shall be huge."""
         contents: list[bytes | None] = []
-        step = FIRST_STEP
+        step, size = FIRST_STEP, 0
         while rest := ids[len(contents) : len(contents) + step]:
             found = await self._caller.command("HMGET", key, *rest)
             contents += found
-            mean = sum(len(data or b"") for data in found) // len(found)
-            step = max(1, min(LONGEST_STEP, REPLY_BYTES // max(1, mean)))
+            long = sum(len(data or b"") for data in found)
+            size += long
+            if most is not None and size >= most:
+                break
+            step = max(1, min(LONGEST_STEP, REPLY_BYTES // max(1, long // len(found))))
         return contents
+
+
+def as_found(state: State, entry: Entry, data: bytes = b"", lease: bytes | None = None) -> Found:
+    """Return a message in its place, with what was read of it."""
+    return Found(
+        id=_id(entry.id),
+        state=state,
+        data=data,
+        due=_ms(entry.at) if state is State.DELAYED else None,
+        lease=lease,
+        deadline=_ms(entry.at) if state is State.PROCESSING else None,
+        archived=_ms(entry.at) if _is_archive(state) else None,
+    )
 
 
 def levels(state: State) -> int:
@@ -219,6 +278,11 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
 
 def _is_archive(state: State) -> bool:
     return state in (State.DEAD, State.QUARANTINED)
+
+
+def _rank(state: State, at: float | None) -> float:
+    """Return what an id of a state is ordered by: archived ones newest first."""
+    return 0.0 if at is None else -at if _is_archive(state) else at
 
 
 def _ms(score: float | None) -> int | None:

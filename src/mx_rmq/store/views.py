@@ -9,6 +9,7 @@ import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import MOST
+from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.script import load
 
@@ -33,6 +34,8 @@ class Counts:
     """1: dispatch gives nothing."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
+    ever: dict[str, int]
+    """What happened, and to how many messages, since the topic exists."""
 
     @property
     def total(self) -> int:
@@ -71,6 +74,7 @@ class Views:
         self._keys = keys
         self._clock = clock
         self.pages = Pages(caller, keys)
+        self.history = History(caller, keys)
 
     async def now(self, key: str | None = None) -> int:
         """Return the time of a key's server, ms."""
@@ -95,8 +99,23 @@ class Views:
         """Return how many messages are in which state, all of one moment."""
         keys, script = self._keys.of(topic), load("count_messages")
         names = [getattr(keys, name) for name in script.keys]
-        counts = await self._caller.run(script, names, [])
-        return Counts(*counts)
+        *numbers, ever = await self._caller.run(script, names, [])
+        pending, delayed, processing, dead, quarantined, paused, dropped = numbers
+        fields = iter(ever)
+        return Counts(
+            pending=pending,
+            delayed=delayed,
+            processing=processing,
+            dead=dead,
+            quarantined=quarantined,
+            paused=paused,
+            dropped=dropped,
+            ever={
+                what.decode("utf-8", "replace"): int(number)
+                for what, number in zip(fields, fields, strict=True)
+                if number.isdigit()
+            },
+        )
 
     async def record(self, topic: str, id: str) -> bytes | None:
         """Return the record of a live message."""

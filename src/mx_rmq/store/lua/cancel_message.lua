@@ -1,10 +1,12 @@
 -- cancel_message: pending | delayed -> (gone)
 --
 -- Removes a message that nobody has begun. A refusal leaves a receipt too: else a copy of the call
--- that arrives late could still cancel what its caller believes to be alive.
+-- that arrives late could still cancel what its caller believes to be alive. To take an id out of a
+-- list Redis walks it; where more than `most` are pending, that would hold up everybody. Then the
+-- id is left to dispatch_message, and remembered, so that it is not counted as an accident there.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 not there, p in processing
--- Cost     O(log D) when delayed; O(N) when pending, N pending: Redis walks the list
+-- Cost     O(log D) when delayed; O(N) when pending, N pending and not more than `most`
 
 local payload          = KEYS[1]  -- HASH  id -> record
 local pending_high     = KEYS[2]  -- LIST  ids, newest first
@@ -14,10 +16,16 @@ local processing       = KEYS[5]  -- HASH  id -> lease, token:worker
 local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
-local receipt          = KEYS[9]  -- STRING  number and answer of the lane's last call
+local cancelled        = KEYS[9]  -- SET  ids that are still in a pending list
+local receipt          = KEYS[10] -- STRING  number and answer of the lane's last call
+local totals           = KEYS[11] -- HASH  how many messages ever went which way
+local history          = KEYS[12] -- STREAM  what has happened, newest last
 
-local call = tonumber(ARGV[1]) -- its number in the lane
-local id   = ARGV[2]           -- the message
+local call     = tonumber(ARGV[1]) -- its number in the lane
+local id       = ARGV[2]           -- the message
+local most     = tonumber(ARGV[3]) -- how many may be pending for the lists to be walked
+local by       = ARGV[4]           -- who wants it
+local remember = ARGV[5]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -37,7 +45,11 @@ local delayed = false
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = redis.call('ZSCORE', key, id) or delayed
 end
-for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LLEN', key) end
+local waiting = 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  waiting = waiting + redis.call('LLEN', key)
+end
+redis.call('SCARD', cancelled)
 
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
@@ -46,9 +58,23 @@ if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
   end
+elseif answer == '1' and waiting > most then
+  redis.call('SADD', cancelled, id)
 elseif answer == '1' then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 1, id) end
 end
+
+local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

@@ -11,10 +11,13 @@ local payload        = KEYS[1]  -- HASH  id -> record
 local processing     = KEYS[2]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[3]  -- ZSET  id -> lease deadline (ms)
 local receipt        = KEYS[4]  -- STRING  number and answer of the lane's last call
+local totals         = KEYS[5]  -- HASH  how many messages ever went which way
+local history        = KEYS[6]  -- STREAM  what has happened, newest last
 
-local call   = tonumber(ARGV[1]) -- its number in the lane
-local worker = ARGV[2]           -- who holds the leases
-local each   = 3                 -- per message: id, token
+local call     = tonumber(ARGV[1]) -- its number in the lane
+local worker   = ARGV[2]           -- who holds the leases
+local remember = ARGV[3]           -- how many entries of the history to keep, 0: none is written
+local each     = 4                 -- per message: id, token
 
 local width = 2
 
@@ -53,6 +56,18 @@ redis.call('HDEL', processing, unpack(held))
 -- end
 
 redis.call('HDEL', payload, unpack(held))
+
+local what, by, done, about = 'completed', worker, held, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

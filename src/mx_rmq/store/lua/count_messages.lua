@@ -2,8 +2,8 @@
 --
 -- How many messages of a topic are in which state, all of one moment.
 --
--- Returns  pending, delayed, processing, dead, quarantined, then 1 if the topic is paused, and
---          how many ids without a message were ever dropped
+-- Returns  pending, delayed, processing, dead, quarantined, then 1 if the topic is paused, how many
+--          ids without a message were ever dropped, and a list: what happened, to how many, ever
 -- Cost     O(1)
 
 local pending_high      = KEYS[1]  -- LIST  ids, newest first
@@ -16,16 +16,20 @@ local processing        = KEYS[7]  -- HASH  id -> lease, token:worker
 local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
 local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
+local cancelled         = KEYS[11] -- SET  ids that are still in a pending list
+local totals            = KEYS[12] -- HASH  how many messages ever went which way
 
 local waiting, delayed = 0, 0
+local ever = redis.pcall('HGETALL', totals)
 for _, key in ipairs({pending_high, pending, pending_low}) do
   waiting = waiting + redis.call('LLEN', key)
 end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = delayed + redis.call('ZCARD', key)
 end
+waiting = math.max(0, waiting - redis.call('SCARD', cancelled))
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
   redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
-  tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0,
+  tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0, ever.err and {} or ever,
 }

@@ -3,7 +3,8 @@
 -- Hands up to max_count messages to a worker, each with a lease: a deadline, and a token that
 -- only grows (also when a failover has lost the counter, since it is never behind the clock).
 -- High goes before normal before low, but of every ten turns one offers normal first and one low
--- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
+-- first, so that nobody starves. An id without a record, or with a lease, is dropped, and counted
+-- unless its message was cancelled.
 -- A level whose key has a wrong type is passed over. With alone, nothing is given while a message
 -- is in processing: so a worker that handles its batch one by one keeps the order. One reply holds
 -- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
@@ -21,7 +22,10 @@ local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local receipt        = KEYS[9]  -- STRING  number and answer of the lane's last call
+local cancelled      = KEYS[9]  -- SET  ids that are still in a pending list
+local receipt        = KEYS[10] -- STRING  number and answer of the lane's last call
+local totals         = KEYS[11] -- HASH  how many messages ever went which way
+local history        = KEYS[12] -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -29,6 +33,7 @@ local worker    = ARGV[3]           -- who takes them
 local max_count = tonumber(ARGV[4]) -- how many at the most
 local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
 local alone     = ARGV[6]           -- '1': give nothing while anybody holds something
+local remember  = ARGV[7]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -115,6 +120,7 @@ until fit < upto or fit == #ids
 local held = redis.call('HMGET', processing, unpack(ids))
 local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
+local surplus, gone = {}, {}
 
 local too_many = count - fit
 for level = 3, 1, -1 do
@@ -131,7 +137,7 @@ local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
-local leases, deadlines, answer, seen, given, dropped = {}, {}, {}, {}, 0, 0
+local leases, deadlines, answer, seen, taken, given, dropped = {}, {}, {}, {}, {}, 0, 0
 for i = 1, fit do
   local id, record = ids[i], records[i]
   if record and not held[i] and not seen[id] then
@@ -141,7 +147,7 @@ for i = 1, fit do
     if #id ~= length then length, length_text = #id, string.format('%d ', #id) end
     if given == 0 then answer[1] = number .. ' ' end
     local two, three = 2 * given, 3 * given
-    seen[id] = true
+    seen[id], taken[given + 1] = true, id
     leases[two + 1] = id
     leases[two + 2] = number .. lease_end
     deadlines[two + 1] = deadline
@@ -152,6 +158,8 @@ for i = 1, fit do
     answer[two + 2] = length_text
     answer[two + 3] = id
     token, digit, given = token + 1, digit + 1, given + 1
+  elseif not gone[id] and redis.pcall('SISMEMBER', cancelled, id) == 1 then
+    gone[id], surplus[#surplus + 1] = true, id
   else
     dropped = dropped + 1
   end
@@ -177,10 +185,23 @@ if given > 0 then
   if flat_set then redis.call('ZREM', expire_monitor, long) end
 end
 redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
+if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+local what, by, done, about = 'dispatched', worker, taken, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

@@ -12,6 +12,8 @@ local expire_monitor  = KEYS[3]  -- ZSET  id -> lease deadline (ms)
 local archive         = KEYS[4]  -- ZSET  id -> time (ms): dlq or error:parse:queue
 local archive_payload = KEYS[5]  -- HASH  id -> what is kept of it
 local receipt         = KEYS[6]  -- STRING  number and answer of the lane's last call
+local totals          = KEYS[7]  -- HASH  how many messages ever went which way
+local history         = KEYS[8]  -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -23,6 +25,8 @@ local max_bytes = tonumber(ARGV[7]) -- how many of the bytes to keep, 0: all
 local id        = ARGV[8]           -- the message
 local token     = ARGV[9]           -- of its lease
 local info      = ARGV[10]          -- the line about the error
+local why       = ARGV[11]          -- in a few words, for the history
+local remember  = ARGV[12]          -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -74,6 +78,18 @@ end
 redis.call('HSET', archive_payload, id, kept)
 redis.call('ZADD', archive, now, id)
 if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS', 1, id) end
+-- end
+
+local what, by, done, about = 'quarantined', worker, {id}, {why}
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
 -- end
 
 -- shared: write the receipt

@@ -19,6 +19,8 @@ local payload        = KEYS[1]  -- HASH  id -> record
 local processing     = KEYS[2]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[3]  -- ZSET  id -> lease deadline (ms)
 local meta           = KEYS[4]  -- HASH  token, turn, paused, dropped, tick
+local totals         = KEYS[5]  -- HASH  how many messages ever went which way
+local history        = KEYS[6]  -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- the monitor
@@ -27,6 +29,7 @@ local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
 local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
 local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
 local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
+local remember    = ARGV[8]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -72,7 +75,7 @@ until fit < upto or fit == #ids
 
 local held = redis.call('HMGET', processing, unpack(ids))
 local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
-local leases, deadlines, leftover, orphans = {}, {}, {}, {}
+local leases, deadlines, leftover, orphans, taken, lost_by = {}, {}, {}, {}, {}, {}
 for i = 1, fit do
   local id = ids[i]
   if held[i] and records[i] then
@@ -83,7 +86,9 @@ for i = 1, fit do
     deadlines[#deadlines + 1] = id
     reply[#reply + 1] = id
     reply[#reply + 1] = number
-    reply[#reply + 1] = string.match(held[i], ':(.*)$') or ''
+    taken[#taken + 1] = id
+    lost_by[#taken] = string.match(held[i], ':(.*)$') or ''
+    reply[#reply + 1] = lost_by[#taken]
     reply[#reply + 1] = records[i]
     token = token + 1
   else
@@ -106,4 +111,17 @@ if #leases > 0 then
   redis.call('ZADD', expire_monitor, unpack(deadlines))
   redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
 end
+
+local what, by, done, about = 'taken_over', worker, taken, lost_by
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
+
 return reply

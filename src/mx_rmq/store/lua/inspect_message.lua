@@ -1,6 +1,7 @@
 -- inspect_message: read
 --
--- Where messages stand, all of one moment: how the audit confirms what it suspects.
+-- Where messages stand, all of one moment: how the audit confirms what it suspects. The place of a
+-- cancelled one in a list does not count.
 --
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes. Pending counts to 2, and stays 0
@@ -20,6 +21,7 @@ local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
 local dlq_payload         = KEYS[11] -- HASH  id -> final record
 local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
 local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
+local cancelled           = KEYS[14] -- SET  ids that are still in a pending list
 
 local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
 local each = 2                 -- per message: id
@@ -28,8 +30,9 @@ local reply = {}
 for i = each, #ARGV do
   local id, waiting, delayed = ARGV[i], 0, 0
   for _, key in ipairs(walk == 1 and {pending_high, pending, pending_low} or {}) do
-    waiting = math.min(2, waiting + #redis.call('LPOS', key, id, 'COUNT', 2))
+    waiting = waiting + #redis.call('LPOS', key, id, 'COUNT', 3)
   end
+  waiting = math.min(2, math.max(0, waiting - redis.call('SISMEMBER', cancelled, id)))
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     if redis.call('ZSCORE', key, id) then delayed = delayed + 1 end
   end

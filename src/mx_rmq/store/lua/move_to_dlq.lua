@@ -13,6 +13,8 @@ local expire_monitor  = KEYS[3]  -- ZSET  id -> lease deadline (ms)
 local archive         = KEYS[4]  -- ZSET  id -> time (ms): dlq or error:parse:queue
 local archive_payload = KEYS[5]  -- HASH  id -> what is kept of it
 local receipt         = KEYS[6]  -- STRING  number and answer of the lane's last call
+local totals          = KEYS[7]  -- HASH  how many messages ever went which way
+local history         = KEYS[8]  -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -23,6 +25,8 @@ local hexpire_s = tonumber(ARGV[6]) -- TTL of the archived field, 0: the server 
 local id        = ARGV[7]           -- the message
 local token     = ARGV[8]           -- of its lease
 local record    = ARGV[9]           -- its final record
+local why       = ARGV[10]          -- in a few words, for the history
+local remember  = ARGV[11]          -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -73,6 +77,18 @@ end
 redis.call('HSET', archive_payload, id, kept)
 redis.call('ZADD', archive, now, id)
 if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS', 1, id) end
+-- end
+
+local what, by, done, about = 'died', worker, {id}, {why}
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
 -- end
 
 -- shared: write the receipt

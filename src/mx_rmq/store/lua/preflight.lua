@@ -13,12 +13,13 @@ local each = 1 -- per command: name
 local forms = {
   GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,
   HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
-  HSCAN = {0}, HGETALL = {}, HRANDFIELD = {1}, HSTRLEN = {'f'},
+  HSCAN = {0}, HGETALL = {}, HRANDFIELD = {1}, HSTRLEN = {'f'}, HINCRBY = {'f', 1},
   HEXPIRE = {1, 'FIELDS', 1, 'f'},
   LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
   LREM = {1, 'x'},
   ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZMSCORE = {'x'}, ZCARD = {},
   ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
+  XADD = {'*', 'f', 'v'}, SCARD = {}, SISMEMBER = {'x'},
 }
 
 local function denied(reply)

@@ -16,9 +16,12 @@ local delay_tasks      = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[7]  -- ZSET  id -> due (ms)
 local doorbell         = KEYS[8]  -- LIST  at most one ring: something is pending
 local meta             = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
+local totals           = KEYS[10] -- HASH  how many messages ever went which way
+local history          = KEYS[11] -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local max_count = tonumber(ARGV[2]) -- how many of each level at the most
+local remember  = ARGV[3]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -58,4 +61,16 @@ for _, move in ipairs(moves) do
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+local what, by, done, about = 'due', '', moved, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
+
 return moved

@@ -19,12 +19,15 @@ local dlq_payload         = KEYS[5]  -- HASH  id -> final record
 local error_parse_payload = KEYS[6]  -- HASH  id -> error and exact bytes
 local doorbell            = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta                = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
+local totals              = KEYS[9]  -- HASH  how many messages ever went which way
+local history             = KEYS[10] -- STREAM  what has happened, newest last
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local id       = ARGV[2]           -- the message's
 local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
 local record   = ARGV[4]           -- without its first brace; '' only to look
 local priority = ARGV[5]           -- high, normal or low
+local remember = ARGV[6]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -70,4 +73,16 @@ redis.call('HSET', payload, unpack(records))
 redis.call('LPUSH', behind, id)
 redis.call('HSET', meta, 'tick', tick)
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+local what, by, done, about = 'produced', 'cron', {id}, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
+
 return {time, tick, 1}

@@ -19,12 +19,15 @@ local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
 local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell_delay      = KEYS[11] -- LIST  at most one ring: an earlier due time
 local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
+local totals              = KEYS[13] -- HASH  how many messages ever went which way
+local history             = KEYS[14] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
 local dedup_ms    = tonumber(ARGV[3]) -- how long an own id stays taken, 0: not at all
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local each        = 5 -- per message: id, how, record, delay_ms, at_ms
+local remember    = ARGV[5]           -- how many entries of the history to keep, 0: none is written
+local each        = 6                 -- per message: id, how, record, delay_ms, at_ms
 
 local width = 5
 
@@ -181,6 +184,19 @@ if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
   redis.call('PEXPIRE', recent, math.max(recent_ttl, dedup_ms, 600000))
+end
+-- end
+
+local what, by, done, about = 'delayed', '', {}, nil
+for n = 1, #fresh do done[n] = ARGV[fresh[n]] end
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
 end
 -- end
 

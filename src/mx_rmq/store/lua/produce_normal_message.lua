@@ -7,8 +7,8 @@
 -- whether it was stored.
 --
 -- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
--- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 13 low' an own one
--- that a lane made whose receipt is KEYS[13]. A record comes without its first brace: that and the
+-- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 15 low' an own one
+-- that a lane made whose receipt is KEYS[15]. A record comes without its first brace: that and the
 -- server's time are put before it here.
 --
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
@@ -28,12 +28,15 @@ local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
 local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell            = KEYS[11] -- LIST  at most one ring: something is pending
 local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
+local totals              = KEYS[13] -- HASH  how many messages ever went which way
+local history             = KEYS[14] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
 local dedup_ms    = tonumber(ARGV[3]) -- how long an own id stays taken, 0: not at all
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local each        = 5 -- per message: id, how, record
+local remember    = ARGV[5]           -- how many entries of the history to keep, 0: none is written
+local each        = 6                 -- per message: id, how, record
 
 local width = 3
 
@@ -174,6 +177,19 @@ if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
   redis.call('PEXPIRE', recent, math.max(recent_ttl, dedup_ms, 600000))
+end
+-- end
+
+local what, by, done, about = 'produced', '', {}, nil
+for n = 1, #fresh do done[n] = ARGV[fresh[n]] end
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
 end
 -- end
 

@@ -13,10 +13,13 @@ local processing     = KEYS[4]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[5]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[6]  -- LIST  at most one ring: something is pending
 local receipt        = KEYS[7]  -- STRING  number and answer of the lane's last call
+local totals         = KEYS[8]  -- HASH  how many messages ever went which way
+local history        = KEYS[9]  -- STREAM  what has happened, newest last
 
-local call   = tonumber(ARGV[1]) -- its number in the lane
-local worker = ARGV[2]           -- who holds the leases
-local each   = 3                 -- per message: id, token, priority
+local call     = tonumber(ARGV[1]) -- its number in the lane
+local worker   = ARGV[2]           -- who holds the leases
+local remember = ARGV[3]           -- how many entries of the history to keep, 0: none is written
+local each     = 4                 -- per message: id, token, priority
 
 local width = 3
 
@@ -66,6 +69,18 @@ if #front.high > 0 then redis.call('RPUSH', pending_high, unpack(front.high)) en
 if #front.normal > 0 then redis.call('RPUSH', pending, unpack(front.normal)) end
 if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+local what, by, done, about = 'released', worker, held, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

@@ -14,12 +14,16 @@ local archive         = KEYS[5]  -- ZSET  id -> time (ms): dlq or error:parse:qu
 local archive_payload = KEYS[6]  -- HASH  id -> what is kept of it
 local doorbell        = KEYS[7]  -- LIST  at most one ring: something is pending
 local receipt         = KEYS[8]  -- STRING  number and answer of the lane's last call
+local totals          = KEYS[9]  -- HASH  how many messages ever went which way
+local history         = KEYS[10] -- STREAM  what has happened, newest last
 
 local call        = tonumber(ARGV[1]) -- its number in the lane
 local id          = ARGV[2]           -- the message
 local archived_ms = tonumber(ARGV[3]) -- when it was archived, as the operator saw it
 local priority    = ARGV[4]           -- high, normal or low
 local record      = ARGV[5]           -- its new record
+local by          = ARGV[6]           -- who wants it
+local remember    = ARGV[7]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -43,6 +47,18 @@ redis.call('ZREM', archive, id)
 redis.call('HSET', payload, id, record)
 redis.call('LPUSH', behind, id)
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+local what, done, about = 'requeued', {id}, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
 
 -- shared: write the receipt
 redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')

@@ -14,13 +14,16 @@ local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
 local doorbell_delay   = KEYS[7]  -- LIST  at most one ring: an earlier due time
 local receipt          = KEYS[8]  -- STRING  number and answer of the lane's last call
+local totals           = KEYS[9]  -- HASH  how many messages ever went which way
+local history          = KEYS[10] -- STREAM  what has happened, newest last
 
-local now_ms = ARGV[1]           -- the time (ms), or '' for the server's
-local call   = tonumber(ARGV[2]) -- its number in the lane
-local worker = ARGV[3]           -- who holds the leases
-local each   = 4                 -- per message: id, token, record, priority, delay_ms
+local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
+local call     = tonumber(ARGV[2]) -- its number in the lane
+local worker   = ARGV[3]           -- who holds the leases
+local remember = ARGV[4]           -- how many entries of the history to keep, 0: none is written
+local each     = 5                 -- per message: id, token, record, priority, delay_ms, why
 
-local width = 5
+local width = 6
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -67,7 +70,7 @@ local rung = redis.call('LLEN', doorbell_delay)
 -- end
 
 redis.call('HLEN', payload)
-local soonest, records = math.huge, {}
+local soonest, records, about = math.huge, {}, {}
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
   local due = now + tonumber(ARGV[i + 4])
@@ -77,6 +80,7 @@ for _, i in ipairs(mine) do
   records[#records + 1] = ARGV[i]
   records[#records + 1] = ARGV[i + 2]
   soonest = math.min(soonest, due)
+  about[#about + 1] = ARGV[i + 4] .. ' ' .. ARGV[i + 5]
 end
 
 -- shared: the sets that are needed must be sets
@@ -97,6 +101,18 @@ if #due_times.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(due_time
 if #due_times.normal > 0 then redis.call('ZADD', delay_tasks, unpack(due_times.normal)) end
 if #due_times.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(due_times.low)) end
 if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
+-- end
+
+local what, by, done = 'retried', worker, held
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
 -- end
 
 -- shared: write the receipt

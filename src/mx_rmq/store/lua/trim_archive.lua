@@ -8,10 +8,13 @@
 
 local archive         = KEYS[1]  -- ZSET  id -> time (ms): dlq or error:parse:queue
 local archive_payload = KEYS[2]  -- HASH  id -> what is kept of it
+local totals          = KEYS[3]  -- HASH  how many messages ever went which way
+local history         = KEYS[4]  -- STREAM  what has happened, newest last
 
-local now_ms = ARGV[1]           -- the time (ms), or '' for the server's
-local keep   = tonumber(ARGV[2]) -- how many archived ones to keep, 0: all
-local ttl_ms = tonumber(ARGV[3]) -- age to drop archived ones at, 0: never
+local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
+local keep     = tonumber(ARGV[2]) -- how many archived ones to keep, 0: all
+local ttl_ms   = tonumber(ARGV[3]) -- age to drop archived ones at, 0: never
+local remember = ARGV[4]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -40,6 +43,18 @@ redis.call('HLEN', archive_payload)
 if #victims > 0 then
   redis.call('HDEL', archive_payload, unpack(victims))
   redis.call('ZREM', archive, unpack(victims))
+end
+-- end
+
+local what, by, done, about = 'trimmed', '', victims, nil
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
 end
 -- end
 

@@ -1,0 +1,138 @@
+"""Which messages of a state an operator means: by error, by time, by text."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.message import State
+from mx_rmq.store.quarantine import read
+
+if TYPE_CHECKING:
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.pages import Found
+    from mx_rmq.store.quarantine import Quarantined
+
+EVER: Final = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """What a message must have to be meant; None: anything will do.
+
+    Whether letters are large or small does not matter.
+    """
+
+    error: str | None = None
+    """Part of the type of its last error, or of the reason for which it is dead or quarantined."""
+    since: float | None = None
+    until: float | None = None
+    """From when and until when, seconds of the server's time: of a dead or quarantined message the
+    time of its archiving, of a delayed one when it is due, of one in processing when its lease
+    ends, of a pending one when it was produced. Both bounds are meant, too."""
+    text: str | None = None
+    """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
+
+    def __post_init__(self) -> None:
+        for name in ("error", "text"):
+            value = getattr(self, name)
+            if not isinstance(value, str | None):
+                raise InvalidInput(f"{name}={value!r:.80} is not a text")
+        for name in ("since", "until"):
+            value = getattr(self, name)
+            if value is not None and not _is_time(value):
+                raise InvalidInput(f"{name}={value!r:.80} is not a time in seconds since 1970")
+        if self.since is not None and self.until is not None and self.since > self.until:
+            raise InvalidInput(f"since={self.since!r} is after until={self.until!r}")
+
+    def __bool__(self) -> bool:
+        """Say whether anything is asked for at all."""
+        return any(getattr(self, one.name) not in (None, "") for one in fields(self))
+
+
+def times(wanted: Filter, state: State) -> tuple[float, float]:
+    """Return between which times of its index a state is looked through, ms."""
+    return EVER if state is State.PENDING else _span(wanted)  # pending ones are listed by no time
+
+
+def must_read(wanted: Filter, state: State) -> bool:
+    """Say whether the contents of messages decide, and not their times in the index alone."""
+    if wanted.error or wanted.text:
+        return True
+    return state is State.PENDING and _span(wanted) != EVER
+
+
+def matches(wanted: Filter, topic: str, found: Found) -> bool:
+    """Say whether a message is meant. Whatever stands in the server, this does not fail."""
+    about, data = _split(found)
+    try:
+        message = codec.decode_as(data, topic, found.id)
+    except DecodeError:
+        message = None
+    return (
+        _in_time(wanted, found, message)
+        and _has_error(wanted, message, about)
+        and _has_text(wanted, found.id, data if message is None else bytes(message.payload))
+    )
+
+
+def _span(wanted: Filter) -> tuple[float, float]:
+    low, high = EVER
+    if wanted.since is not None:
+        low = round(wanted.since * 1000)
+    if wanted.until is not None:
+        high = round(wanted.until * 1000)
+    return low, high
+
+
+def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
+    low, high = _span(wanted)
+    if (low, high) == EVER:
+        return True
+    at: int | None
+    match found.state:
+        case State.PENDING:
+            at = message.created_at if message is not None else None
+        case State.DELAYED:
+            at = found.due
+        case State.PROCESSING:
+            at = found.deadline
+        case State.DEAD | State.QUARANTINED:
+            at = found.archived
+    return at is not None and low <= at <= high
+
+
+def _has_error(wanted: Filter, message: Message | None, about: Quarantined | None) -> bool:
+    if not wanted.error:
+        return True
+    said = [] if about is None else [about.error_type, about.error]
+    if message is not None:
+        said += [message.reason, *(one.type for one in message.errors[-1:])]
+    part = wanted.error.casefold()
+    return any(part in one.casefold() for one in said)
+
+
+def _has_text(wanted: Filter, id: str, content: bytes) -> bool:
+    if not wanted.text:
+        return True
+    part = wanted.text.casefold()
+    return part in id.casefold() or part in content.decode("utf-8", "replace").casefold()
+
+
+def _split(found: Found) -> tuple[Quarantined | None, bytes]:
+    """Return the record, and what is said about it if it is quarantined."""
+    if found.state is State.QUARANTINED:
+        try:
+            return read(found.data)
+        except DecodeError:
+            pass
+    return None, found.data
+
+
+def _is_time(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and abs(value) < 2**43  # ms that every server counts exactly

@@ -1,0 +1,118 @@
+"""What has happened, as operators see it: the life of a message, and everything live."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.admin.spread import ask_all
+from mx_rmq.admin.view import is_number
+from mx_rmq.core.partition import partitions, topic_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from mx_rmq.store import Store
+    from mx_rmq.store.history import Entry
+
+LOOK_EVERY: Final = 0.2
+"""Seconds between two looks for something new."""
+LEARN_EVERY: Final = 5.0
+"""Seconds after which a tail asks for topics and partitions that are new."""
+
+
+class What(StrEnum):
+    """What can happen to a message, or to a topic."""
+
+    PRODUCED = "produced"
+    DELAYED = "delayed"
+    """Produced, and not due yet."""
+    DUE = "due"
+    DISPATCHED = "dispatched"
+    COMPLETED = "completed"
+    RETRIED = "retried"
+    DIED = "died"
+    QUARANTINED = "quarantined"
+    RELEASED = "released"
+    """Handed back by a worker that stopped."""
+    TAKEN_OVER = "taken_over"
+    """Taken from a worker that went silent."""
+    REQUEUED = "requeued"
+    DISCARDED = "discarded"
+    CANCELLED = "cancelled"
+    TRIMMED = "trimmed"
+    """Dropped from an archive because of its age."""
+    PAUSED = "paused"
+    RESUMED = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happening:
+    """One thing that happened, to one message or to several at once."""
+
+    at: float
+    topic: str
+    what: What
+    ids: tuple[str, ...]
+    by: str
+    """The worker or the operator; empty for a producer and for the passing of time."""
+    about: str
+    """The error, the reason, or the worker that went silent."""
+
+
+def happening(part: str, entry: Entry) -> Happening | None:
+    """Return an entry as operators see it; None: it is of a foreign hand."""
+    if entry.what not in set(What):
+        return None
+    what, about = What(entry.what), entry.about
+    if what is What.RETRIED:
+        delay, _, error = about.partition(" ")
+        if is_number(delay):
+            about = f"again in {int(delay) / 1000:g} s: {error}"
+    return Happening(
+        at=entry.at / 1000,
+        topic=topic_of(part),
+        what=what,
+        ids=entry.ids,
+        by=entry.by,
+        about=about,
+    )
+
+
+async def follow(
+    store: Store, topics: Sequence[str], *, since: float | None
+) -> AsyncIterator[Happening]:
+    """Yield what happens in topics from now on, or from an instant on; of all, if none is named."""
+    places: dict[str, str] = {}
+    start = None if since is None else f"{round(since * 1000)}-0"
+    loop = asyncio.get_running_loop()
+    learn_at = 0.0
+    while True:
+        if loop.time() >= learn_at:
+            for part in await _parts(store, topics):
+                if part not in places:
+                    places[part] = start or await store.views.history.last(part)
+            start, learn_at = (
+                start or "0-0",
+                loop.time() + LEARN_EVERY,
+            )  # a new topic: from its birth
+        sites: dict[int, dict[str, str]] = {}
+        for part, place in places.items():
+            sites.setdefault(store.site_of(part), {})[part] = place
+        fresh = [one for some in sites.values() for one in await store.views.history.after(some)]
+        for part, entry in sorted(fresh, key=lambda one: one[1].at):
+            places[part] = entry.place
+            if (seen := happening(part, entry)) is not None:
+                yield seen
+        if not fresh:
+            await asyncio.sleep(LOOK_EVERY)
+
+
+async def _parts(store: Store, topics: Sequence[str]) -> list[str]:
+    names = list(topics) or await store.views.topics()
+    counts = await ask_all(names, store.views.partitions)
+    return [
+        part for name, count in zip(names, counts, strict=True) for part in partitions(name, count)
+    ]

@@ -1,0 +1,67 @@
+"""How many messages went which way: ever, and in a second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """To how many messages of a topic each thing has happened, since the topic exists."""
+
+    produced: int = 0
+    """Delayed ones included."""
+    dispatched: int = 0
+    completed: int = 0
+    retried: int = 0
+    died: int = 0
+    quarantined: int = 0
+    released: int = 0
+    taken_over: int = 0
+    requeued: int = 0
+    discarded: int = 0
+    cancelled: int = 0
+
+    @property
+    def failed(self) -> int:
+        """How many attempts did not succeed."""
+        return self.retried + self.died + self.quarantined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Messages a second, as they were in a short time."""
+
+    topic: str
+    produced: float
+    completed: float
+    failed: float
+
+
+def totals(counted: Iterable[Mapping[str, int]]) -> Totals:
+    """Add up what the partitions of a topic have counted."""
+    sums = {one.name: 0 for one in fields(Totals)}
+    for ever in counted:
+        for what, number in ever.items():
+            name = "produced" if what == "delayed" else what
+            if name in sums:
+                sums[name] += number
+    return Totals(**sums)
+
+
+def rates(topic: str, before: Totals, after: Totals, seconds: float) -> Rates:
+    """Return what came between two looks, a second."""
+
+    def rate(was: int, now: int) -> float:
+        return max(0, now - was) / seconds
+
+    return Rates(
+        topic=topic,
+        produced=rate(before.produced, after.produced),
+        completed=rate(before.completed, after.completed),
+        failed=rate(before.failed, after.failed),
+    )

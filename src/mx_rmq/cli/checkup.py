@@ -1,0 +1,157 @@
+"""The queue's part of the doctor: what is wrong with topics and workers, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.cli.output import count, duration
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
+from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_of
+from mx_rmq.store.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from mx_rmq.admin import Admin, Stats, WorkerView
+    from mx_rmq.store.audit import Violation
+
+HOUR: Final = 3600
+DAY: Final = 24 * HOUR
+
+FEW: Final = 10
+GROWTH: Final = 3
+"""So many messages that died in an hour are no accident, if before it were so many times fewer."""
+
+OVERDUE: Final = 60
+"""Seconds after which a lease that ran out should long have been taken over."""
+
+
+async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
+    """Look at the workers, then at every topic; with `audit`, at every message, too."""
+    topics = await admin.topics()
+    workers = await admin.workers()
+    served = {topic for worker in workers if worker.alive for topic in worker.topics}
+    findings = [Finding(Severity.OK, f"{count(len(topics), 'topic')} found")]
+    findings += _workers(workers, served)
+    for topic in topics:
+        try:
+            findings += await _look_at_topic(admin, topic, served=topic in served, audit=audit)
+        except (ServerUnavailable, OutcomeUnknown) as error:
+            findings.append(Finding(Severity.BAD, f"topic {topic}: its server is away: {error}"))
+    return findings
+
+
+def _workers(workers: Sequence[WorkerView], served: set[str]) -> Iterator[Finding]:
+    for worker in workers:
+        if worker.alive or not worker.held:
+            continue
+        alone = [topic for topic in worker.topics if topic not in served]
+        yield Finding(
+            Severity.BAD if alone else Severity.WARN,
+            f"worker {worker.name} on {worker.host}, process {worker.pid}, fell silent "
+            f"{duration(worker.seen_ago)} ago and held {count(worker.held, 'message')} then"
+            + (f"; nobody else serves {', '.join(alone)}" if alone else ""),
+            "See whether it is frozen or cut off; others take its messages over when the leases "
+            "end" + (", so start another worker" if alone else ""),
+        )
+
+
+async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool) -> list[Finding]:
+    findings = []
+    if audit and (violations := await admin.audit(topic)):
+        findings.append(
+            Finding(
+                Severity.BAD,
+                f"topic {topic}: {count(len(violations), 'violation')}, the first: "
+                f"{_first(violations)}",
+                f"See all of them with: mx-rmq audit {topic}",
+            )
+        )
+    try:
+        stats = await admin.stats(topic)
+    except WrongType as error:
+        # Of which the audit has told, if there was one.
+        return findings or [Finding(Severity.BAD, f"topic {topic}: {error}")]
+    findings += _waiting(stats, served=served)
+    findings += [one async for one in _archives(admin, stats)]
+    if served:
+        findings += [one async for one in _overdue(admin, stats)]
+    if not findings:
+        where = f" in {count(stats.partitions, 'partition')}" if stats.partitions > 1 else ""
+        each = ", each in exactly one state" if audit else ""
+        what = f"topic {topic}: {count(stats.total, 'message')}{where}{each}"
+        findings.append(Finding(Severity.OK, what))
+    return findings
+
+
+def _first(violations: list[Violation]) -> str:
+    first = violations[0]
+    number = number_of(first.topic)
+    where = f"partition {number}: " if number else ""
+    return f"{where}{first.id or '(topic)'}: {first.what}"
+
+
+def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
+    topic = stats.topic
+    if (stats.pending or stats.processing) and not served:
+        yield Finding(
+            Severity.BAD,
+            f"topic {topic}: {stats.pending:,} pending and {stats.processing:,} in processing, "
+            "and no live worker serves it",
+            "Start a worker that has a handler for it",
+        )
+    elif stats.delayed and not served:
+        yield Finding(
+            Severity.WARN,
+            f"topic {topic}: {stats.delayed:,} delayed, and no live worker will bring them up when "
+            "they are due",
+            "Start a worker that has a handler for it",
+        )
+    if stats.paused:
+        yield Finding(
+            Severity.WARN,
+            f"topic {topic} is paused, {stats.pending:,} pending",
+            f"Let it go on with: mx-rmq resume {topic}",
+        )
+    if stats.dropped:
+        yield Finding(
+            Severity.WARN,
+            f"topic {topic}: {count(stats.dropped, 'id')} without a message had to be dropped",
+            "Find out who else writes to the keys, or what the server lost",
+        )
+
+
+async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
+    """Say what lies in the archives, and whether it is becoming more."""
+    for state, number in ((State.DEAD, stats.dead), (State.QUARANTINED, stats.quarantined)):
+        if not number:
+            continue
+        topic, now = stats.topic, await admin.now()
+        lately = await admin.count(topic, state, since=now - HOUR, until=now)
+        before = await admin.count(topic, state, since=now - HOUR - DAY, until=now - HOUR)
+        growing = lately >= FEW and lately > GROWTH * before / 24
+        more = (
+            f", growing: {lately:,} of them in the last hour, {before / 24:,.1f} an hour in the "
+            "day before"
+        )
+        yield Finding(
+            Severity.WARN,
+            f"topic {topic}: {count(number, f'{state} message')}{more if growing else ''}",
+            f"Look with: mx-rmq list {topic} --state {state}{' --since 1h' if growing else ''}; "
+            "then requeue or discard",
+        )
+
+
+async def _overdue(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
+    """Say if leases have run out, although there is somebody to take them over."""
+    if not stats.processing:
+        return
+    until = await admin.now() - OVERDUE
+    if late := await admin.count(stats.topic, State.PROCESSING, until=until):
+        yield Finding(
+            Severity.BAD,
+            f"topic {stats.topic}: {count(late, 'lease')} ran out over {OVERDUE} s ago and nobody "
+            "has taken the messages over",
+            "Look into the logs of its workers; restart them if they say nothing",
+        )

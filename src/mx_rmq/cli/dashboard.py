@@ -1,0 +1,207 @@
+"""`mx-rmq dashboard`: look into a queue, and put it right, in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+
+import click
+
+from mx_rmq.cli.connection import CannotDo, Queue, with_options
+from mx_rmq.cli.output import say
+from mx_rmq.cli.work import LEVELS, configure_logging
+from mx_rmq.core.config import QueueSettings
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.queue import MessageQueue
+
+if TYPE_CHECKING:
+    import socket
+    from types import FrameType
+
+    import uvicorn
+
+    from mx_rmq.dashboard import Dashboard
+    from mx_rmq.dashboard.live import Metrics
+
+PORT: Final = 8233
+USER: Final = "operator"
+LEAVE_WITHIN: Final = 3
+"""Seconds that open pages have when it stops."""
+
+
+@click.command(short_help="Look into a queue in a browser, and put it right.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
+@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
+@click.option("--user", default=USER, show_default=True, help="The name to sign in with.")
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path),
+    help="Holds the password to sign in with. Needed unless it listens on this machine alone.",
+)
+@click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
+@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
+@click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
+@click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="warning",
+    envvar="MX_RMQ_LOG_LEVEL",
+    show_default=True,
+    show_envvar=True,
+)
+@with_options
+def dashboard(
+    url: str | None,
+    prefix: str | None,
+    patience: float | None,
+    host: str,
+    port: int,
+    read_only: bool,
+    user: str,
+    password_file: Path | None,
+    origins: tuple[str, ...],
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    audit_log: Path | None,
+    log_level: str,
+) -> None:
+    """Serve a dashboard until Ctrl-C or SIGTERM: topics, messages, dead letters, workers.
+
+    Without a password it listens on this machine alone. Everything done through it is logged, by
+    mx_rmq.dashboard.audit. Exit code 2: it could not begin.
+    """
+    try:
+        settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
+        Queue(settings).check()
+        if password_file is None and not _is_loopback(host):
+            raise InvalidInput(
+                f"--host {host}: others can reach it there, so it needs a password: "
+                "--password-file FILE"
+            )
+        if (tls_cert is None) != (tls_key is None):
+            raise InvalidInput("--tls-cert and --tls-key go together")
+        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        board = _dashboard(mq, host, user, password_file, origins, read_only=read_only)
+        configure_logging(log_level)
+        _keep_audit_log(audit_log)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+        served = _serve(mq, board, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key)
+        asyncio.run(served)
+    except KeyboardInterrupt:  # uvicorn has ended in good order, and says once more why
+        sys.exit(0)
+    except MxRmqError as error:
+        raise CannotDo(str(error)) from error
+    except OSError as error:
+        raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
+
+
+def _dashboard(
+    mq: MessageQueue,
+    host: str,
+    user: str,
+    password_file: Path | None,
+    origins: tuple[str, ...],
+    *,
+    read_only: bool,
+) -> Dashboard:
+    try:
+        from mx_rmq.dashboard import Dashboard, Password
+        from mx_rmq.dashboard.guard import LOOPBACK
+    except ImportError as error:
+        raise CannotDo(str(error)) from error
+    for origin in origins:
+        parts = urlsplit(origin)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise InvalidInput(f"--origin {origin} is not of the form https://queues.example.org")
+    authorize = None
+    if password_file is not None:
+        password = password_file.read_text(encoding="utf-8").strip("\r\n")
+        authorize = Password(user, password)
+    names = (*LOOPBACK, host, *(urlsplit(origin).hostname or "" for origin in origins))
+    return Dashboard(
+        mq,
+        authorize=authorize,
+        allow_all=authorize is None,
+        read_only=read_only,
+        hosts=names if _is_loopback(host) else None,
+        origins=origins,
+        metrics=_metrics(mq),
+    )
+
+
+def _metrics(mq: MessageQueue) -> Metrics | None:
+    """Return what Prometheus reads; None: the extra for it is not installed."""
+    try:
+        from mx_rmq.metrics import Depth, render
+    except ImportError:
+        return None
+    depth = Depth(lambda: mq.admin)
+
+    async def metrics(accept: str) -> tuple[str, bytes]:
+        await depth.refresh()
+        return render(depth.registry, accept)
+
+    return metrics
+
+
+async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
+    import uvicorn
+
+    loop = asyncio.get_running_loop()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            say(f"dashboard: {_address(self)}  (Ctrl-C stops it)")
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Let the pages go that listen: else it would wait for them."""
+            loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.hush()))
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        board,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LEAVE_WITHIN,
+        **options,
+    )
+    async with mq:
+        try:
+            await Server(config).serve()
+        except SystemExit as ended:  # it could not listen, and has logged why
+            raise InvalidInput(f"cannot listen on {config.host}, port {config.port}") from ended
+
+
+def _address(server: uvicorn.Server) -> str:
+    config, port = server.config, server.servers[0].sockets[0].getsockname()[1]
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}/"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _keep_audit_log(path: Path | None) -> None:
+    """Let the log of actions speak at every level, and into a file, if one is wanted."""
+    audit = logging.getLogger("mx_rmq.dashboard.audit")
+    audit.setLevel(logging.INFO)
+    if path is not None:
+        handler = logging.FileHandler(path, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        audit.addHandler(handler)

@@ -1,0 +1,108 @@
+"""`mx-rmq edit`: another payload for a message that is dead or quarantined."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.admin import ARCHIVES
+from mx_rmq.cli.asking import ask, yes_option
+from mx_rmq.cli.completion import complete_topic
+from mx_rmq.cli.connection import CannotDo, on_admin
+from mx_rmq.cli.output import as_json, cut, payload_text, print_json, say
+from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin, MessageView
+
+
+@click.command(short_help="Give a dead or quarantined message another payload, and requeue it.")
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("id")
+@click.option("--payload", help="The new payload, JSON. Else it is edited in $VISUAL or $EDITOR.")
+@click.option(
+    "--payload-file",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    help="A file that holds it; -: standard input.",
+)
+@click.option(
+    "--state", type=click.Choice([state.value for state in ARCHIVES]), help="Only from there."
+)
+@yes_option
+@as_json
+@on_admin
+async def edit(
+    admin: Admin,
+    topic: str,
+    id: str,
+    payload: str | None,
+    payload_file: Path | None,
+    state: str | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Give message ID of TOPIC another payload and send it round again.
+
+    Its id, headers and priority stay. Exit code 1: it is neither dead nor quarantined. 2: it could
+    not be done, or the payload is no JSON.
+    """
+    if payload is not None and payload_file is not None:
+        raise click.UsageError("Either --payload or --payload-file.")
+    message = await admin.get(topic, id)
+    done = False
+    if message is not None and message.state in ((state,) if state else ARCHIVES):
+        value = _parsed(await _text(message, payload, payload_file))
+        ask(f"requeue {message.state} message {id} of {topic} with this payload", yes=yes)
+        done = await admin.edit(topic, id, value, state=message.state)
+    if as_json:
+        print_json({"topic": topic, "id": id, "edited": done})
+    elif done:
+        say(f"{id}: edited and requeued")
+    else:
+        click.echo(
+            "Error: " + cut(f"no {_states(state)} message {id!r} in {topic!r}", 200), err=True
+        )
+    return int(not done)
+
+
+def _states(state: str | None) -> str:
+    return state or " or ".join(ARCHIVES)
+
+
+async def _text(message: MessageView, payload: str | None, file: Path | None) -> str | bytes:
+    """Return the new payload, from wherever it is to come."""
+    if payload is not None:
+        return payload
+    if file is not None:
+        return _read(file)
+    if not sys.stdin.isatty():
+        raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
+    before = _before(message)
+    edited = await asyncio.to_thread(click.edit, before, extension=".json")
+    if edited is None or edited.strip() == before.strip():
+        raise CannotDo("the payload was not changed, so nothing was done")
+    return edited
+
+
+def _read(file: Path) -> bytes:
+    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+
+
+def _before(message: MessageView) -> str:
+    """Return the text to edit: the payload, or as much of the bytes as is text."""
+    if message.unreadable:
+        return message.raw.decode("utf-8", "replace")
+    return payload_text(message, indent=2)
+
+
+def _parsed(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        shown = text.decode(errors="replace") if isinstance(text, bytes) else text
+        raise InvalidInput(f"the payload is not JSON: {cut(shown)} ({error})") from None

@@ -1,0 +1,136 @@
+"""`mx-rmq show`: everything that is known of one message."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.completion import complete_topic
+from mx_rmq.cli.connection import CannotDo, on_admin
+from mx_rmq.cli.life import life_document, show_life
+from mx_rmq.cli.output import (
+    as_json,
+    cut,
+    lines,
+    message_document,
+    payload_text,
+    print_json,
+    say,
+    when,
+)
+from mx_rmq.core.message import State
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin, Happening, MessageView
+
+
+@click.command(short_help="Show everything that is known of one message.")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[TOPIC] ID", shell_complete=complete_topic
+)
+@as_json
+@on_admin
+async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
+    """Show everything that is known of message ID, of TOPIC or of whichever topic has it.
+
+    Of a message that is gone, what the topic's history still tells. Exit code 1: it is not there,
+    and nobody remembers it. 2: several topics have it, or it could not be looked for.
+    """
+    if len(words) > 2:
+        raise click.UsageError("One message: its topic, if you like, and its id.")
+    *topic, id = words
+    message = await (admin.get(topic[0], id) if topic else _find(admin, id))
+    life = await _life(admin, [message.topic] if message else topic or await admin.topics(), id)
+    if as_json:
+        print_json(_document(message, life))
+    elif message is not None:
+        _show_facts(message)
+        _show_failures(message)
+        show_life(life)
+        _show_payload(message)
+    elif life:
+        say(f"{'id:':<13}{id}")
+        say(f"{'topic:':<13}{life[0].topic}")
+        say(f"{'state:':<13}gone")
+        show_life(life)
+    else:
+        where = f"in topic {topic[0]!r}" if topic else "in any topic"
+        click.echo("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
+    return int(message is None and not life)
+
+
+async def _life(admin: Admin, topics: list[str], id: str) -> list[Happening]:
+    """Return what has happened to a message, from the first topic that knows of it."""
+    for topic in topics:
+        if life := await admin.history(topic, id):
+            return life
+    return []
+
+
+def _document(message: MessageView | None, life: list[Happening]) -> dict[str, Any] | None:
+    history = {"history": life_document(life)}
+    if message is not None:
+        return message_document(message, raw=True) | history
+    if life:
+        (id,) = life[0].ids
+        return {"id": id, "topic": life[0].topic, "state": None, **history}
+    return None
+
+
+async def _find(admin: Admin, id: str) -> MessageView | None:
+    found = await admin.find(id)
+    if len(found) > 1:
+        topics = ", ".join(one.topic for one in found)
+        raise CannotDo(f"message {id!r:.80} is in several topics, so say which: {topics}")
+    return found[0] if found else None
+
+
+def _show_facts(message: MessageView) -> None:
+    quarantined = message.state is State.QUARANTINED
+    facts = {
+        "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition or None,
+        "state": message.state,
+        "unreadable": message.unreadable,
+        "reason": message.reason,
+        "error": f"{message.error_type}: {message.error}" if quarantined else None,
+        "priority": message.priority,
+        "attempts": _attempts(message),
+        "created": when(message.created_at),
+        "expires": when(message.expires_at),
+        "due": when(message.due),
+        "lease until": when(message.lease_deadline),
+        "worker": message.worker,
+        "token": message.token,
+        "set aside" if quarantined else "died": when(message.archived_at),
+        "length": f"{message.length:,} bytes",
+    }
+    for name, fact in facts.items():
+        if fact is not None and fact != "":
+            say(f"{name + ':':<13}{fact}")
+    for name, value in message.headers.items():
+        say(f"{'header:':<13}{name}: {value}")
+
+
+def _show_failures(message: MessageView) -> None:
+    for failure in message.errors:
+        by = f" by {failure.worker}" if failure.worker else ""
+        say(f"{'failed:':<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
+        for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
+            click.echo("    " + line)
+
+
+def _show_payload(message: MessageView) -> None:
+    click.echo("bytes:" if message.unreadable else "payload:")
+    for line in lines(payload_text(message, indent=2)):
+        click.echo("  " + line)
+
+
+def _attempts(message: MessageView) -> str | None:
+    if message.priority is None:  # its record could not be read
+        return None
+    allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
+    crashes = f", {message.crashes} of them crashes" if message.crashes else ""
+    return f"{message.attempts}{allowed} failed{crashes}"

@@ -1,0 +1,16 @@
+"""The dashboard: `mx-rmq dashboard`, or mounted in any ASGI application."""
+
+try:
+    import jinja2
+    import starlette
+except ImportError as missing:
+    raise ImportError(
+        f"the dashboard needs {missing.name}: pip install 'mx-rmq[dashboard]'"
+    ) from missing
+
+from mx_rmq.dashboard.access import Password
+from mx_rmq.dashboard.app import Dashboard
+
+__all__ = ["Dashboard", "Password"]
+
+del jinja2, starlette

@@ -1,0 +1,176 @@
+"""The dashboard as an ASGI application: its parts, its addresses, its life."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.dashboard import act, live, look
+from mx_rmq.dashboard.ask import Ask, Parts
+from mx_rmq.dashboard.assets import Assets
+from mx_rmq.dashboard.errors import error_page
+from mx_rmq.dashboard.guard import ASK, Guard
+from mx_rmq.dashboard.jobs import Jobs
+from mx_rmq.dashboard.journal import Journal
+from mx_rmq.dashboard.sampler import Sampler
+from mx_rmq.dashboard.source import NoSuchTopic, Source
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import Receive, Scope, Send
+
+    from mx_rmq.dashboard.access import Authorize
+    from mx_rmq.dashboard.live import Metrics
+    from mx_rmq.queue import MessageQueue
+
+    Page = Callable[[Ask], Awaitable[Response]]
+    Act = Callable[[Ask, dict[str, str]], Awaitable[Response]]
+
+WITHIN: Final = 6.0
+"""Seconds that a page may take. An action takes as long as the queue has patience."""
+
+
+class Dashboard:
+    """A dashboard of a queue, to be run by itself or mounted: `app.mount("/queues", Dashboard(…))`.
+
+    `authorize` is called with every request and says who it is, or None: nobody who may. It may
+    return a response instead, to let people sign in. Without one, say `allow_all=True`: whoever
+    reaches it may do everything. `hosts` are the names by which it may be called, if not all;
+    `origins` are addresses under which a proxy shows it. The application around opens the queue.
+    """
+
+    def __init__(
+        self,
+        mq: MessageQueue,
+        *,
+        authorize: Authorize | None = None,
+        allow_all: bool = False,
+        read_only: bool = False,
+        hosts: Collection[str] | None = None,
+        origins: Collection[str] = (),
+        metrics: Metrics | None = None,
+    ) -> None:
+        if (authorize is None) != allow_all:
+            raise InvalidInput(
+                "who may use the dashboard? Pass authorize=, a function of the request that "
+                "returns the operator's name or None; or allow_all=True, if others see to it"
+            )
+        self._mq = mq
+        source, journal = Source(mq), Journal()
+        self.parts: Final = Parts(
+            source=source,
+            sampler=Sampler(source),
+            journal=journal,
+            jobs=Jobs(source, journal),
+            assets=Assets(),
+            read_only=read_only,
+        )
+        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic), _on_error)
+        self._app = Starlette(
+            routes=_routes(metrics),
+            exception_handlers={**handlers, TimeoutError: _on_error, Exception: _on_error},
+            lifespan=self._lifespan,
+        )
+        self._guard = Guard(
+            self._app, self.parts, authorize=authorize, hosts=hosts, origins=origins
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            if self.close not in self._mq.on_close:  # mounted, nobody tells us of the end
+                self._mq.on_close.append(self.close)
+            await self._guard(scope, receive, send)
+        else:
+            await send({"type": "websocket.close", "code": 1000})
+
+    @asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        self.parts.sampler.start()
+        try:
+            yield
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Stop the jobs and the sampling. The queue is the caller's to close."""
+        await self.parts.jobs.close()
+        await self.parts.sampler.close()
+
+
+def _routes(metrics: Metrics | None) -> list[Route]:
+    topic = "/topics/{topic}"
+    return [
+        _page("/", look.overview),
+        _page(topic, look.topic),
+        _page(f"{topic}/message", look.message),
+        _page(f"{topic}/raw", look.raw),
+        _page("/dead", look.dead),
+        _page("/quarantine", look.quarantine),
+        _page("/workers", look.workers),
+        _page("/log", look.log),
+        _page("/jobs/{number:int}", look.job),
+        _page("/find", look.find),
+        _page("/help", look.help_page),
+        _page("/static/{version}/{name}", look.static),
+        _act(f"{topic}/pause", act.pause),
+        _act(f"{topic}/resume", act.resume),
+        _act(f"{topic}/requeue", act.requeue),
+        _page(f"{topic}/edit", act.ask_edit),
+        _act(f"{topic}/edit", act.edit),
+        _page(f"{topic}/discard", act.ask_discard),
+        _act(f"{topic}/discard", act.discard),
+        _page(f"{topic}/cancel", act.ask_cancel),
+        _act(f"{topic}/cancel", act.cancel),
+        _page(f"{topic}/bulk", act.ask_bulk),
+        _act(f"{topic}/bulk", act.bulk),
+        _act("/jobs/{number:int}/stop", act.stop),
+        _page("/live", live.stream),
+        _page("/live/series", live.series),
+        _page("/live/sparks", live.sparks),
+        _page("/metrics", partial(live.metrics, metrics)),
+        _page("/healthz", live.healthz),
+    ]
+
+
+def _page(path: str, page: Page) -> Route:
+    """Something to look at: it must come soon, and changes nothing."""
+
+    async def answer(request: Request) -> Response:
+        async with asyncio.timeout(WITHIN):
+            return await page(_asked(request))
+
+    return Route(path, answer, methods=["GET"])
+
+
+def _act(path: str, act: Act) -> Route:
+    """Something to do: not in a read-only dashboard, and only by a form of ours."""
+
+    async def answer(request: Request) -> Response:
+        ask = _asked(request)
+        if ask.parts.read_only:
+            raise HTTPException(403, "This dashboard is read-only. Nothing was done.")
+        return await act(ask, await ask.form())
+
+    return Route(path, answer, methods=["POST"])
+
+
+def _asked(request: Request) -> Ask:
+    ask: Ask = request.scope[ASK]
+    ask.request = request  # by now it knows what its path means
+    return ask
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    return error_page(request.scope[ASK], error)

@@ -1,0 +1,186 @@
+"""One request: what it asks for, who asks, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, quote, urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from mx_rmq.dashboard import render
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from mx_rmq.dashboard.assets import Assets
+    from mx_rmq.dashboard.jobs import Jobs
+    from mx_rmq.dashboard.journal import Journal
+    from mx_rmq.dashboard.sampler import Sampler
+    from mx_rmq.dashboard.source import Source
+
+THEMES: Final = ("light", "dark")
+THEME_COOKIE: Final = "mx_rmq_theme"
+
+MOST_BYTES: Final = 8 * 1_048_576
+"""Of a form. A payload in it may have tripled by its encoding."""
+MOST_FIELDS: Final = 1000
+FORM_WITHIN: Final = 30.0
+"""Seconds in which a form must have arrived."""
+
+VERSION: Final = version("mx-rmq")
+
+SAID: Final = {
+    "requeued": ("good", "Requeued. A worker takes it when its turn comes."),
+    "edited": ("good", "Requeued with the new payload."),
+    "discarded": ("good", "Discarded."),
+    "cancelled": ("good", "Cancelled."),
+    "paused": ("good", "Paused. Workers finish what they have and take nothing more."),
+    "resumed": ("good", "Resumed. Workers take its messages again."),
+    "same": ("note", "Nothing to do: it was so already."),
+    "gone": ("warn", "Nothing was done: the message is not there any more."),
+    "taken": ("warn", "Nothing was done: a worker has begun with the message."),
+    "stopping": ("good", "The job stops. What it has done stays done."),
+}
+"""What a page may say of the action before it. A URL names one of these, never a text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a dashboard is made of."""
+
+    source: Source
+    sampler: Sampler
+    journal: Journal
+    jobs: Jobs
+    assets: Assets
+    read_only: bool
+
+
+class Ask:
+    """A request, and the answers it can get."""
+
+    def __init__(self, parts: Parts, request: Request, session: str) -> None:
+        self.parts = parts
+        self.request = request
+        self.session = session
+        self.who: str | None = None
+        """The operator; None: not let in."""
+        query = request.scope.get("query_string", b"").decode("latin-1")
+        self.query = _fields(query)
+        self.base = str(request.scope.get("root_path", "")).rstrip("/")
+
+    @property
+    def operator(self) -> str:
+        """Who acts."""
+        if self.who is None:
+            raise HTTPException(403)
+        return self.who
+
+    @property
+    def where(self) -> str:
+        """The address that the request came from."""
+        return self.request.client.host if self.request.client else ""
+
+    @property
+    def topic(self) -> str:
+        """The topic in the path."""
+        return str(self.request.path_params["topic"])
+
+    @property
+    def token(self) -> str:
+        """What every form of this session and this operator must bring back."""
+        mac = hmac.new(self.session.encode(), (self.who or "").encode(), hashlib.sha256)
+        return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
+
+    async def form(self) -> dict[str, str]:
+        """Read the form; refuse one that did not come from a page of ours."""
+        kind = self.request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/x-www-form-urlencoded":
+            raise HTTPException(415, "Only forms are taken.")
+        try:
+            async with asyncio.timeout(FORM_WITHIN):
+                body = await self._body()
+        except TimeoutError:
+            raise HTTPException(408, "The form did not come in time.") from None
+        fields = _fields(body.decode("latin-1"))
+        if not hmac.compare_digest(fields.get("token", "").encode(), self.token.encode()):
+            raise HTTPException(
+                403,
+                "The form is from another session. Nothing was done: go back, load the page again, "
+                "and repeat it.",
+            )
+        return fields
+
+    async def _body(self) -> bytearray:
+        body = bytearray()
+        async for chunk in self.request.stream():
+            body += chunk
+            if len(body) > MOST_BYTES:
+                raise HTTPException(413, f"A form may have {MOST_BYTES:,} bytes.")
+        return body
+
+    def note(self, did: str, outcome: str, *, topic: str = "", id: str = "") -> None:
+        """Write into the journal what was done."""
+        self.parts.journal.note(
+            did, outcome, who=self.operator, where=self.where, topic=topic, id=id
+        )
+
+    def to(self, *path: str, **query: object) -> str:
+        """Return the URL of a page of ours, whatever the names in it are made of."""
+        address = self.base + "/" + "/".join(_quoted(part) for part in path)
+        fields = {name: str(value) for name, value in query.items() if value not in (None, "")}
+        if "id" in query:
+            fields["id"] = str(query["id"])  # also an empty one
+        return address + (f"?{_encoded(fields)}" if fields else "")
+
+    def asset(self, name: str) -> str:
+        """Return the URL of a style sheet, a script or a picture."""
+        return self.to("static", self.parts.assets.version, name)
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """Return a page."""
+        theme = self.request.cookies.get(THEME_COOKIE, "")
+        html = render.html(
+            template,
+            ask=self,
+            to=self.to,
+            asset=self.asset,
+            token=self.token,
+            read_only=self.parts.read_only,
+            theme=theme if theme in THEMES else "",
+            said=SAID.get(self.query.get("said", "")),
+            version=VERSION,
+            prefix=self.parts.source.prefix,
+            **values,
+        )
+        return HTMLResponse(html, status_code=status)
+
+    def go(self, *path: str, **query: object) -> Response:
+        """Send the browser to a page, after an action."""
+        return RedirectResponse(self.to(*path, **query), status_code=303)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """Read names and values, whatever bytes they hold; of a name that comes twice, the last."""
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, errors="surrogateescape", max_num_fields=MOST_FIELDS
+        )
+    except ValueError:
+        raise HTTPException(400, f"More than {MOST_FIELDS:,} fields.") from None
+    return dict(pairs)
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")
+
+
+def _encoded(fields: dict[str, str]) -> str:
+    return urlencode(fields, errors="surrogateescape", quote_via=quote)

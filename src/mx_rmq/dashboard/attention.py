@@ -1,0 +1,118 @@
+"""What an operator should look at first: computed from one look at all topics."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.message import State
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Stats
+    from mx_rmq.dashboard.sampler import Round
+
+SLOW: Final = 60.0
+"""Seconds that a message may wait before somebody should know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that is not as it should be."""
+
+    bad: bool
+    """Messages are held up; else it can wait until morning."""
+    topic: str = ""
+    state: str = ""
+    """Which messages to look at."""
+    text: str
+    hint: str
+
+
+def findings(seen: Round) -> list[Finding]:
+    """Return what is wrong, the worst first."""
+    found = [*_topics(seen), *_workers(seen)]
+    return sorted(found, key=lambda one: (not one.bad, one.topic))
+
+
+def key_of(found: list[Finding]) -> str:
+    """Return what changes when something else is wrong than before, and not with every count."""
+    kinds = repr([(one.bad, one.topic, one.hint) for one in found])
+    return hashlib.blake2b(kinds.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+
+
+def _topics(seen: Round) -> list[Finding]:
+    served = {topic for worker in seen.workers if worker.alive for topic in worker.topics}
+    found = [
+        Finding(bad=True, topic=topic, text="cannot be counted", hint=why)
+        for topic, why in seen.away.items()
+    ]
+    for topic, stats in seen.stats.items():
+        found += filter(None, (_waiting(stats, served=topic in served), *_archived(stats)))
+    return found
+
+
+def _waiting(stats: Stats, *, served: bool) -> Finding | None:
+    waiting = stats.pending + stats.delayed
+    if stats.paused:
+        return Finding(
+            bad=waiting > 0,
+            topic=stats.topic,
+            text=f"is paused, {waiting:,} waiting",
+            hint="Resume it on its page when the cause is gone.",
+        )
+    if waiting and not served:
+        return Finding(
+            bad=True,
+            topic=stats.topic,
+            state=State.PENDING if stats.pending else State.DELAYED,
+            text=f"has {waiting:,} waiting and no live worker",
+            hint="Start a worker that serves it: mx-rmq worker MODULE.",
+        )
+    if stats.oldest_pending is not None and stats.oldest_pending > SLOW:
+        return Finding(
+            bad=True,
+            topic=stats.topic,
+            state=State.PENDING,
+            text=f"is behind: {stats.pending:,} pending",
+            hint="Its workers do not keep up. Look for slow handlers, or add workers.",
+        )
+    return None
+
+
+def _archived(stats: Stats) -> list[Finding]:
+    hints = {
+        State.DEAD: "Read the errors; requeue when their cause is gone.",
+        State.QUARANTINED: "No handler could read them: look for a producer that changed.",
+    }
+    found = [
+        Finding(bad=False, topic=stats.topic, state=state, text=f"has {count:,} {state}", hint=hint)
+        for state, hint in hints.items()
+        if (count := getattr(stats, state))
+    ]
+    if stats.dropped:
+        found.append(
+            Finding(
+                bad=False,
+                topic=stats.topic,
+                text=f"lost {stats.dropped:,} ids that had no message",
+                hint="Somebody else writes to the keys. Run mx-rmq audit.",
+            )
+        )
+    return found
+
+
+def _workers(seen: Round) -> list[Finding]:
+    silent = [worker for worker in seen.workers if not worker.alive]
+    if not silent:
+        return []
+    holding = sum(worker.held or 0 for worker in silent)
+    return [
+        Finding(
+            bad=holding > 0,
+            text=f"{len(silent):,} silent worker{'s' if len(silent) > 1 else ''}: "
+            + ", ".join(worker.name for worker in silent[:3])
+            + ("…" if len(silent) > 3 else ""),
+            hint="Killed, frozen or cut off. Others take over what they held when the leases end.",
+        )
+    ]

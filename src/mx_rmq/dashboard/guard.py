@@ -1,0 +1,169 @@
+"""What every request must pass, and what every answer bears."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mx_rmq.dashboard.ask import Ask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from mx_rmq.dashboard.access import Authorize
+    from mx_rmq.dashboard.ask import Parts
+
+ASK: Final = "mx_rmq.ask"
+"""Where in the scope the request is, once it has passed."""
+
+OPEN: Final = "/healthz"
+"""The one path for which nobody has to be let in: it tells whether we work, and nothing else."""
+
+SAFE: Final = ("GET", "HEAD")
+
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+
+NAMELESS: Final = "dashboard"
+"""Who acts, where everybody is let in."""
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Guard:
+    """Stands before the application: hosts, operators, the origin of actions, headers."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        parts: Parts,
+        *,
+        authorize: Authorize | None,
+        hosts: Collection[str] | None,
+        origins: Collection[str],
+    ) -> None:
+        self._app = app
+        self._parts = parts
+        self._authorize = authorize
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        secure = request.url.scheme == "https"
+        cookie = "__Host-mx_rmq" if secure else "mx_rmq"
+        known = request.cookies.get(cookie, "")
+        ask = Ask(self._parts, request, known or secrets.token_urlsafe(32))
+        scope = {**scope, ASK: ask}
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-store")
+                if not known and headers.get("content-type", "").startswith("text/html"):
+                    safe = "; Secure" if secure else ""
+                    headers.append(
+                        "Set-Cookie",
+                        f"{cookie}={ask.session}; Path=/; HttpOnly; SameSite=Lax{safe}",
+                    )
+            await send(message)
+
+        refused = await self._refused(ask)
+        await (refused or self._app)(scope, receive, with_headers)
+
+    async def _refused(self, ask: Ask) -> Response | None:
+        """Return why a request goes no further; None: it may pass."""
+        request = ask.request
+        if not self._is_our_host(request):
+            return ask.page(
+                "error.html",
+                status=421,
+                title="Wrong host",
+                text="The dashboard is not known by the name in the address.",
+                advice="Use localhost or 127.0.0.1, or start it with --origin and that name.",
+            )
+        if request.method in SAFE and _path(request) == OPEN:
+            return None
+        who = await self._operator(request)
+        if isinstance(who, Response):
+            return who
+        if who is None:
+            return ask.page(
+                "error.html",
+                status=403,
+                title="Not for you",
+                text="You are not allowed to use this dashboard.",
+                advice="Sign in, or ask whoever runs it.",
+            )
+        ask.who = who
+        if request.method not in SAFE and not self._is_our_origin(request):
+            ask.note("refused", "an action from another origin")
+            return ask.page(
+                "error.html",
+                status=403,
+                title="Refused",
+                text="The action came from another place than this dashboard. Nothing was done.",
+                advice="Behind a proxy that changes the Host header, name the public address: "
+                "--origin https://…, or Dashboard(origins=[…]).",
+            )
+        return None
+
+    async def _operator(self, request: Request) -> str | Response | None:
+        if self._authorize is None:
+            return NAMELESS
+        answer = self._authorize(request)
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer is True:
+            return NAMELESS
+        return answer if isinstance(answer, str | Response) and answer else None
+
+    def _is_our_host(self, request: Request) -> bool:
+        """A page elsewhere must not reach us by a name of its own that leads to our address."""
+        if self._hosts is None:
+            return True
+        return _host(request.headers.get("host", "")) in self._hosts
+
+    def _is_our_origin(self, request: Request) -> bool:
+        """Browsers say where a form was; what does not say it, is refused."""
+        origin = request.headers.get("origin", "").lower()
+        if not origin:
+            return request.headers.get("sec-fetch-site") == "same-origin"
+        if origin in self._origins:
+            return True
+        there, here = urlsplit(origin), request.headers.get("host", "").lower()
+        port = {"http": ":80", "https": ":443"}.get(there.scheme, "")
+        return bool(there.netloc) and here in (there.netloc, there.netloc + port)
+
+
+def _host(header: str) -> str:
+    """Return the name in a Host header, without the port."""
+    name = header.lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]
+
+
+def _path(request: Request) -> str:
+    """Return the path below the place where we are mounted."""
+    return str(request.scope["path"]).removeprefix(str(request.scope.get("root_path", "")))

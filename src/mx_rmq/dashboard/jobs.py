@@ -1,0 +1,174 @@
+"""Long work: requeue, discard or cancel many messages, in the background of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Progress
+    from mx_rmq.core.message import State
+    from mx_rmq.dashboard.journal import Journal
+    from mx_rmq.dashboard.search import Search
+    from mx_rmq.dashboard.source import Source
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE: Final = 4
+"""Jobs that run at the same time; one more is refused."""
+
+KEPT: Final = 50
+"""Jobs that are remembered."""
+
+
+class Stage(StrEnum):
+    """How far a job has come."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Something that is done to many messages."""
+
+    number: int
+    who: str
+    where: str
+    act: str
+    topic: str
+    state: State
+    search: Search
+    limit: int | None
+    rate: float | None
+    started: float = field(default_factory=time.time)
+    ended: float | None = None
+    stage: Stage = Stage.RUNNING
+    done: int = 0
+    looked: int = 0
+    total: int | None = None
+    error: str = ""
+
+    def heed(self, progress: Progress) -> None:
+        """Take over how far it is."""
+        self.done, self.looked, self.total = progress.done, progress.looked, progress.total
+
+
+class Jobs:
+    """The jobs of this process."""
+
+    def __init__(self, source: Source, journal: Journal) -> None:
+        self._source = source
+        self._journal = journal
+        self._jobs: dict[int, Job] = {}
+        self._tasks: dict[int, asyncio.Task[int]] = {}
+        self._last = 0
+
+    def start(
+        self,
+        *,
+        who: str,
+        where: str,
+        act: str,
+        topic: str,
+        state: State,
+        search: Search,
+        limit: int | None,
+        rate: float | None,
+    ) -> Job:
+        """Begin; the journal tells of the begin and of the end."""
+        if len(self._tasks) >= AT_ONCE:
+            raise InvalidInput(f"{AT_ONCE} jobs are running already; stop one, or wait for its end")
+        self._last += 1
+        job = Job(
+            number=self._last,
+            who=who,
+            where=where,
+            act=act,
+            topic=topic,
+            state=state,
+            search=search,
+            limit=limit,
+            rate=rate,
+        )
+        self._jobs[job.number] = job
+        for number in list(self._jobs)[:-KEPT]:
+            if number not in self._tasks:
+                del self._jobs[number]
+        self._note(job, "begun")
+        task = asyncio.create_task(self._run(job), name="mx-rmq dashboard job")
+        self._tasks[job.number] = task
+        task.add_done_callback(partial(self._ended, job))
+        return job
+
+    def get(self, number: int) -> Job | None:
+        """Return a job, as long as it is remembered."""
+        return self._jobs.get(number)
+
+    def latest(self) -> list[Job]:
+        """Return the jobs, newest first."""
+        return list(reversed(self._jobs.values()))
+
+    def stop(self, number: int) -> None:
+        """Let a job do nothing more. What it has done stays done."""
+        if task := self._tasks.get(number):
+            task.cancel()
+
+    async def close(self) -> None:
+        """Stop all of them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, job: Job) -> int:
+        return await self._source.bulk(
+            job.who,
+            job.act,
+            job.topic,
+            job.state,
+            job.search,
+            limit=job.limit,
+            rate=job.rate,
+            progress=job.heed,
+        )
+
+    def _ended(self, job: Job, task: asyncio.Task[int]) -> None:
+        """Take down what became of it; also if it was stopped before it had begun."""
+        del self._tasks[job.number]
+        job.ended = time.time()
+        if task.cancelled():
+            job.stage = Stage.STOPPED
+        elif error := task.exception():
+            job.stage, job.error = Stage.FAILED, str(error) or type(error).__name__
+            if not isinstance(error, MxRmqError):
+                logger.error("job %d failed", job.number, exc_info=error)
+        else:
+            job.stage, job.done = Stage.DONE, task.result()
+        told = f"{job.stage}: {job.done:,} messages" + (f": {job.error}" if job.error else "")
+        self._note(job, told)
+
+    def _note(self, job: Job, outcome: str) -> None:
+        parts = (
+            f"job {job.number}: all {job.state}",
+            job.search.words(),
+            f"at most {job.limit:,}" if job.limit is not None else "",
+            f"at {job.rate:g} a second" if job.rate is not None else "",
+        )
+        self._journal.note(
+            f"{job.act} many",
+            outcome,
+            who=job.who,
+            where=job.where,
+            topic=job.topic,
+            about=", ".join(filter(None, parts)),
+        )

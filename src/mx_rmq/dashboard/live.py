@@ -1,0 +1,124 @@
+"""What changes while a page is open, and what other programs ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.dashboard.attention import findings, key_of
+from mx_rmq.dashboard.series import KEPT
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from mx_rmq.dashboard.ask import Ask
+    from mx_rmq.dashboard.sampler import Round, Sampler
+
+    Metrics = Callable[[str], Awaitable[tuple[str, bytes]]]
+    """Takes the Accept header; returns the content type, and what Prometheus reads."""
+
+POINTS: Final = 360
+"""Points of a chart at the most."""
+SPARK: Final = 30
+SPARK_SPAN: Final = 900.0
+
+STREAMS: Final = 200
+"""Pages that may listen at the same time, over all operators."""
+
+BEAT: Final = 15.0
+"""Seconds after which a silent stream says that it is still there."""
+
+
+async def stream(ask: Ask) -> Response:
+    """Every look at the topics, as server-sent events; of one topic, if one is named."""
+    sampler = ask.parts.sampler
+    if sampler.listeners >= STREAMS:
+        raise HTTPException(503, "Too many pages are listening.")
+    return StreamingResponse(
+        _events(sampler, ask.query.get("topic") or None),
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(sampler: Sampler, topic: str | None) -> AsyncIterator[str]:
+    sampler.listeners += 1
+    try:
+        yield "retry: 3000\n\n"
+        seen = 0
+        while True:
+            try:
+                async with asyncio.timeout(BEAT):
+                    news = await sampler.next(seen)
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            if news is None:
+                return
+            seen = news
+            if sampler.trouble is not None:
+                text = str(sampler.trouble) or "it did not answer in time"
+                yield _event("away", {"text": text})
+            elif sampler.latest is not None:
+                yield _event("sample", _sample(sampler.latest, topic))
+    finally:
+        sampler.listeners -= 1
+
+
+def _sample(seen: Round, topic: str | None) -> dict[str, Any]:
+    alive = sum(worker.alive for worker in seen.workers)
+    sample: dict[str, Any] = {"at": seen.at}
+    if topic is None:
+        sample["all"] = seen.all
+        sample["topics"] = seen.points
+        sample["workers"] = {"alive": alive, "silent": len(seen.workers) - alive}
+        found = findings(seen)
+        sample["bad"] = sum(finding.bad for finding in found)
+        sample["attention"] = key_of(found)
+    else:
+        sample["topics"] = {topic: seen.points.get(topic)}
+    sample["paused"] = sorted(name for name, stats in seen.stats.items() if stats.paused)
+    return sample
+
+
+def _event(name: str, data: object) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
+async def series(ask: Ask) -> Response:
+    """The last hour of a topic, or of all together, for its charts."""
+    await ask.parts.sampler.first()
+    chart = ask.parts.sampler.series(ask.query.get("topic") or None)
+    return JSONResponse(chart.chart(time.time() - KEPT, POINTS))
+
+
+async def sparks(ask: Ask) -> Response:
+    """How many messages a second each topic completed in the last quarter of an hour."""
+    sampler, since = ask.parts.sampler, time.time() - SPARK_SPAN
+    seen = await sampler.first()
+    return JSONResponse(
+        {topic: sampler.series(topic).chart(since, SPARK)["completed"] for topic in seen.stats}
+    )
+
+
+async def metrics(answer: Metrics | None, ask: Ask) -> Response:
+    """What Prometheus reads."""
+    if answer is None:
+        raise HTTPException(404, "No metrics are served here: pip install 'mx-rmq[metrics]'")
+    kind, data = await answer(ask.request.headers.get("accept", ""))
+    return Response(data, headers={"Content-Type": kind})
+
+
+async def healthz(ask: Ask) -> Response:
+    """Say whether the dashboard reaches its server. Anybody may ask, so it says no more."""
+    try:
+        await ask.parts.sampler.first()
+    except (MxRmqError, TimeoutError):
+        return PlainTextResponse("away\n", status_code=503)
+    return PlainTextResponse("ok\n")

@@ -1,0 +1,186 @@
+"""From values to HTML. Everything foreign is escaped here, once, for every template."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from mx_rmq.core.message import State
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import MessageView
+
+SHOWN: Final = 64 * 1024
+"""Characters of a payload on its page; the rest can be fetched."""
+
+CELL: Final = 140
+"""Characters of a payload or an error in a list."""
+
+LONG: Final = 64 * 1024
+"""Bytes from which on a payload is not read only to show its beginning in a list."""
+
+TIME_OF: Final = {
+    State.PENDING: ("Produced", "created_at"),
+    State.DELAYED: ("Due", "due"),
+    State.PROCESSING: ("Lease until", "lease_deadline"),
+    State.DEAD: ("Died", "archived_at"),
+    State.QUARANTINED: ("Set aside", "archived_at"),
+}
+"""By which time each state is ordered, or would be."""
+
+_UNSEEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+"""What cannot be seen, turns the direction of text, or has no UTF-8 form."""
+
+
+def html(template: str, **values: Any) -> str:
+    """Return a page."""
+    return _environment().get_template(template).render(**values)
+
+
+@cache
+def _environment() -> Environment:
+    """The templates, compiled once a process."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_final,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        ago=ago,
+        bytes=size,
+        cut=cut,
+        duration=duration,
+        exact=exact,
+        iso=iso,
+        number=number,
+        when=when,
+    )
+    return environment
+
+
+def shown(text: str) -> str:
+    """Return text of which every character can be seen; the others as JSON would escape them."""
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+
+
+def _final(value: object) -> object:
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return shown(value)
+
+
+def cut(text: str, length: int = CELL) -> str:
+    """Return the beginning of a text."""
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def payload_text(message: MessageView) -> str:
+    """Return the payload as JSON text for people, or the bytes of what cannot be read."""
+    if not message.unreadable:
+        try:
+            return json.dumps(message.payload, ensure_ascii=False, indent=2)
+        except RecursionError:
+            pass
+    return message.raw.decode("utf-8", "backslashreplace")
+
+
+def payload_line(message: MessageView) -> str:
+    """Return the beginning of the payload, on one line."""
+    if message.length > LONG:
+        return f"{size(message.length)}, on its page"
+    if message.unreadable:
+        return cut(message.raw.decode("utf-8", "backslashreplace"))
+    try:
+        return cut(json.dumps(message.payload, ensure_ascii=False))
+    except RecursionError:
+        return "nested too deeply"
+
+
+def note(message: MessageView) -> str:
+    """Return what matters most about a message in its state."""
+    if message.state is State.QUARANTINED:
+        return f"{message.error_type}: {message.error}"
+    if message.unreadable:
+        return f"unreadable: {message.unreadable}"
+    if message.state is State.PROCESSING:
+        return f"held by {message.worker}"
+    if message.errors and not message.reason:
+        return f"{message.errors[-1].type}: {message.errors[-1].text}"
+    return message.reason
+
+
+def when(at: float | None) -> str:
+    """Return an instant as people write it, UTC."""
+    if at is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, ValueError):
+        return f"{at:g} s"
+
+
+def exact(at: float) -> str:
+    """Return an instant with its milliseconds: what happens to a message happens fast."""
+    return f"{when(at)}.{int(at * 1000) % 1000:03}"
+
+
+def iso(at: float | None) -> str:
+    """Return an instant as HTML's time element wants it; nothing if it has no such form."""
+    try:
+        return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError):
+        return ""
+
+
+def ago(at: float | None) -> str:
+    """Return how far an instant is from now, in words."""
+    if at is None:
+        return ""
+    apart = time.time() - at
+    if abs(apart) < 1:
+        return "now"
+    return f"{duration(apart)} ago" if apart > 0 else f"in {duration(-apart)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a span of time in its two largest units."""
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for unit, span, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= span:
+            return f"{whole // span} {unit} {whole % span // part} {below}"
+    return f"{whole // 60} min {whole % 60} s"
+
+
+def number(value: float | None) -> str:
+    """Return a count, or a rate, as people write it; a dash for what is not known."""
+    if value is None:
+        return "–"
+    if float(value).is_integer():
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    if count < 1024:
+        return f"{count:,} bytes"
+    return f"{count / 1024:,.1f} KiB" if count < 1024**2 else f"{count / 1024**2:,.1f} MiB"

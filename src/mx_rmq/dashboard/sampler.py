@@ -1,0 +1,172 @@
+"""Looks at all topics every two seconds and remembers an hour of it. Pages and charts wait here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.dashboard.series import DEPTHS, RATES, Series
+from mx_rmq.dashboard.source import Source
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Stats, WorkerView
+    from mx_rmq.dashboard.series import Point
+
+logger = logging.getLogger(__name__)
+
+EVERY: Final = 2.0
+"""Seconds from one look to the next, at the least."""
+
+SHARE: Final = 10
+"""A look that took a second is followed by ten without one: many topics are looked at less often,
+so that the server hardly notices."""
+
+WITHIN: Final = 8.0
+"""Seconds that a look may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one look at all topics has seen."""
+
+    number: int
+    at: float
+    stats: dict[str, Stats]
+    points: dict[str, Point]
+    all: Point
+    """The same over all topics."""
+    away: dict[str, str]
+    """Topics that could not be reached, and why."""
+    workers: list[WorkerView]
+
+
+class Sampler:
+    """The dashboard's memory. It begins when it is first needed, and goes on until `close`."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._series: dict[str, Series] = {}
+        self._all = Series()
+        self._task: asyncio.Task[None] | None = None
+        self._news = asyncio.Condition()
+        self._closed = False
+        self._looks = 0
+        self.listeners = 0
+        """Pages that wait for news."""
+        self.latest: Round | None = None
+        self.trouble: MxRmqError | TimeoutError | None = None
+        """Why the latest look failed; None: it did not."""
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._task is None or self._task.done():
+            self._closed = False
+            self._task = asyncio.create_task(self._run(), name="mx-rmq dashboard sampler")
+
+    async def close(self) -> None:
+        """Stop looking; whoever waits for news gets none."""
+        await self.hush()
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def hush(self) -> None:
+        """Let everybody go who waits for news."""
+        self._closed = True
+        async with self._news:
+            self._news.notify_all()
+
+    async def first(self) -> Round:
+        """Return the latest round, or wait for the first one. Fails as the look has failed."""
+        self.start()
+        if self.latest is None and self.trouble is None:
+            await self.next(0)
+        if self.trouble is not None:
+            raise self.trouble
+        if self.latest is None:
+            raise TimeoutError("the dashboard is being closed")
+        return self.latest
+
+    async def next(self, seen: int) -> int | None:
+        """Wait until there were more looks than were seen; None: there will be no more."""
+        self.start()
+        async with self._news:
+            await self._news.wait_for(lambda: self._closed or self._looks > seen)
+        return None if self._closed else self._looks
+
+    def series(self, topic: str | None) -> Series:
+        """Return what is remembered of a topic, or of all together."""
+        return self._all if topic is None else self._series.get(topic, Series())
+
+    async def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(WITHIN):
+                    await self.look()
+                self.trouble = None
+            except (MxRmqError, TimeoutError) as error:
+                self.trouble = error
+            except Exception as error:  # whatever it is, it must not end the sampling
+                logger.exception("a look at the topics failed")
+                self.trouble = TimeoutError(f"{type(error).__name__}: {error}")
+            self._looks += 1
+            async with self._news:
+                self._news.notify_all()
+            took = 0.0 if self.trouble else time.monotonic() - began
+            await asyncio.sleep(max(EVERY, SHARE * took))
+
+    async def look(self) -> Round:
+        """Look at all topics once."""
+        overall = await self._source.overall()
+        workers = await self._source.workers()
+        at, before = time.time(), self.latest
+        points = {
+            topic: _point(stats, before.stats.get(topic) if before else None, before, at)
+            for topic, stats in overall.topics.items()
+        }
+        everything = _together(points)
+        for topic, point in points.items():
+            self._series.setdefault(topic, Series()).add(at, point)
+        self._all.add(at, everything)
+        self.latest = Round(
+            number=self._looks,
+            at=at,
+            stats=overall.topics,
+            points=points,
+            all=everything,
+            away=overall.away,
+            workers=workers,
+        )
+        return self.latest
+
+
+def _point(stats: Stats, earlier: Stats | None, before: Round | None, at: float) -> Point:
+    point: Point = {name: float(getattr(stats, name)) for name in DEPTHS}
+    point["oldest"] = stats.oldest_pending
+    point.update(dict.fromkeys(RATES))
+    if earlier is not None and before is not None and at > before.at:
+        new, old = Source.ever(stats), Source.ever(earlier)
+        grown = [now - then for now, then in zip(new, old, strict=True)]
+        if min(grown) >= 0:  # else the topic was wiped, or a failover forgot some
+            rates = [round(more / (at - before.at), 3) for more in grown]
+            point.update(zip(RATES, rates, strict=True))
+    return point
+
+
+def _together(points: dict[str, Point]) -> Point:
+    """Add the topics up; of ages the largest counts."""
+    total: Point = {name: sum(point[name] or 0 for point in points.values()) for name in DEPTHS}
+    ages = [age for point in points.values() if (age := point["oldest"]) is not None]
+    total["oldest"] = max(ages, default=None)
+    for name in RATES:
+        known = [rate for point in points.values() if (rate := point[name]) is not None]
+        total[name] = sum(known) if known or not points else None
+    return total

@@ -1,0 +1,104 @@
+"""What somebody looks for in a list: a text, an error, a time. From a form, and back into a URL."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LONGEST: Final = 200
+"""Characters of a text to look for."""
+
+LAST: Final = {"15m": 900, "1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
+"""How far back one can look at a click, in seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What is looked for. Times are seconds since 1970; nothing set: everything."""
+
+    text: str = ""
+    error: str = ""
+    since: float | None = None
+    until: float | None = None
+    last: str = ""
+    """How far back was asked for instead of `since`: one of LAST."""
+
+    def __bool__(self) -> bool:
+        return bool(self.text or self.error or self.since is not None or self.until is not None)
+
+    @classmethod
+    def of(cls, form: Mapping[str, str]) -> Search:
+        """Read it from a form or a URL, or refuse it."""
+        last = form.get("last", "")
+        since = _instant(form.get("since", ""), "since")
+        if last and since is None:
+            if last not in LAST:
+                raise InvalidInput(f"last={last!r:.80} is not one of {', '.join(LAST)}")
+            since = float(int(time.time()) - LAST[last])
+        return cls(
+            text=_text(form, "text"),
+            error=_text(form, "error"),
+            since=since,
+            until=_instant(form.get("until", ""), "until"),
+            last=last if not form.get("since") else "",
+        )
+
+    def fixed(self) -> dict[str, str]:
+        """Return the fields that say the same later, too: 'the last hour' becomes a time."""
+        fields = {
+            "text": self.text,
+            "error": self.error,
+            "since": moment(self.since),
+            "until": moment(self.until),
+        }
+        return {name: value for name, value in fields.items() if value}
+
+    def fields(self) -> dict[str, str]:
+        """Return the fields as they were asked for."""
+        if not self.last:
+            return self.fixed()
+        fields = {**self.fixed(), "last": self.last}
+        del fields["since"]
+        return fields
+
+    def words(self) -> str:
+        """Say what is looked for, for people."""
+        parts = (
+            f"“{self.text}” in the id or the payload" if self.text else "",
+            f"“{self.error}” in the error" if self.error else "",
+            f"from {moment(self.since).replace('T', ' ')} UTC on" if self.since is not None else "",
+            f"until {moment(self.until).replace('T', ' ')} UTC" if self.until is not None else "",
+        )
+        return ", ".join(filter(None, parts))
+
+
+def moment(at: float | None) -> str:
+    """Return a time as a form's datetime-local field has it, in UTC."""
+    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _instant(text: str, name: str) -> float | None:
+    if not text:
+        return None
+    try:
+        at = datetime.fromisoformat(text)
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        if at.year < 1971:
+            raise ValueError
+        return at.timestamp()
+    except (ValueError, OverflowError):
+        raise InvalidInput(f"{name}={text!r:.80} is not a time such as 2026-01-31T23:59") from None
+
+
+def _text(form: Mapping[str, str], name: str) -> str:
+    text = form.get(name, "").strip()
+    if len(text) > LONGEST:
+        raise InvalidInput(f"{name} has {len(text):,} characters; {LONGEST} are allowed")
+    return text

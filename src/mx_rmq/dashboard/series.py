@@ -1,0 +1,74 @@
+"""An hour of one topic's figures, in memory, and what a chart needs of it."""
+
+from __future__ import annotations
+
+from array import array
+from math import isnan, nan
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+KEPT: Final = 3600.0
+"""Seconds that are kept."""
+
+DEPTHS: Final = ("pending", "processing", "delayed", "dead", "quarantined")
+RATES: Final = ("produced", "completed", "failed")
+FIGURES: Final = (*DEPTHS, "oldest", *RATES)
+"""What a point says besides its time. `oldest` is an age in seconds, rates are per second."""
+
+_WIDTH: Final = 1 + len(FIGURES)
+_OLD: Final = 64
+"""Points that may be too old before they are dropped, all at once."""
+
+Point = dict[str, float | None]
+
+
+class Series:
+    """Points in time, oldest first. About 80 bytes a point."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _WIDTH
+
+    def add(self, at: float, point: Mapping[str, float | None]) -> None:
+        """Add the newest point; drop those that are too old."""
+        self._numbers.append(at)
+        self._numbers.extend(_number(point.get(name)) for name in FIGURES)
+        if len(self) > _OLD and self._numbers[_OLD * _WIDTH] < at - KEPT:
+            del self._numbers[: _OLD * _WIDTH]
+
+    def chart(self, since: float, most: int) -> dict[str, list[float | None]]:
+        """Return at most so many points from a time on, each figure a column.
+
+        Of points that fall together a rate is the mean, and everything else the largest: a chart
+        must not hide a peak.
+        """
+        times = self._numbers[::_WIDTH]
+        first = next((place for place, at in enumerate(times) if at >= since), len(times))
+        step = max(1, -(-(len(times) - first) // most))
+        starts = range(first, len(times), step)
+        columns: dict[str, list[float | None]] = {
+            "at": [times[min(start + step, len(times)) - 1] for start in starts]
+        }
+        for place, name in enumerate(FIGURES, 1):
+            column = self._numbers[place::_WIDTH]
+            together = _mean if name in RATES else _largest
+            columns[name] = [together(column[start : start + step]) for start in starts]
+        return columns
+
+
+def _number(value: float | None) -> float:
+    return nan if value is None else value
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    known = [value for value in values if not isnan(value)]
+    return round(sum(known) / len(known), 3) if known else None
+
+
+def _largest(values: Iterable[float]) -> float | None:
+    known = [value for value in values if not isnan(value)]
+    return round(max(known), 3) if known else None

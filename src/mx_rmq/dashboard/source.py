@@ -1,0 +1,215 @@
+"""Where the dashboard gets everything from: `mq.admin`. No other file here talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.admin import Filter
+from mx_rmq.core.errors import InvalidInput, MxRmqError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from mx_rmq.admin import (
+        Admin,
+        Cancelled,
+        Happening,
+        MessageView,
+        Page,
+        Progress,
+        Stats,
+        WorkerView,
+    )
+    from mx_rmq.core.message import State
+    from mx_rmq.dashboard.search import Search
+    from mx_rmq.queue import MessageQueue
+
+AT_ONCE: Final = 8
+"""Topics that are asked at the same time."""
+
+
+class NoSuchTopic(Exception):
+    """Nothing was ever produced to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overall:
+    """How the topics are doing, and of which of them that cannot be told now, and why."""
+
+    topics: dict[str, Stats]
+    away: dict[str, str]
+
+
+class Source:
+    """What the dashboard asks of a queue."""
+
+    def __init__(self, mq: MessageQueue) -> None:
+        self._mq = mq
+
+    @property
+    def prefix(self) -> str:
+        """What the keys of the queue begin with."""
+        return self._mq.settings.prefix
+
+    def _admin(self, who: str = "") -> Admin:
+        return self._mq.admin.as_operator(who) if who else self._mq.admin
+
+    @staticmethod
+    def ever(stats: Stats) -> tuple[int, int, int]:
+        """Return how many messages of a topic were ever produced, completed, and failed."""
+        totals = stats.totals
+        failed = totals.retried + totals.died + totals.quarantined
+        return totals.produced, totals.completed, failed
+
+    # look
+
+    async def topics(self) -> list[str]:
+        """Return every topic."""
+        return await self._admin().topics()
+
+    async def check_topic(self, topic: str) -> None:
+        """Refuse a topic to which nothing was ever produced."""
+        try:
+            await self._admin().check_topic(topic)
+        except InvalidInput as error:
+            raise NoSuchTopic(str(error)) from error
+
+    async def stats(self, topic: str) -> Stats:
+        """Return how a topic is doing."""
+        return await self._admin().stats(topic)
+
+    async def overall(self) -> Overall:
+        """Return how all topics are doing. One that cannot be reached does not hide the others."""
+        topics = await self.topics()
+        found: dict[str, Stats] = {}
+        away: dict[str, MxRmqError] = {}
+
+        async def ask(topic: str) -> None:
+            try:
+                found[topic] = await self.stats(topic)
+            except MxRmqError as error:
+                away[topic] = error
+
+        await of_each(topics, ask)
+        if away and not found:
+            raise next(iter(away.values()))
+        return Overall(
+            {topic: found[topic] for topic in topics if topic in found},
+            {topic: str(error) for topic, error in sorted(away.items())},
+        )
+
+    async def page(
+        self, topic: str, state: State, search: Search, *, limit: int, cursor: str | None = None
+    ) -> Page:
+        """Return messages of a state that fit a search."""
+        return await self._admin().list(
+            topic, state, filter=_filter(search), limit=limit, cursor=cursor
+        )
+
+    async def message(self, topic: str, id: str) -> MessageView | None:
+        """Return one message. None: it is finished or was never there."""
+        return await self._admin().get(topic, id)
+
+    async def history(self, topic: str, id: str) -> Sequence[Happening]:
+        """Return what befell a message, oldest first, as far as that is still known."""
+        return await self._admin().history(topic, id)
+
+    async def find(self, id: str) -> list[str]:
+        """Return the topics that have a message of this id, or remember one."""
+        found: list[str] = []
+
+        async def ask(topic: str) -> None:
+            if await self.message(topic, id) is not None or await self.history(topic, id):
+                found.append(topic)
+
+        await of_each(await self.topics(), ask)
+        return sorted(found)
+
+    async def workers(self) -> list[WorkerView]:
+        """Return the workers, those that have fallen silent last."""
+        return sorted(await self._admin().workers(), key=lambda one: (not one.alive, one.name))
+
+    # act
+
+    async def requeue(self, who: str, topic: str, id: str, state: State | None) -> bool:
+        """Send a dead or quarantined message round again."""
+        return await self._admin(who).requeue(topic, id, state=state)
+
+    async def edit(
+        self, who: str, topic: str, id: str, payload: Any, state: State | None = None
+    ) -> bool:
+        """Send a dead or quarantined message round again with another payload."""
+        return await self._admin(who).edit(topic, id, payload, state=state)
+
+    async def discard(self, who: str, topic: str, id: str, state: State | None) -> bool:
+        """Delete a dead or quarantined message."""
+        return await self._admin(who).discard(topic, id, state=state)
+
+    async def cancel(self, who: str, topic: str, id: str) -> Cancelled:
+        """Remove a message that nobody has begun."""
+        return await self._admin(who).cancel(topic, id)
+
+    async def pause(self, who: str, topic: str) -> bool:
+        """Let workers take nothing more of a topic; return whether that is new."""
+        return await self._admin(who).pause(topic)
+
+    async def resume(self, who: str, topic: str) -> bool:
+        """Let workers take messages of a topic again; return whether that is new."""
+        return await self._admin(who).resume(topic)
+
+    async def bulk(
+        self,
+        who: str,
+        act: str,
+        topic: str,
+        state: State,
+        search: Search,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        dry_run: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> int:
+        """Requeue, discard or cancel the messages of a state that fit; return how many it were."""
+        admin = self._admin(who)
+        acts = {
+            "requeue": admin.requeue_all,
+            "discard": admin.discard_all,
+            "cancel": admin.cancel_all,
+        }
+        return await acts[act](
+            topic,
+            state,
+            filter=_filter(search),
+            limit=limit,
+            rate=rate,
+            dry_run=dry_run,
+            progress=progress,
+        )
+
+
+async def of_each(topics: Iterable[str], ask: Callable[[str], Awaitable[None]]) -> None:
+    """Ask for every topic, several at a time. The first failure stops the rest."""
+    free = asyncio.Semaphore(AT_ONCE)
+
+    async def one(topic: str) -> None:
+        async with free:
+            await ask(topic)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for topic in topics:
+                group.create_task(one(topic), name="mx-rmq dashboard")
+    except ExceptionGroup as failed:
+        error = failed.exceptions[0]
+        raise error from error.__cause__
+
+
+def _filter(search: Search) -> Filter | None:
+    if not search:
+        return None
+    return Filter(
+        error=search.error or None, since=search.since, until=search.until, text=search.text or None
+    )

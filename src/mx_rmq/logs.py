@@ -1,0 +1,118 @@
+"""Structured logs: one JSON object a line, which says what message it is about.
+
+No line holds a payload, unless `FailedPayloads` is asked for; then named fields are masked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.core.mask import Mask
+from mx_rmq.core.middleware import Middleware
+from mx_rmq.core.outcome import Retry
+from mx_rmq.core.text import storable
+from mx_rmq.runtime import current
+from mx_rmq.runtime.slots import Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.middleware import Handle
+
+logger = logging.getLogger(__name__)
+
+LONGEST: Final = 8192
+"""Characters of a payload in a line."""
+
+_USUAL: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
+"""What every record has, and what a formatter adds to it."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats records as JSON, one a line, in plain ASCII.
+
+    `mask` names fields to hide in what is logged with `extra=`, beside those that always are.
+    """
+
+    def __init__(self, mask: Iterable[str] = ()) -> None:
+        super().__init__()
+        self._mask = Mask(mask)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+            **about(record),
+            **_span(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        extra = {name: value for name, value in vars(record).items() if name not in _USUAL}
+        extra.pop("mx_rmq", None)
+        if extra:
+            line["extra"] = self._mask(extra)
+        return json.dumps(line).replace("\x7f", "\\u007f")
+
+
+def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
+    """Return what message a record, or else the code that runs now, is about.
+
+    `topic`, `message_id`, `attempt` and `worker`, as far as they are known.
+    """
+    said = getattr(record, "mx_rmq", None)
+    known: dict[str, Any] = {"worker": current.worker.get()}
+    held = current.message.get()
+    if isinstance(said, dict):
+        known.update(said)
+    elif held is not None:
+        known["topic"] = held.topic.topic
+        known["message_id"] = held.claim.id
+        known["attempt"] = 1 + (held.message.attempts if held.message else 0)
+    return {name: value for name, value in known.items() if value is not None}
+
+
+class FailedPayloads(Middleware):
+    """Logs the payload of each message whose handler fails, named fields masked.
+
+    It is not called for what is quarantined: nothing could be masked in what cannot be read.
+    """
+
+    def __init__(self, mask: Iterable[str] = ()) -> None:
+        self._mask = Mask(mask)
+
+    async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        """Run the handler."""
+        try:
+            return await call_next(delivery)
+        except BaseException as error:
+            own = isinstance(error, Exception) and not isinstance(error, Retry)
+            if own or current.stopped(error) is Stopped.TIMEOUT:
+                self._log(delivery)
+            raise
+
+    def _log(self, delivery: Delivery) -> None:
+        payload = storable(json.dumps(self._mask(delivery.payload), ensure_ascii=False), LONGEST)
+        logger.warning("%s %s: the payload that failed: %s", delivery.topic, delivery.id, payload)
+
+
+def _span() -> dict[str, str]:
+    """Return the ids of OpenTelemetry's current span, if there is one."""
+    trace = sys.modules.get("opentelemetry.trace")  # else nobody can have begun one
+    if trace is None:
+        return {}
+    span = trace.get_current_span().get_span_context()
+    if not span.is_valid:
+        return {}
+    return {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}

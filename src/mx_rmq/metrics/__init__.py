@@ -1,0 +1,15 @@
+"""Prometheus metrics, health and readiness. Needs the extra: pip install 'mx-rmq[metrics]'."""
+
+try:
+    import prometheus_client as _prometheus_client  # noqa: F401 - asked for here, to say what is missing
+except ImportError as missing:
+    raise ImportError(
+        "metrics need the package prometheus-client: pip install 'mx-rmq[metrics]'"
+    ) from missing
+
+from mx_rmq.metrics.depth import Depth
+from mx_rmq.metrics.endpoint import Endpoint
+from mx_rmq.metrics.exposition import Rendered, render
+from mx_rmq.metrics.recorder import Recorder
+
+__all__ = ["Depth", "Endpoint", "Recorder", "Rendered", "render"]

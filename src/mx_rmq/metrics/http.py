@@ -1,0 +1,150 @@
+"""A very small HTTP server for a few pages that a machine asks for.
+
+One request a connection, GET or HEAD, a bounded head, a bounded time. It runs in the worker's own
+event loop on purpose: that it answers says that the loop runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+from mx_rmq.core.errors import InvalidInput
+
+logger = logging.getLogger(__name__)
+
+MAX_HEAD: Final = 8192
+"""Bytes of a request line and its headers."""
+MAX_OPEN: Final = 64
+"""Connections at the same time; one more is closed unheard."""
+WITHIN: Final = 10.0
+"""Seconds from the connection to the end of the answer."""
+LINGER: Final = 0.5
+"""Seconds in which what follows a refused request is read, so that the refusal gets through."""
+
+PLAIN: Final = "text/plain; charset=utf-8"
+
+_REQUEST: Final = re.compile(r"([!-~]+) ([!-~]+) HTTP/1\.([0-9])")
+_HEADER: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~]*?)[ \t]*")
+
+
+class Answer(NamedTuple):
+    status: HTTPStatus
+    body: bytes
+    content_type: str = PLAIN
+
+
+Page = Callable[[Mapping[str, str]], Awaitable[Answer]]
+"""Makes an answer from the headers of a request, their names in lower case."""
+
+
+class HttpServer:
+    """Serves pages, each under its path."""
+
+    def __init__(self, pages: Mapping[str, Page]) -> None:
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port, which is a free one if 0 was asked for."""
+        try:
+            self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise InvalidInput(f"cannot listen on {host}, port {port}: {why}") from error
+        name: tuple[str, int] = self._server.sockets[0].getsockname()
+        return name[1]
+
+    async def stop(self) -> None:
+        """Listen no more, and end the connections there are."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        server.close()
+        for task in self._open:
+            task.cancel()
+        if self._open:
+            await asyncio.wait(self._open)
+        await server.wait_closed()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MAX_OPEN:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._talk(reader, writer), name="mx-rmq http")
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(0)  # so that drain waits for the last byte
+        try:
+            async with asyncio.timeout(WITHIN):
+                answer, method = await self._hear(reader)
+                writer.write(_written(answer, method))
+                await writer.drain()
+                if answer.status >= HTTPStatus.BAD_REQUEST and writer.can_write_eof():
+                    writer.write_eof()
+                    await _drop(reader)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            writer.transport.abort()  # whoever it was has gone, or is too slow
+        finally:
+            writer.close()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> tuple[Answer, str]:
+        """Read a request; return the answer, and the method."""
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return _refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long"), ""
+        lines = head[:-4].decode("latin-1").split("\r\n")
+        request = _REQUEST.fullmatch(lines[0])
+        headers = [_HEADER.fullmatch(line) for line in lines[1:]]
+        if request is None or None in headers:
+            return _refused(HTTPStatus.BAD_REQUEST, "not HTTP/1.1"), ""
+        method, target = request[1], request[2]
+        if method not in ("GET", "HEAD"):
+            return _refused(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD"), method
+        page = self._pages.get(target.partition("?")[0])
+        if page is None:
+            there = ", ".join(self._pages)
+            return _refused(HTTPStatus.NOT_FOUND, f"there is nothing here but {there}"), method
+        try:
+            answer = await page({one[1].lower(): one[2] for one in headers if one is not None})
+        except Exception:
+            logger.exception("%s cannot be answered", target[:80])
+            answer = _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it failed; the log says why")
+        return answer, method
+
+
+def _refused(status: HTTPStatus, why: str) -> Answer:
+    return Answer(status, f"{why}\n".encode())
+
+
+def _written(answer: Answer, method: str) -> bytes:
+    """Return an answer as it is sent."""
+    status, body, content_type = answer
+    head = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        head.append("Allow: GET, HEAD")
+    return "\r\n".join([*head, "", ""]).encode("ascii") + (b"" if method == "HEAD" else body)
+
+
+async def _drop(reader: asyncio.StreamReader) -> None:
+    """Read what still comes: a connection closed on unread bytes would lose the answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while await reader.read(MAX_HEAD):
+                pass

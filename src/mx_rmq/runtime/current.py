@@ -1,0 +1,29 @@
+"""Which message this code runs for, and in which worker.
+
+Set by the worker, and seen by a handler, by the threads and tasks that it starts, and by nobody
+else. So logs and traces can name the message without being told.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.runtime.threads import Interrupted
+
+if TYPE_CHECKING:
+    from mx_rmq.runtime.slots import Held, Stopped
+
+message: Final[ContextVar[Held | None]] = ContextVar("mx_rmq.message", default=None)
+"""The message that is being handled; None: none."""
+
+worker: Final[ContextVar[str | None]] = ContextVar("mx_rmq.worker", default=None)
+"""The name of the worker; None: outside of one."""
+
+
+def stopped(error: BaseException) -> Stopped | None:
+    """Return why the worker has interrupted the handler; None: the error is the handler's own."""
+    held = message.get()
+    interrupted = isinstance(error, CancelledError | Interrupted)
+    return held.stopped if held is not None and interrupted else None

@@ -1,0 +1,70 @@
+"""Keys of topics and partitions that the registry does not list: nobody counts or serves them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.core.names import PARTITION
+from mx_rmq.core.partition import number_of, topic_of
+from mx_rmq.store.finding import Finding, Severity
+
+if TYPE_CHECKING:
+    from mx_rmq.store.call import Caller
+    from mx_rmq.store.keys import Keys
+
+STEP: Final = 1000
+STEPS: Final = 200
+"""Keys that are looked at in one step, about, and how many steps: others may have millions."""
+
+SHOWN: Final = 5
+
+_HOLDS: Final = r"\}:(payload|dlq:payload|error:parse:payload)"
+"""The keys that hold messages."""
+
+
+async def strays(caller: Caller, keys: Keys, scratch: str) -> Finding:
+    """Look through the keys of a server, a step at a time and not without end."""
+    holds = re.compile(re.escape(keys.prefix) + r":\{([^{}]+)" + _HOLDS)
+    found: set[str] = set()
+    cursor, steps = 0, 0
+    try:
+        listed = await caller.command("HGETALL", keys.topics)
+        while steps == 0 or (cursor and steps < STEPS):
+            words = (cursor, "MATCH", f"{keys.prefix}:{{*", "COUNT", STEP)
+            cursor, names = await caller.command("SCAN", *words, at=scratch)
+            cursor, steps = int(cursor), steps + 1
+            for name in names:
+                match = holds.fullmatch(name.decode("utf-8", "replace"))
+                if match and PARTITION.fullmatch(match[1]):
+                    found.add(match[1])
+    except ScriptFailed:
+        return Finding(
+            Severity.SKIP,
+            "this user may not run SCAN, so nobody knows whether there are messages of topics that "
+            "are not listed",
+            "Grant +scan (ACL SETUSER)",
+        )
+    known = {name.decode("utf-8", "replace"): _number(count) for name, count in listed.items()}
+    lost = sorted(part for part in found if number_of(part) >= known.get(topic_of(part), 0))
+    if lost:
+        more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
+        return Finding(
+            Severity.BAD,
+            f"there are messages of topics or partitions that are not listed, so nobody counts or "
+            f"serves them: {', '.join(lost[:SHOWN])}{more}",
+            "Start a worker that has a handler for the topic, or mx-rmq grow it to its partitions: "
+            "that lists it again",
+        )
+    if cursor:
+        return Finding(
+            Severity.SKIP,
+            f"the server has more than {STEP * STEPS:,} keys, of which the rest was not looked "
+            "through for messages of topics that are not listed",
+        )
+    return Finding(Severity.OK, "every topic that has messages is listed")
+
+
+def _number(count: bytes) -> int:
+    return int(count) if count.isdigit() and int(count) else 1

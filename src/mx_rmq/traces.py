@@ -1,0 +1,198 @@
+"""Traces: OpenTelemetry's context travels in the headers of messages.
+
+    mq = MessageQueue(url, middleware=[Traces()])
+
+Each produce is a span, and so is each attempt to handle a message, linked to that of its produce.
+Names and attributes are those of the semantic conventions for messaging.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.core.errors import ProduceUnknown
+from mx_rmq.core.message import Failure
+from mx_rmq.core.middleware import Middleware
+from mx_rmq.core.outcome import HandlerTimeout, Retry
+from mx_rmq.core.text import storable
+from mx_rmq.runtime import current
+from mx_rmq.runtime.slots import Stopped
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context, attach, detach, get_current
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode
+except ImportError as missing:
+    raise ImportError(
+        "mx_rmq.traces needs OpenTelemetry: pip install 'mx-rmq[traces]'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opentelemetry.trace import Span, SpanContext, TracerProvider
+
+    from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.middleware import Handle, Outgoing, Produce
+
+LONGEST: Final = 200
+"""Characters of a topic or an id that nobody has checked yet."""
+
+
+class Traces(Middleware):
+    """Makes a span of each produce, and of each attempt to handle a message.
+
+    `tracer_provider`: None takes the global one. `join`: handling belongs to the trace of the
+    produce; False begins a trace for each attempt, linked as well. `error_texts`: False keeps what
+    errors say out of the spans, where a handler's errors may quote payloads.
+    """
+
+    def __init__(
+        self,
+        tracer_provider: TracerProvider | None = None,
+        *,
+        join: bool = True,
+        error_texts: bool = True,
+    ) -> None:
+        self._tracer = trace.get_tracer("mx_rmq", tracer_provider=tracer_provider)
+        self._join = join
+        self._error_texts = error_texts
+
+    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
+        """Produce in a span whose context goes into the headers of each message.
+
+        A context of its own that a message brings stays, and the span is linked to it.
+        """
+        headers = {id(one.headers): one.headers for one in messages}  # a batch shares them
+        own = {key: made for key, one in headers.items() if (made := _creation(one)) is not None}
+        attributes: dict[str, str | int] = {}
+        if len(messages) > 1:
+            attributes["messaging.batch.message_count"] = len(messages)
+        elif messages and isinstance(messages[0].id, str):
+            attributes["messaging.message.id"] = storable(messages[0].id, LONGEST)
+        span = self._tracer.start_span(
+            **_named("send", {one.topic for one in messages}, attributes),
+            kind=SpanKind.CLIENT if len(own) == len(headers) else SpanKind.PRODUCER,
+            links=[Link(made) for made in own.values()],
+        )
+        token = attach(trace.set_span_in_context(span))
+        try:
+            context: dict[str, str] = {}
+            propagate.inject(context)
+            sent = {
+                key: one if key in own or not isinstance(one, dict) else {**context, **one}
+                for key, one in headers.items()
+            }
+            ids = await call_next([replace(one, headers=sent[id(one.headers)]) for one in messages])
+        except BaseException as error:
+            if isinstance(error, ProduceUnknown):
+                _identify(span, error.ids)
+            self._fail(span, error)
+            raise
+        else:
+            _identify(span, ids)
+            return ids
+        finally:
+            detach(token)
+            span.end()
+
+    async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        """Run the handler in a span that is linked to the produce."""
+        around = trace.get_current_span()
+        context = propagate.extract(delivery.headers, get_current())
+        creation = trace.get_current_span(context)
+        links = []
+        if creation is not around:  # the headers hold one
+            links.append(Link(creation.get_span_context()))
+            if not self._join:
+                context = trace.set_span_in_context(around, context)
+            elif around.get_span_context().is_valid:
+                links.append(Link(around.get_span_context()))
+        span = self._tracer.start_span(
+            **_named("process", {delivery.topic}, _about(delivery)),
+            context=context,
+            kind=SpanKind.CONSUMER,
+            links=links,
+        )
+        token = attach(trace.set_span_in_context(span, context))
+        try:
+            return await call_next(delivery)
+        except BaseException as error:
+            self._judge(span, error)
+            raise
+        finally:
+            detach(token)
+            span.end()
+
+    def _judge(self, span: Span, error: BaseException) -> None:
+        """Note how a handler ended that did not return: not all of that is a failure."""
+        why = current.stopped(error)
+        if isinstance(error, Retry):
+            span.set_attribute("messaging.mx_rmq.result", "retry")
+        elif why is Stopped.TIMEOUT:
+            self._fail(
+                span, HandlerTimeout(Stopped.TIMEOUT.value).with_traceback(error.__traceback__)
+            )
+        elif why is not None:
+            span.set_attribute("messaging.mx_rmq.result", why.name.lower())
+        else:
+            self._fail(span, error)
+
+    def _fail(self, span: Span, error: BaseException) -> None:
+        """Record an error. Not as the SDK does it: texts of errors are anybody's."""
+        failure = Failure.of(error, at=0)
+        kind = _type(error)
+        said = f"{kind}: {failure.text}" if self._error_texts else kind
+        passed = f"Traceback (most recent call last):\n{failure.traceback}{said}"
+        about = {"exception.type": kind, "exception.stacktrace": passed}
+        if self._error_texts:
+            about["exception.message"] = failure.text
+        span.add_event("exception", about)
+        span.set_attribute("error.type", kind)
+        span.set_status(Status(StatusCode.ERROR, said))
+
+
+def _creation(headers: object) -> SpanContext | None:
+    """Return the context that the headers of a message hold already."""
+    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
+        return None  # they are about to be refused
+    context = trace.get_current_span(propagate.extract(headers, Context())).get_span_context()
+    return context if headers and context.is_valid else None
+
+
+def _named(operation: str, topics: set[str], attributes: dict[str, str | int]) -> dict[str, Any]:
+    """Return a span's name and attributes. A destination is named if all messages share it."""
+    attributes |= {
+        "messaging.system": "mx_rmq",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": operation,
+    }
+    if len(topics) > 1:
+        return {"name": operation, "attributes": attributes}
+    topic = storable(str(*topics), LONGEST)
+    attributes["messaging.destination.name"] = topic
+    return {"name": f"{operation} {topic}", "attributes": attributes}
+
+
+def _about(delivery: Delivery) -> dict[str, str | int]:
+    about: dict[str, str | int] = {
+        "messaging.message.id": delivery.id,
+        "messaging.mx_rmq.attempt": delivery.attempt,
+    }
+    worker = current.worker.get()
+    if worker is not None:
+        about["messaging.client.id"] = worker
+    return about
+
+
+def _identify(span: Span, ids: Sequence[str]) -> None:
+    """Name the message, if it is one: of many, each has its own span when it is handled."""
+    if len(ids) == 1:
+        span.set_attribute("messaging.message.id", ids[0])
+
+
+def _type(error: BaseException) -> str:
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return storable(module + kind.__qualname__)

@@ -1,0 +1,139 @@
+"""edit: another payload, from an option, a file or an editor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq.admin import Admin
+from mx_rmq.core.message import State
+from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.lab.archives import ARCHIVES
+from tests.lab.messages import TOPIC, bring, pending
+from tests.lab.servers import Kind
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_a_payload_is_given_or_read_from_a_file(
+    store: Store, server: Server, state: State, tmp_path: Path
+) -> None:
+    first, second = await bring(store, state), await bring(store, state)
+    told = await run(server, "edit", TOPIC, first.id, "--payload", '{"ü": [1]}', "--yes")
+    assert (told.exit_code, told.stdout) == (0, f"{first.id}: edited and requeued\n")
+    file = tmp_path / "payload.json"
+    file.write_text('"from a file"')
+    words = ("edit", TOPIC, second.id, "--payload-file", str(file), "--state", state, "--yes")
+    assert await run_json(server, *words) == {"topic": TOPIC, "id": second.id, "edited": True}
+    payloads = [one.payload for one in (await Admin(store).list(TOPIC, "pending")).messages]
+    assert payloads == [{"ü": [1]}, "from a file"]
+
+
+async def test_what_is_not_archived_is_not_there(store: Store, server: Server) -> None:
+    (live,) = await pending(store)
+    for id in (live, "nope", "\x1b[2J"):
+        told = await run(server, "edit", TOPIC, id, "--payload", "1", "--yes")
+        assert (told.exit_code, told.stdout) == (1, "")
+        assert told.stderr.startswith("Error: no dead or quarantined message ")
+        assert harmless(told.stderr)
+    found = await run_json(server, "edit", TOPIC, live, "--payload", "1", "--yes", code=1)
+    assert found["edited"] is False
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--payload", "{", "--yes"), "Error: the payload is not JSON: { (Expecting"),
+        (("--payload", HOSTILE, "--yes"), "Error: the payload is not JSON: \\x1b[2J"),
+        (("--payload", '"x"'), "nobody is there to be asked whether to requeue dead message"),
+        ((), "Error: nobody is there to edit it: say --payload or --payload-file"),
+        (("--payload", "NaN", "--yes"), "Error: a payload of type float is not JSON: nan has no"),
+        (("--payload", f'"{"x" * 1_048_577}"', "--yes"), "the payload is 1,048,579 bytes; the"),
+        (("--payload", "1", "--payload-file", "-"), "Either --payload or --payload-file."),
+    ],
+)
+async def test_what_cannot_be_a_payload_is_refused_and_nothing_done(
+    store: Store, server: Server, words: tuple[str, ...], said: str
+) -> None:
+    one = await bring(store, State.DEAD)
+    failed = await run(server, "edit", TOPIC, one.id, *words)
+    assert (failed.exit_code, failed.stdout) == (2, "")
+    assert said in failed.stderr
+    assert harmless(failed.stderr)
+    assert (await store.views.counts(TOPIC)).dead == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said", "left"),
+    [
+        ("s/0/42/", 0, "edited and requeued", 0),
+        ("s/x/y/", 2, "the payload was not changed, so nothing was done", 1),
+    ],
+)
+async def test_a_payload_is_edited_in_the_editor(
+    store: Store, server: Server, change: str, code: int, said: str, left: int
+) -> None:
+    one = await bring(store, State.DEAD)
+    master, slave = os.openpty()
+    os.write(master, b"y\n")
+    told = subprocess.run(
+        [MX_RMQ, "edit", TOPIC, one.id, "--url", server.url],
+        env={**os.environ, "VISUAL": f"sed -i -e {change}"},
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(master)
+    os.close(slave)
+    assert told.returncode == code, told
+    assert said in told.stdout + told.stderr
+    assert (await store.views.counts(TOPIC)).dead == left
+    if not left:
+        view = await Admin(store).get(TOPIC, one.id)
+        assert view is not None
+        assert view.payload == 42
+
+
+@pytest.mark.corrupts
+async def test_unreadable_bytes_are_edited_as_the_text_that_they_are(
+    store: Store, server: Server, raw: Redis, tmp_path: Path
+) -> None:
+    one = await bring(store, State.DEAD)
+    await raw.hset(store.keys.of(TOPIC).dlq_payload, one.id, b'{"order": 7,\xff')
+    editor = tmp_path / "editor"
+    editor.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/seen\necho \'{{"order": 7}}\' > "$1"\n')
+    editor.chmod(0o755)
+    master, slave = os.openpty()
+    os.write(master, b"y\n")
+    told = subprocess.run(
+        [MX_RMQ, "edit", TOPIC, one.id, "--url", server.url],
+        env={**os.environ, "VISUAL": str(editor)},
+        stdin=slave,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(master)
+    os.close(slave)
+    assert told.returncode == 0, told
+    assert (tmp_path / "seen").read_text().startswith('{"order": 7,')
+    view = await Admin(store).get(TOPIC, one.id)
+    assert view is not None
+    assert (view.state, view.payload) == (State.PENDING, {"order": 7})

@@ -1,0 +1,117 @@
+"""Masks: nothing of a named field is shown, and everything else is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.mask import HIDDEN, Mask
+
+SECRET = "hunter2"
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text("abc", max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "items", "card", "n"]), inner, max_size=3)
+    ),
+    max_leaves=10,
+)
+telling = st.sampled_from(
+    (
+        *("password", "PassWord", "user_password", "access_token", "accessToken", "X-Api-Key"),
+        *("client-secret", "Authorization", "Set-Cookie", "IBAN", "i_b_a_n"),
+    )
+)
+
+
+def planted(value: Any, name: str, *, into: Any) -> Any:
+    """Put a field at the bottom of a value, along its first items."""
+    if isinstance(into, dict) and into:
+        first = next(iter(into))
+        return {**into, first: planted(value, name, into=into[first])}
+    if isinstance(into, list) and into:
+        return [planted(value, name, into=into[0]), *into[1:]]
+    return {name: value}
+
+
+@given(plain, telling, st.sampled_from([SECRET, [SECRET], {"n": SECRET}]))
+def test_nothing_under_a_telling_name_is_shown_at_any_depth(
+    value: Any, name: str, secret: Any
+) -> None:
+    shown = Mask(["iban"])(planted(secret, name, into=value))
+    assert shown == planted(HIDDEN, name, into=value)
+    assert SECRET not in json.dumps(shown)
+
+
+@given(plain)
+def test_what_has_no_telling_name_stays_as_it_is(value: Any) -> None:
+    assert Mask(["card.number"])(value) == value
+
+
+def test_a_path_hides_a_field_only_there() -> None:
+    value = {
+        "card": {"number": 1, "all": [{"number": 2}]},
+        "number": 3,
+        "a": {"Card": [{"number": 4}]},
+    }
+    assert Mask(["card.number"])(value) == {
+        "card": {"number": HIDDEN, "all": [{"number": 2}]},
+        "number": 3,
+        "a": {"Card": [{"number": HIDDEN}]},
+    }
+    assert Mask(["card.*"])(value)["card"] == {"number": HIDDEN, "all": HIDDEN}
+    assert Mask(["card.number"])({"card.number": 1}) == {"card.number": HIDDEN}
+    assert Mask()({"token": 1, "token_count": 2, "n": "token"}) == {
+        "token": HIDDEN,
+        "token_count": 2,
+        "n": "token",
+    }
+
+
+def test_objects_are_masked_by_their_fields() -> None:
+    @dataclass
+    class User:
+        name: str
+        password: str
+
+    class Model(pydantic.BaseModel):
+        api_key: str
+
+    class Odd:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    shown = Mask()([User("ann", SECRET), Model(api_key=SECRET), LookupError("x"), float("nan")])
+    assert shown == [
+        {"name": "ann", "password": HIDDEN},
+        {"api_key": HIDDEN},
+        "x",
+        "nan",
+    ]
+    assert Mask()([Odd()]) == "<list that cannot be shown: RuntimeError>"
+
+
+def test_what_contains_itself_does_no_harm() -> None:
+    endless: dict[str, Any] = {}
+    endless["n"] = endless
+    assert "cannot be shown" in Mask()(endless)
+    assert "cannot be shown" in Mask()({(1, 2): SECRET})
+
+
+@pytest.mark.parametrize("name", ["", "card..number", ".number", "-"])
+def test_a_mask_without_a_name_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput, match="neither a field's name nor a path"):
+        Mask([name])
+
+
+def test_a_text_is_no_list_of_masks() -> None:
+    with pytest.raises(InvalidInput, match="give a list"):
+        Mask("password")

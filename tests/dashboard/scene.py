@@ -1,0 +1,190 @@
+"""A shop on a bad night: a queue with something of everything, for browsers and for pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from playwright.async_api import async_playwright
+
+from mx_rmq import MessageQueue, Reject, Worker
+from mx_rmq.dashboard import Dashboard
+from mx_rmq.dashboard.series import FIGURES, KEPT
+from tests.lab.servers import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from playwright.async_api import Browser
+
+CHROMIUM = "/usr/bin/chromium"
+
+HEADERS = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}
+
+HOSTILE = "<script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
+"""Text that runs if it is ever taken for markup."""
+
+
+@dataclass
+class Payment:
+    order: int
+    card: str
+    amount: float = 0.0
+
+
+class BankAway(ConnectionError):
+    """The bank does not answer."""
+
+
+def shop(url: str) -> MessageQueue:
+    """Return a queue with its handlers, not open."""
+    mq = MessageQueue(url, lease=5)
+
+    @mq.handler("orders", concurrency=20)
+    async def pack(order: dict[str, Any]) -> None:
+        await asyncio.sleep(0.02)
+
+    @mq.handler("mails", concurrency=10)
+    async def send(mail: dict[str, Any]) -> None:
+        await asyncio.sleep(0.05)
+
+    @mq.handler("payments", max_attempts=3, retry=[0.01])
+    async def charge(payment: Payment) -> None:
+        if payment.card == "stolen":
+            raise Reject("the card is stolen")
+        await _ask_bank(payment)
+
+    @mq.handler("reports")
+    async def compile_report(report: dict[str, Any]) -> None:
+        await asyncio.sleep(3600)
+
+    @mq.handler("invoices")
+    async def write_invoice(invoice: dict[str, Any]) -> None:
+        raise RuntimeError("invoices are paused, so nobody comes here")
+
+    return mq
+
+
+async def _ask_bank(payment: Payment) -> None:
+    if payment.card == "void":
+        raise BankAway(f"bank.example:443 did not answer within 5 s (order {payment.order})")
+
+
+async def fill(mq: MessageQueue) -> dict[str, str]:
+    """Bring messages into every state; return the ids of some. Takes a worker to finish."""
+    ids = {
+        "dead": await mq.produce(
+            "payments", {"order": 1041, "card": "void", "amount": 59.9}, headers=HEADERS
+        ),
+        "rejected": await mq.produce("payments", {"order": 1042, "card": "stolen"}),
+        "hostile": await mq.produce("payments", {"order": HOSTILE, "card": HOSTILE}),
+        "quarantined": await mq.produce("payments", {"order": "10-43", "card": "visa"}),
+        "pending": await mq.produce("invoices", {"order": 1044, "to": "anna@example.org"}),
+        "delayed": await mq.produce("invoices", {"order": 1045}, delay=5400),
+        "running": await mq.produce("reports", {"month": "2026-10"}, id="report-2026-10"),
+    }
+    for order in range(1046, 1060):
+        await mq.produce("payments", {"order": order, "card": "void", "amount": order / 7})
+    await mq.produce_many("invoices", [{"order": order} for order in range(1100, 1180)])
+    await mq.produce("invoices", {"order": 1, "rush": True}, priority="high")
+    await mq.admin.pause("invoices")
+    return ids
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A dashboard that can be looked at."""
+
+    mq: MessageQueue
+    board: Dashboard
+    url: str
+    ids: dict[str, str]
+
+
+@asynccontextmanager
+async def scene(server_url: str, **options: Any) -> AsyncIterator[Scene]:
+    """Run the shop, a worker and the dashboard, all in this process."""
+    mq = shop(server_url)
+    board = Dashboard(mq, **options or {"allow_all": True})
+    async with mq, serving(board) as url:
+        ids = await fill(mq)
+        async with Worker(mq, name="shop-7f3a", grace=0) as worker:
+            while True:
+                stats = await mq.admin.stats("payments")
+                if stats.dead >= 16 and stats.quarantined >= 2:
+                    break
+                await asyncio.sleep(0.02)
+            assert worker._cast is not None
+            await worker._cast.beat()
+            await board.parts.sampler.look()
+            yield Scene(mq, board, url, ids)
+
+
+@asynccontextmanager
+async def serving(board: Dashboard) -> AsyncIterator[str]:
+    """Serve a dashboard on this machine; return its address."""
+    port = free_port()
+    config = uvicorn.Config(board, port=port, log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await board.close()
+        server.should_exit = True
+        await task
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    """Run a real browser without a window."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield browser
+        await browser.close()
+
+
+def make_up_an_hour(board: Dashboard) -> None:
+    """Put a plausible hour into the memory of the charts: pictures shall not take that long."""
+    chance, now = random.Random(7), time.time()
+    sampler = board.parts.sampler
+    latest = sampler.latest
+    assert latest is not None
+    scale = {"orders": 1.0, "mails": 0.6, "payments": 0.15, "invoices": 0.05, "reports": 0.001}
+    for series, size in (
+        (sampler.series(None), 1.8),
+        *((sampler.series(topic), scale.get(topic, 0.1)) for topic in latest.stats),
+    ):
+        known = series.chart(0, 10_000)
+        series._numbers = type(series._numbers)("d")
+        backlog = 0.0
+        for second in range(-int(KEPT), 0, 2):
+            wave = 1 + 0.35 * math.sin(second / 420) + 0.12 * chance.random()
+            trouble = -1500 < second < -1100
+            rate_in = 120 * size * wave
+            rate_out = rate_in * (0.35 if trouble else 1) + min(backlog / 60, 60 * size)
+            backlog = max(0.0, backlog + (rate_in - rate_out) * 2 + chance.uniform(-4, 4) * size)
+            point = {
+                "pending": round(backlog + 14 * size * wave),
+                "processing": round(18 * size * wave),
+                "delayed": round(9 * size + (40 * size if trouble else 0)),
+                "dead": round((0 if second < -1300 else 16) * (size > 0.1)),
+                "quarantined": round((0 if second < -900 else 2) * (size > 0.1)),
+                "oldest": backlog / max(rate_out, 0.1) + 0.02,
+                "produced": rate_in,
+                "completed": rate_out,
+                "failed": 4 * size if trouble else 0.05 * size,
+            }
+            series.add(now + second, point)
+        for place, at in enumerate(known["at"]):
+            series.add(at or now, {name: known[name][place] for name in FIGURES})

@@ -1,0 +1,125 @@
+"""`mx-rmq dashboard`, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from mx_rmq.cli import main
+from tests.lab.messages import TOPIC, pending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mx_rmq.store.store import Store
+    from tests.lab.servers import Server
+
+COMMAND = (sys.executable, "-m", "mx_rmq.cli", "dashboard", "--port", "0")
+
+
+class Running:
+    def __init__(self, *words: str) -> None:
+        self.process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.said = self.process.stdout.readline()
+        self.url = self.said.split()[1]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@contextmanager
+def running(*words: str) -> Iterator[Running]:
+    one = Running(*words)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.wait()
+        assert one.process.stdout is not None
+        one.process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_it_serves_on_this_machine_until_it_is_told_to_stop(
+    store: Store, server: Server, number: int, tmp_path: Path
+) -> None:
+    await pending(store)
+    log = tmp_path / "audit.log"
+    words = ("--url", server.url, "--audit-log", str(log))
+    with running(*words) as one, httpx.Client(base_url=one.url) as client:
+        page = client.get(f"/topics/{TOPIC}").text
+        token = page.split('name="token" value="')[1].split('"')[0]
+        data, headers = {"token": token}, {"Origin": one.url.rstrip("/")}
+        paused = client.post(f"/topics/{TOPIC}/pause", data=data, headers=headers)
+        assert paused.status_code == 303
+        metrics = text_string_to_metric_families(client.get("/metrics").text)
+        assert {"mx_rmq_depth", "mx_rmq_paused"} <= {one.name for one in metrics}
+        assert client.get("/", headers={"Host": "evil.example"}).status_code == 421
+        with client.stream("GET", "/live") as stream:
+            assert next(stream.iter_lines()) == "retry: 3000"
+            assert one.end(number) == 0  # also while somebody listens
+    assert json.loads(log.read_text())["did"] == "pause"
+
+
+async def test_others_reach_it_with_a_password_alone(
+    store: Store, server: Server, tmp_path: Path
+) -> None:
+    words = ("--url", server.url, "--host", "0.0.0.0")
+    refused = subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert refused.returncode == 2
+    assert "needs a password: --password-file FILE" in refused.stderr
+    password = tmp_path / "password"
+    password.write_text("correct horse\n")
+    with running(*words, "--password-file", str(password), "--user", "anna") as one:
+        url = one.url.replace("0.0.0.0", "127.0.0.1")
+        assert httpx.get(f"{url}healthz").text == "ok\n"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, auth=("anna", "correct horse")).status_code == 200
+        assert "correct" not in one.said
+        assert one.end() == 0
+
+
+def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
+    short = tmp_path / "short"
+    short.write_text("x\n")
+    for words, said in (
+        (["--password-file", str(tmp_path / "none")], "No such file"),
+        (["--password-file", str(short)], "shorter than 8"),
+        (["--origin", "queues.example.org"], "not of the form https://"),
+        (["--tls-cert", str(short)], "go together"),
+        (["--url", "embedded://no/such/directory"], "there is no directory"),
+    ):
+        failed = CliRunner().invoke(main, ["dashboard", "--url", server.url, *words])
+        assert failed.exit_code == 2
+        assert said in failed.stderr
+        assert failed.stderr.count("\n") == 1
+
+
+def test_a_port_that_is_taken_is_said(server: Server) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        failed = subprocess.run(
+            [*COMMAND, "--url", server.url, "--port", port],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert failed.returncode == 2
+    assert f"cannot listen on 127.0.0.1, port {port}" in failed.stderr
+    assert "Traceback" not in failed.stderr

@@ -1,0 +1,290 @@
+"""Nobody gets in who may not, no page elsewhere acts here, and every answer says its rules."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
+from starlette.routing import Mount
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
+from mx_rmq.dashboard import Dashboard, Password, access
+from mx_rmq.dashboard.app import _routes
+from mx_rmq.dashboard.guard import LOOPBACK
+from tests.dashboard.visitor import HERE, Visitor
+from tests.lab.archives import archived
+from tests.lab.messages import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from mx_rmq import MessageQueue
+
+POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ())]
+
+
+def filled(path: str) -> str:
+    return path.replace("{topic}", TOPIC).replace("{number:int}", "1")
+
+
+# headers
+
+
+async def test_every_answer_bears_the_rules_for_browsers(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    await mq.produce(TOPIC, 1)
+    for path in ("/", "/nothing", "/healthz", "/live/series", f"/topics/{TOPIC}/raw?id=x"):
+        headers = (await visitor.client.get(path)).headers
+        policy = headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "same-origin"
+        assert headers["cache-control"] == "no-store"
+    page = await visitor.page("/")
+    style = page.split('rel="stylesheet" href="')[1].split('"')[0]
+    assert "immutable" in (await visitor.get(style)).headers["cache-control"]
+    await visitor.get("/static/x/app.js")
+    for name in ("nothing.css", "..%2fapp.py", "__init__.py"):
+        await visitor.get(f"/static/x/{name}", 404)
+
+
+async def test_the_session_cookie_is_kept_from_scripts_and_other_sites(
+    board: Dashboard, mq: MessageQueue
+) -> None:
+    async with Visitor(board) as visitor:
+        cookie = (await visitor.get("/")).headers["set-cookie"]
+        assert cookie.startswith("mx_rmq=")
+        assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= set(cookie.split("; "))
+        assert "set-cookie" not in (await visitor.get("/")).headers
+    transport = httpx.ASGITransport(app=board)
+    async with httpx.AsyncClient(transport=transport, base_url="https://localhost") as client:
+        cookie = (await client.get("/")).headers["set-cookie"]
+        assert cookie.startswith("__Host-mx_rmq=")
+        assert cookie.endswith("; Secure")
+
+
+# forms of other pages
+
+
+async def test_no_action_is_taken_from_elsewhere(mq: MessageQueue, visitor: Visitor) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    token = await visitor.token()
+    ours = {"Origin": HERE}
+    foreign: tuple[tuple[dict[str, str], dict[str, str]], ...] = (
+        ({"token": token}, {"Origin": "http://evil.example"}),
+        ({"token": token}, {"Origin": "null"}),
+        ({"token": token}, {"Origin": "http://localhost:81"}),
+        ({"token": token}, {"Sec-Fetch-Site": "cross-site"}),
+        ({"token": token}, {}),
+        ({"state": "dead"}, ours),
+        ({"token": "x"}, ours),
+        ({"token": token}, {**ours, "Cookie": "mx_rmq=another"}),
+    )
+    for path in POSTS:
+        address = f"{filled(path)}?id={id}"
+        for data, headers in foreign:
+            answer = await visitor.client.post(address, data=data, headers=headers)
+            assert answer.status_code == 403, (path, data, headers)
+        strange = {**ours, "Content-Type": "text/plain"}
+        answer = await visitor.client.post(address, content=f"token={token}", headers=strange)
+        assert answer.status_code == 415
+    stats = await mq.admin.stats(TOPIC)
+    assert (stats.dead, stats.paused) == (1, False)
+
+
+async def test_a_browser_without_an_origin_header_and_a_named_proxy_pass(
+    mq: MessageQueue,
+) -> None:
+    await mq.produce(TOPIC, 1)
+    board = Dashboard(mq, allow_all=True, origins=["https://Queues.example/"])
+    async with Visitor(board) as visitor:
+        token = await visitor.token()
+        for headers in (
+            {"Sec-Fetch-Site": "same-origin"},
+            {"Origin": "https://queues.example"},
+            {"Origin": "http://localhost", "Host": "localhost:80"},
+        ):
+            answer = await visitor.client.post(
+                f"/topics/{TOPIC}/pause", data={"token": token}, headers=headers
+            )
+            assert answer.status_code == 303
+    await board.close()
+
+
+async def test_a_form_that_is_too_long_is_refused(mq: MessageQueue, visitor: Visitor) -> None:
+    await mq.produce(TOPIC, 1)
+    token = await visitor.token()
+    long = {"token": token, "x": "y" * 9_000_000}
+    answer = await visitor.client.post("/topics/orders/pause", data=long, headers={"Origin": HERE})
+    assert answer.status_code == 413
+    many = {"token": token, **{str(number): "" for number in range(2000)}}
+    answer = await visitor.client.post("/topics/orders/pause", data=many, headers={"Origin": HERE})
+    assert answer.status_code == 400
+
+
+# read-only
+
+
+async def test_a_read_only_dashboard_offers_nothing_and_does_nothing(mq: MessageQueue) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    board = Dashboard(mq, allow_all=True, read_only=True)
+    async with Visitor(board) as visitor:
+        for path in (
+            f"/topics/{TOPIC}?state=dead",
+            f"/topics/{TOPIC}/message?id={id}",
+            f"/topics/{TOPIC}/edit?id={id}",
+            f"/topics/{TOPIC}/discard?id={id}",
+            f"/topics/{TOPIC}/bulk?act=discard&state=dead",
+        ):
+            page = await visitor.page(path)
+            assert 'method="post"' not in page
+            assert "read-only" in page
+        assert len(POSTS) == 8
+        for path in POSTS:
+            answer = await visitor.client.post(
+                f"{filled(path)}?id={id}", data={}, headers={"Origin": HERE}
+            )
+            assert answer.status_code == 403
+            assert "read-only" in answer.text
+    await board.close()
+    stats = await mq.admin.stats(TOPIC)
+    assert (stats.dead, stats.paused) == (1, False)
+
+
+# who may
+
+
+async def test_one_has_to_say_who_may(mq: MessageQueue) -> None:
+    with pytest.raises(InvalidInput, match="who may use the dashboard"):
+        Dashboard(mq)
+    with pytest.raises(InvalidInput, match="who may use the dashboard"):
+        Dashboard(mq, authorize=lambda request: "x", allow_all=True)
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+async def test_a_password_is_asked_for_on_every_path_but_one(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "WRONG", 0)
+    board = Dashboard(mq, authorize=Password("anna", "correct horse"))
+    async with Visitor(board) as visitor:
+        paths = [filled(route.path) for route in _routes(None)]
+        for path in [path for path in paths if path != "/healthz"]:
+            for method in ("GET", "POST"):
+                answer = await visitor.client.request(method, path)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"].startswith("Basic ")
+        assert (await visitor.get("/healthz")).text == "ok\n"
+        assert (await visitor.client.post("/healthz")).status_code == 401
+        for wrong in (
+            basic("anna", "wrong horse"),
+            basic("bert", "correct horse"),
+            basic("anna", ""),
+            {"Authorization": "Basic ???"},
+            {"Authorization": "Basic /w=="},
+            {"Authorization": "Bearer correct horse"},
+        ):
+            await visitor.get("/workers", 401, headers=wrong)
+        answer = await visitor.get("/workers", headers=basic("anna", "correct horse"))
+        assert "signed in as <strong>anna</strong>" in answer.text
+    await board.close()
+
+
+@pytest.mark.parametrize(
+    ("user", "password"), [("", "long enough"), ("a:b", "long enough"), ("anna", "short")]
+)
+def test_a_weak_password_or_a_broken_name_is_refused(user: str, password: str) -> None:
+    with pytest.raises(InvalidInput):
+        Password(user, password)
+
+
+async def _later(request: Request) -> str:
+    return request.headers.get("x-user", "")
+
+
+@pytest.mark.parametrize(
+    ("authorize", "headers", "code"),
+    [
+        (lambda request: "anna", {}, 200),
+        (lambda request: True, {}, 200),
+        (lambda request: None, {}, 403),
+        (lambda request: False, {}, 403),
+        (lambda request: "", {}, 403),
+        (lambda request: RedirectResponse("/login"), {}, 307),
+        (_later, {"X-User": "anna"}, 200),
+        (_later, {}, 403),
+    ],
+)
+async def test_an_application_decides_by_itself_who_may(
+    mq: MessageQueue,
+    authorize: Callable[[Request], Awaitable[Any]],
+    headers: dict[str, str],
+    code: int,
+) -> None:
+    async with Visitor(Dashboard(mq, authorize=authorize)) as visitor:
+        page = (await visitor.get("/workers", code, headers=headers)).text
+        assert code != 403 or 'aria-label="Main"' not in page
+
+
+async def test_a_token_of_one_operator_is_none_of_another(mq: MessageQueue) -> None:
+    await mq.produce(TOPIC, 1)
+    async with Visitor(Dashboard(mq, authorize=_later), headers={"X-User": "anna"}) as visitor:
+        token = await visitor.token()
+        visitor.client.headers["X-User"] = "bert"
+        await visitor.post(f"/topics/{TOPIC}/pause", 403, token=token)
+
+
+# names
+
+
+async def test_on_loopback_only_its_own_names_lead_to_it(mq: MessageQueue) -> None:
+    board = Dashboard(mq, allow_all=True, hosts=LOOPBACK)
+    async with Visitor(board) as visitor:
+        for host in ("localhost", "LOCALHOST:8233", "127.0.0.1:8233", "[::1]:8233"):
+            await visitor.get("/workers", headers={"Host": host})
+        for host in ("evil.example", "127.0.0.1.evil.example:8233", "localhost.", "[::2]", ""):
+            await visitor.get("/workers", 421, headers={"Host": host})
+            await visitor.get("/healthz", 421, headers={"Host": host})
+
+
+# mounted
+
+
+async def test_it_can_be_mounted_below_another_application(mq: MessageQueue) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    board = Dashboard(mq, allow_all=True)
+    app = Starlette(routes=[Mount("/queues", app=board)])
+    async with Visitor(app, root="/queues") as visitor:
+        page = await visitor.page("/")
+        assert 'href="/queues/topics/orders"' in page
+        assert 'data-base="/queues"' in page
+        style = page.split('rel="stylesheet" href="')[1].split('"')[0]
+        assert (await visitor.client.get(style)).status_code == 200
+        assert (await visitor.get("/healthz")).text == "ok\n"
+        answer = await visitor.submit(f"/topics/{TOPIC}/message?id={id}", "Requeue")
+        assert answer.url.path == f"/queues/topics/{TOPIC}/message"
+        assert "Requeued." in answer.text
+
+
+async def test_closing_the_queue_ends_what_a_mounted_dashboard_began(mq: MessageQueue) -> None:
+    board = Dashboard(mq, allow_all=True)
+    async with Visitor(board) as visitor:
+        await visitor.page("/")
+    assert board.parts.sampler._task is not None
+    await mq.close()
+    assert board.parts.sampler._task is None
+    await mq.open()

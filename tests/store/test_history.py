@@ -1,0 +1,129 @@
+"""The history: what every script writes of what it did, and how it is read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from mx_rmq.core import codec
+from mx_rmq.core.config import Limits
+from mx_rmq.core.message import State
+from mx_rmq.store.history import STEP
+from tests.lab.archives import archived
+from tests.lab.broken import broken
+from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
+from tests.lab.servers import Kind, chosen
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+
+one_kind = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
+
+
+async def told(store: Store, topic: str = TOPIC) -> list[tuple[str, str, int, str]]:
+    """Return everything that a history tells: what, by whom, of how many, and more."""
+    found = await store.views.history.after({topic: "0-0"})
+    return [(one.what, one.by, len(one.ids), one.about) for _, one in found]
+
+
+async def test_a_life_is_told_from_produce_to_the_end(store: Store, clock: Clock) -> None:
+    (other, id) = await pending(store, 2)
+    first = await take(store, 2)
+    await store.complete_message(TOPIC, "w1", [first[0].claim])
+    assert [one.what for one in await store.views.history.of(TOPIC, other)] == [
+        "produced",
+        "dispatched",
+        "completed",
+    ]
+    life = await store.views.history.of(TOPIC, id)
+    assert [(one.what, one.by, one.ids) for one in life] == [
+        ("produced", "", (id,)),
+        ("dispatched", "w1", (id,)),
+    ]
+
+
+async def test_an_entry_is_about_twenty_five_messages_at_the_most(store: Store) -> None:
+    await store.produce_normal_message(TOPIC, drafts(60))
+    assert await told(store) == [("produced", "", n, "") for n in (25, 25, 10)]
+    assert (await store.views.counts(TOPIC)).ever == {"produced": 60}
+
+
+async def test_switched_off_it_writes_nothing_and_still_counts(store: Store, raw: Redis) -> None:
+    store.limits = Limits(history=0)
+    await leased(store, 2)
+    assert await told(store) == []
+    assert not await raw.exists(store.keys.of(TOPIC).history)
+    assert (await store.views.counts(TOPIC)).ever == {"produced": 2, "dispatched": 2}
+
+
+@one_kind
+async def test_it_keeps_the_newest_entries_and_about_as_many_as_it_shall(
+    store: Store, raw: Redis
+) -> None:
+    store.limits = Limits(history=100)
+    for _ in range(500):
+        await store.produce_normal_message(TOPIC, [draft()])
+    assert 100 <= await raw.xlen(store.keys.of(TOPIC).history) <= 200
+
+
+@one_kind
+async def test_a_message_is_found_however_much_has_come_since(store: Store) -> None:
+    (id,) = await pending(store)
+    for _ in range(STEP + 10):
+        await store.produce_normal_message(TOPIC, [draft()])
+    assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["produced"]
+    assert await store.views.history.of(TOPIC, id[:-1]) == []
+
+
+async def test_a_life_begins_with_its_last_birth(store: Store, clock: Clock) -> None:
+    for _ in range(2):
+        await store.produce_normal_message(TOPIC, [draft(id="own")])
+        (one,) = await take(store)
+        await store.complete_message(TOPIC, "w1", [one.claim])
+        clock.advance(1_000_000)
+    assert len(await store.views.history.of(TOPIC, "own")) == 3
+
+
+async def test_it_says_why_and_by_whom(store: Store, clock: Clock) -> None:
+    (one,) = await leased(store, worker="w1")
+    message = codec.decode(one.record)
+    await store.move_to_dlq(TOPIC, "w1", one.claim, msgspec.structs.replace(message, reason="why"))
+    await archived(store, State.QUARANTINED)
+    await leased(store, worker="gone")
+    clock.advance(10**9)
+    await store.handle_timeout_message(TOPIC, "m", count=1, recovery=1000)
+    await store.pause_topic(TOPIC, by="ann")
+    found = {what: (by, about) for what, by, _, about in await told(store)}
+    assert found["taken_over"] == ("m", "gone")
+    assert found["paused"] == ("ann", "")
+    assert found["died"] == ("w1", "why")
+    assert found["quarantined"][1] == "ValueError: no"
+
+
+@pytest.mark.corrupts
+async def test_entries_of_a_foreign_hand_are_passed_over(store: Store, raw: Redis) -> None:
+    (id,) = await pending(store)
+    await raw.xadd(store.keys.of(TOPIC).history, {b"\xff": b"\xff", "ids": id})
+    assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["produced", ""]
+    await raw.hset(store.keys.of(TOPIC).totals, mapping={"produced": "x", "died": "3"})
+    assert (await store.views.counts(TOPIC)).ever == {"died": 3}
+
+
+async def test_delayed_ones_are_due_in_time(store: Store, clock: Clock) -> None:
+    (id,) = await delayed(store, 1000)
+    clock.advance(1000)
+    await store.process_delay_message(TOPIC, count=10)
+    assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["delayed", "due"]
+
+
+async def test_a_history_of_a_wrong_type_stops_nobody(store: Store, raw: Redis) -> None:
+    keys = store.keys.of(TOPIC)
+    await pending(store)
+    for key in (keys.history, keys.totals):
+        async with broken(raw, key):
+            assert len(await leased(store)) == 1

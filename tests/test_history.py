@@ -1,0 +1,109 @@
+"""History, tail and rates, as an operator asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mx_rmq import Delivery, MessageQueue, Worker
+from mx_rmq.admin import Happening, What
+from mx_rmq.core.errors import InvalidInput
+from tests.lab.crew import until
+from tests.lab.servers import Kind
+from tests.runtime.stage import queue
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
+
+
+async def whats(mq: MessageQueue, id: str) -> list[What]:
+    return [one.what for one in await mq.admin.history("t", id)]
+
+
+async def test_the_life_of_a_message_that_failed_once_is_told_after_its_end(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url) as mq:
+
+        @mq.handler("t", retry=0.25)
+        async def handle(payload: int, delivery: Delivery) -> None:
+            if delivery.attempt == 1:
+                raise ValueError("not yet")
+
+        id = await mq.produce("t", 1)
+        worker = Worker(mq)
+        await worker.drain(delayed=True)
+        life = await mq.admin.history("t", id)
+        assert await mq.admin.get("t", id) is None
+        assert [one.what for one in life] == [
+            What.PRODUCED,
+            What.DISPATCHED,
+            What.RETRIED,
+            What.DUE,
+            What.DISPATCHED,
+            What.COMPLETED,
+        ]
+        assert [one.by for one in life[1:3]] == [worker.name] * 2
+        assert life[2].about == "again in 0.25 s: ValueError: not yet"
+        assert all(one.ids == (id,) and one.topic == "t" for one in life)
+        assert await mq.admin.history("t", "unknown") == []
+        assert (await mq.admin.stats("t")).totals.failed == 1
+
+
+async def test_an_operator_stands_by_what_he_did(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        id = await mq.produce("t", 1, delay=60)
+        await mq.admin.as_operator("ann").cancel("t", id)
+        *_, last = await mq.admin.history("t", id)
+        assert (last.what, last.by) == (What.CANCELLED, "ann")
+
+
+async def test_the_history_of_a_partition_is_the_topics(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        await mq.produce("t", 0)
+        await mq.admin.grow("t", 3)
+    async with queue(server.url) as mq:
+        ids = await mq.produce_many("t", range(20))
+        for id in ids:
+            assert await whats(mq, id) == [What.PRODUCED]
+
+
+async def test_tail_tells_of_old_and_new_topics_as_it_happens(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        await mq.produce("t", 0)
+        seen: list[Happening] = []
+
+        async def follow() -> None:
+            async for one in mq.admin.tail():
+                seen.append(one)  # noqa: PERF401 - as it comes
+
+        following = asyncio.create_task(follow())
+        try:
+            async with asyncio.timeout(15):
+                while not seen:  # from when it follows, nobody can know
+                    await mq.produce("t", 1)
+                    await asyncio.sleep(0.05)
+            await mq.produce("new", 1)
+            await until(lambda: any(one.topic == "new" for one in seen))
+        finally:
+            following.cancel()
+        assert {one.what for one in seen} == {What.PRODUCED}
+
+
+async def test_rates_are_what_came_and_went_meanwhile(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        await mq.produce("t", 0)
+        measuring = asyncio.create_task(mq.admin.rates("t", over=0.5))
+        await asyncio.sleep(0.2)
+        await mq.produce_many("t", range(10))
+        rates = (await measuring)["t"]
+        assert 10 <= rates.produced <= 20.5
+        assert (rates.completed, rates.failed) == (0, 0)
+        with pytest.raises(InvalidInput, match="over=0"):
+            await mq.admin.rates(over=0)
