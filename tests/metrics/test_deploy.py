@@ -19,6 +19,7 @@ from tests.tour.pages import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
