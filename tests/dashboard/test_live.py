@@ -104,7 +104,7 @@ async def test_rates_are_what_happened_between_two_looks(
     def counted() -> float:
         samples = pairwise(listener.events("sample"))
         return sum(
-            float(later["all"]["produced"] or 0) * (later["at"] - earlier["at"])
+            float((later["all"]["produced"] or 0) * (later["at"] - earlier["at"]))
             for earlier, later in samples
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mx_rmq.store.keys import Keys
 
@@ -84,7 +84,8 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
 async def told(raw: Redis, topic: str, prefix: str = "mx-rmq") -> tuple[int, dict[bytes, bytes]]:
     """Return how long a topic's history is, and its totals."""
     keys = Keys(prefix).of(topic)
-    return await raw.xlen(keys.history), await raw.hgetall(keys.totals)
+    totals = cast("dict[bytes, bytes]", await raw.hgetall(keys.totals))
+    return await raw.xlen(keys.history), totals
 
 
 def _text(data: bytes) -> str:
