@@ -196,9 +196,11 @@ async def test_stats_are_watched_until_somebody_interrupts(store: Store, server:
     await pending(store, 2)
     while lines[-1].split()[:2] != [TOPIC.encode(), b"3"]:
         lines.append(await table.stdout.readline())
-    for _ in range(2):
-        line = json.loads(await json_lines.stdout.readline())
-        assert (line["topics"][0]["topic"], line["away"]) == (TOPIC, [])
+    assert float(lines[-1].split()[-3]) > 0  # produced a second
+    first, second = [json.loads(await json_lines.stdout.readline()) for _ in range(2)]
+    assert (first["topics"][0]["topic"], first["away"]) == (TOPIC, [])
+    assert "rates" not in first["topics"][0]
+    assert set(second["topics"][0]["rates"]) == {"produced", "completed", "failed"}
     for process in (table, json_lines):
         process.send_signal(signal.SIGINT)
         await process.communicate()

@@ -89,7 +89,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     rows = list(rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        numeric = any(isinstance(row[number], int) for row in rows)
+        numeric = any(isinstance(row[number], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
@@ -139,7 +139,9 @@ def _console() -> Console:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if isinstance(value, float) else printable(str(value))
 
 
 def payload_text(message: MessageView, *, indent: int | None = None) -> str:
