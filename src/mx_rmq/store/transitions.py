@@ -60,8 +60,8 @@ CENTURY: Final = 100 * 365 * 86_400
 """Seconds; servers refuse the TTL of a field that is set for much longer."""
 
 WALK: Final = 10_000
-"""Pending messages of a topic up to which a cancelled one is taken out of its list at once: about
-0.2 ms of the server's time."""
+"""How far from the ends of a list a cancelled message is taken out of it at once: about 0.2 ms of
+the server's time."""
 
 MAX_TOPICS: Final = 1000
 """Topics in one call."""
@@ -571,7 +571,7 @@ class Transitions:
         """Remove a pending or delayed message."""
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r} is not a str")
-        return await self._operate("cancel_message", topic, by, id=id, most=WALK)
+        return await self._operate("cancel_message", topic, by, id=id, walk=WALK)
 
     async def pause_topic(self, topic: str, *, by: str = "") -> bool:
         """Let dispatch give nothing; return whether that is new."""

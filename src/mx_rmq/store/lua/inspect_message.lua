@@ -21,7 +21,7 @@ local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
 local dlq_payload         = KEYS[11] -- HASH  id -> final record
 local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
 local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
-local cancelled           = KEYS[14] -- SET  ids that are still in a pending list
+local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
 
 local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
 local each = 2                 -- per message: id
