@@ -210,7 +210,30 @@ MUTANTS = [
         "if redis.call('HEXISTS', processing, id) == 1 then",
         "if false then",
     ),
-    Mutant("cancel leaves the id pending", "cancel_message", "redis.call('LREM', key, 1, id)", ""),
+    Mutant(
+        "cancel leaves the id pending", "cancel_message", "redis.call('LREM', list, from, id)", ""
+    ),
+    Mutant(
+        "cancel forgets that a place does not count",
+        "cancel_message",
+        "redis.call('SADD', cancelled, id)",
+        "",
+    ),
+    Mutant(
+        "cancel leaves two places that do not count",
+        "cancel_message",
+        "redis.call('LREM', key, 1, id) == 1",
+        "true",
+    ),
+    Mutant(
+        "dispatch gives what stands in a cancelled place", "dispatch_message", "places > 0", "false"
+    ),
+    Mutant(
+        "dispatch passes over all places of a cancelled id",
+        "dispatch_message",
+        "marks[i] == 1 and not gone[id]",
+        "marks[i] == 1",
+    ),
     Mutant(
         "a tick fires again and again",
         "produce_cron_message",

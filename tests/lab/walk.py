@@ -112,6 +112,9 @@ class Walk(RuleBasedStateMachine):
         # Names of lanes that come by chance would break ties differently in a second run.
         self.names = patch("mx_rmq.store.lane.secrets", Random(0))
         self.names.start()
+        # A list of three has a middle that is too deep to be walked to.
+        self.shallow = patch("mx_rmq.store.transitions.WALK", 1)
+        self.shallow.start()
         self.clock = Clock()
         self.model = Model()
         self.claims: list[tuple[str, Leased | TakenOver]] = []
@@ -422,6 +425,7 @@ class Walk(RuleBasedStateMachine):
             self.run(self._drain())
         finally:
             self.names.stop()
+            self.shallow.stop()
             self.run(self.caller.servers.close())
 
     async def _drain(self) -> None:

@@ -330,3 +330,13 @@ async def test_a_delayed_one_is_taken_out_at_once_however_many_wait(
     assert await store.cancel_message(TOPIC, id) is Settled.DONE
     assert (await snapshot(raw, TOPIC)).delayed == {}
     assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+
+
+@pytest.mark.corrupts
+async def test_the_audit_names_a_cancelled_place_that_is_not_there(
+    store: Store, raw: Redis
+) -> None:
+    await pending(store)
+    await raw.sadd(store.keys.of(TOPIC).cancelled, "nobody")
+    (wrong,) = await store.audit.topic(TOPIC)
+    assert str(wrong) == "orders: nobody: a place was cancelled that it does not have"

@@ -125,6 +125,8 @@ class Admin:
         low, high = times(Filter(since=since, until=until), chosen)
 
         async def count(part: str) -> int:
+            if chosen is State.PENDING:
+                return (await self._store.views.counts(part)).pending
             ways = range(levels(chosen))
             return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
 

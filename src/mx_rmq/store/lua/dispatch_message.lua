@@ -145,8 +145,10 @@ local function take_out()
   if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 end
 
+local rung = redis.call('LLEN', doorbell)
 if count == 0 then
   if #surplus > 0 then take_out() end
+  if behind[1] + behind[2] + behind[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
   return reply
 end
 
@@ -167,7 +169,6 @@ until fit < upto or fit == #ids
 -- end
 
 local held = redis.call('HMGET', processing, unpack(ids))
-local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
 
 local too_many = count - fit
