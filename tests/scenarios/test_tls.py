@@ -26,7 +26,7 @@ KIND = Kind.REDIS_7_0
 """Of the usual servers the only one that was built with TLS."""
 
 LEASE = 3.0
-"""Seconds. The keeper has a third of them to connect, which takes half a second on a busy machine."""
+"""Seconds. The keeper has a third to connect, which takes half a second on a busy machine."""
 
 PATIENCE = 30.0
 AT_ONCE = 8.0
