@@ -11,7 +11,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
 from mx_rmq.store.history import STEP
-from tests.lab.archives import archived
+from tests.lab.archives import ARCHIVES, archived, limits
 from tests.lab.broken import broken
 from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
 from tests.lab.servers import Kind, chosen
@@ -127,3 +127,39 @@ async def test_a_history_of_a_wrong_type_stops_nobody(store: Store, raw: Redis) 
     for key in (keys.history, keys.totals):
         async with broken(raw, key):
             assert len(await leased(store)) == 1
+
+
+# what is dropped from the archives
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_what_an_archive_has_no_room_for_is_told_of(
+    store: Store, clock: Clock, state: State
+) -> None:
+    ids = await archived(store, state, 30, clock=clock)
+    store.limits = limits(state, keep=2)
+    (last,) = await archived(store, state, clock=clock)
+    dropped = ids[:29]
+    found = [one for _, one in await store.views.history.after({TOPIC: "0-0"})]
+    trimmed = [one for one in found if one.what == "trimmed"]
+    assert [len(one.ids) for one in trimmed] == [25, 4]
+    assert [id for one in trimmed for id in one.ids] == dropped
+    assert (await store.views.counts(TOPIC)).ever["trimmed"] == 29
+    *_, end = await store.views.history.of(TOPIC, ids[0])
+    assert end.what == "trimmed"
+    *_, end = await store.views.history.of(TOPIC, last)
+    assert end.what == {State.DEAD: "died", State.QUARANTINED: "quarantined"}[state]
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_that_it_cannot_be_told_what_was_dropped_stops_nobody(
+    store: Store, raw: Redis, state: State
+) -> None:
+    keys = store.keys.of(TOPIC)
+    await archived(store, state, 2)
+    store.limits = limits(state, keep=1)
+    for key in (keys.history, keys.totals):
+        async with broken(raw, key):
+            await archived(store, state)
+            assert await store.trim_archive(TOPIC, state) == 0
+    assert (await store.views.counts(TOPIC)).total == 1

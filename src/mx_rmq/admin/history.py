@@ -43,7 +43,7 @@ class What(StrEnum):
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
     TRIMMED = "trimmed"
-    """Dropped from an archive because of its age."""
+    """Dropped from an archive, because of its age or of the archive's cap."""
     PAUSED = "paused"
     RESUMED = "resumed"
 

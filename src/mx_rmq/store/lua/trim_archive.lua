@@ -46,15 +46,12 @@ if #victims > 0 then
 end
 -- end
 
-local what, by, done, about = 'trimmed', '', victims, nil
-
--- shared: count what has happened, and write it down; that this fails is no reason to fail
-if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
-for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
-  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
-  local more = about and about[first] or ''
-  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
-    'about', more)
+-- shared: tell of those that were dropped; that this fails is no reason to fail
+if #victims > 0 then redis.pcall('HINCRBY', totals, 'trimmed', #victims) end
+for first = 1, remember == '0' and 0 or #victims, 25 do
+  local ids = table.concat(victims, ' ', first, math.min(first + 24, #victims))
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', 'trimmed', 'by', '',
+    'ids', ids, 'about', '')
 end
 -- end
 
