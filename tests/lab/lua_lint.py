@@ -25,6 +25,7 @@ READS: Final = {
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("SCARD", "SISMEMBER"), "SET"),
+    "XREVRANGE": "STREAM",
     **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
