@@ -215,6 +215,33 @@ async def test_a_history_that_cannot_be_read_is_passed_over_and_told_of_once(
     assert len(await store.views.history.after(dict.fromkeys(topics, "0-0"))) == 22
 
 
+# how long it is
+
+
+@one_kind
+async def test_the_partitions_of_a_topic_share_its_history(store: Store, raw: Redis) -> None:
+    store.limits = Limits(history=400)
+    await store.register("t", 2)
+    for part in ("t", "t/1"):
+        for _ in range(500):
+            await store.produce_normal_message(part, [draft()])
+        assert 200 <= await raw.xlen(store.keys.of(part).history) <= 300
+    await store.register("t", 8)
+    await store.produce_normal_message("t/1", [draft()])
+    assert 100 <= await raw.xlen(store.keys.of("t/1").history) <= 200
+
+
+@pytest.mark.parametrize(("history", "left"), [(0, range(1)), (100, range(100, 201))])
+async def test_a_history_that_shall_be_shorter_is_shortened_also_when_nothing_happens(
+    store: Store, raw: Redis, history: int, left: range
+) -> None:
+    for _ in range(500):
+        await store.produce_normal_message(TOPIC, [draft()])
+    store.limits = Limits(history=history)
+    assert await store.trim_archive(TOPIC, State.DEAD) == 0
+    assert await raw.xlen(store.keys.of(TOPIC).history) in left
+
+
 # what is dropped from the archives
 
 

@@ -1,7 +1,7 @@
 -- trim_archive: dead | quarantined -> (gone), by age and count
 --
 -- What every archiving call does too, for a topic in which nothing is archived any more. At most
--- 200 a call.
+-- 200 a call. Shortens the history, too, by at most 10,000 entries.
 --
 -- Returns  how many it dropped
 -- Cost     O(log A) a message, A archived
@@ -25,6 +25,7 @@ end
 -- end
 
 local arriving = 0
+redis.pcall('XLEN', history)
 
 -- shared: who is over the age or the cap
 local victims = {}
@@ -54,5 +55,8 @@ for first = 1, remember == '0' and 0 or #victims, 25 do
     'ids', ids, 'about', '')
 end
 -- end
+
+-- The history may be longer than it shall be by now, and perhaps nobody adds to it.
+redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
 
 return #victims
