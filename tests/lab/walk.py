@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
 
-BESIDE = {"inspect_message", "scan_fields", "count_messages", "preflight", "register_topics"}
+BESIDE = {
+    *("inspect_message", "scan_fields", "count_messages", "find_history"),
+    *("preflight", "register_topics"),
+}
 """What moves no message."""
 
 AUDITED = 5

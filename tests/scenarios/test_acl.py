@@ -48,7 +48,7 @@ OLDER = {"+hrandfield", "+hstrlen"}
 LONG = {"+scard", "+sadd", "+sismember", "+srem"}
 """What is needed when a message is cancelled among more than 10,000."""
 
-WHOLE = {"+ltrim", "+pexpire", "+pttl", "+zadd", "+zmscore"}
+WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
 """What an operator has so that no script which it might run is left half done."""
 
 UNGRANTED = {"client|setinfo", "client", "hexpire"}

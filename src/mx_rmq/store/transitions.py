@@ -63,6 +63,9 @@ WALK: Final = 10_000
 """How far from the ends of a list a cancelled message is taken out of it at once: about 0.2 ms of
 the server's time."""
 
+SHORTEST: Final = 100
+"""Entries of a partition's history, at the least: the server drops them by the hundred."""
+
 MAX_TOPICS: Final = 1000
 """Topics in one call."""
 
@@ -624,7 +627,7 @@ class Transitions:
     ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
         if "history" in script.place:
-            named["remember"] = self.limits.history
+            named["remember"] = self._remember(keys.topic)
         known = self._names.get((name, keys.topic))
         if known is None:  # what differs from call to call is filled in below
             known = [getattr(keys, key, "") for key in script.keys]
@@ -655,8 +658,13 @@ class Transitions:
             return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
         return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
 
+    def _remember(self, topic: str) -> int:
+        """Return how long a partition's history shall be: its part of the topic's."""
+        most = self.limits.history
+        return min(most, max(SHORTEST, self._share(topic, most)))
+
     def _share(self, topic: str, most: int) -> int:
-        """Return a partition's part of how many messages of its topic may wait."""
+        """Return a partition's part of what its topic may have."""
         return ceil(most / self.partitions.get(topic_of(topic), 1))
 
 
