@@ -106,6 +106,8 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC, "--all"), "--all of which state? --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state goes with --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text goes with --all."),
+        (("requeue", TOPIC, "id", "--text", ""), "--text goes with --all."),
+        (("discard", TOPIC, "--all", "--state", "dead", "--error", ""), "error='' is an empty"),
         (("requeue", TOPIC, "id", "--dry-run"), "--dry-run goes with --all."),
         (("requeue", TOPIC, "--all", "--state", "dead", "--rate", "0"), "0.0 is not in the range"),
         (

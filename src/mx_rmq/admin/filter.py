@@ -41,6 +41,8 @@ class Filter:
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise InvalidInput(f"{name}={value!r:.80} is not a text")
+            if value == "":  # which is in every message: all would be meant, by a slip of the pen
+                raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
         for name in ("since", "until"):
             value = getattr(self, name)
             if value is not None and not _is_time(value):
@@ -50,7 +52,7 @@ class Filter:
 
     def __bool__(self) -> bool:
         """Say whether anything is asked for at all."""
-        return any(getattr(self, one.name) not in (None, "") for one in fields(self))
+        return any(getattr(self, one.name) is not None for one in fields(self))
 
 
 def times(wanted: Filter, state: State) -> tuple[float, float]:

@@ -179,7 +179,7 @@ async def _do(
     if all_of_them and state is None:
         raise click.UsageError(f"--all of which state? --state {' or --state '.join(deed.states)}")
     for name, value in options.items():
-        if value and not all_of_them:
+        if value not in (None, False) and not all_of_them:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --all.")
     await admin.check_topic(topic)
     if state is not None and all_of_them:
