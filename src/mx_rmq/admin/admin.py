@@ -366,8 +366,9 @@ class Admin:
         """Remove the pending or delayed messages that a filter means; return how many it were.
 
         One partition after the other, the high ones before the normal and the low ones: of pending
-        ones the newest first, of delayed ones those that are due first. What workers hand back
-        meanwhile may be passed over. The bounds are as of `requeue_all`.
+        ones the newest first, of delayed ones those that are due first. What is produced meanwhile
+        is left alone; what workers hand back or retry meanwhile may be passed over or not. The
+        bounds are as of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> bool:
@@ -382,7 +383,7 @@ class Admin:
         self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
     ) -> int:
         parts = await self._parts(topic)
-        return await Bulk(self._pages, state, act, scope, reads=reads).run(parts)
+        return await Bulk(self._pages, state, act, scope, now=self._now, reads=reads).run(parts)
 
     async def _requeue(self, part: str, found: Found, message: Message) -> bool:
         at = found.archived or 0
@@ -434,8 +435,11 @@ class Admin:
         stamped = [at for at in created if at is not None]
         if not stamped:
             return counts, None
-        now = await self._store.views.now(self._store.keys.of(part).payload)
-        return counts, max(0, now - min(stamped)) / 1000
+        return counts, max(0, await self._now(part) - min(stamped)) / 1000
+
+    async def _now(self, part: str) -> int:
+        """Return the time of a partition's server, ms."""
+        return await self._store.views.now(self._store.keys.of(part).payload)
 
 
 def _state(state: State | str) -> State:
