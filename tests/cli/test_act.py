@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import pytest
 
 from mx_rmq.core.message import Failure, State
 from mx_rmq.core.partition import partitions
-from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES, archived, corpse, fill
 from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
 from tests.lab.servers import Kind
@@ -177,8 +178,9 @@ async def test_a_time_is_a_span_before_the_servers_now_or_a_date(
 
 @pytest.mark.parametrize(("state", "word"), [(State.PENDING, "odd"), (State.DELAYED, "odd")])
 async def test_waiting_messages_are_cancelled_by_a_filter(
-    store: Store, server: Server, state: State, word: str
+    store: Store, server: Server, clock: Clock, state: State, word: str
 ) -> None:
+    clock.now = int(time.time() * 1000)  # what is produced after the command began is left alone
     for number in range(20):
         payload = "odd" if number % 2 else "even"
         if state is State.PENDING:
@@ -270,6 +272,19 @@ async def test_somebody_at_a_terminal_is_asked(
     assert told.returncode == code
     assert "Discard 1 message of orders? [y/N]" in told.stderr
     assert (await store.views.counts(TOPIC)).dead == left
+
+
+async def test_ctrl_c_at_the_question_ends_it_at_once(store: Store, server: Server) -> None:
+    one = await bring(store, State.DEAD)
+    with at_a_terminal("discard", TOPIC, one.id, "--url", server.url) as process:
+        assert process.stderr is not None
+        said = b""
+        while not said.endswith(b"[y/N]: "):
+            said += await asyncio.to_thread(os.read, process.stderr.fileno(), 100)
+        process.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(process.communicate, timeout=10)
+    assert (process.returncode, said) == (130, b"\nError: interrupted; nothing was done\n")
+    assert (await store.views.counts(TOPIC)).dead == 1
 
 
 # cancel

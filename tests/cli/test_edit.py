@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.message import State
-from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES
 from tests.lab.messages import TOPIC, bring, pending
 from tests.lab.servers import Kind
@@ -108,6 +109,24 @@ async def test_a_payload_is_edited_in_the_editor(
         view = await Admin(store).get(TOPIC, one.id)
         assert view is not None
         assert view.payload == 42
+
+
+async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_path: Path) -> None:
+    one = await bring(store, State.DEAD)
+    for editor, code, said in (
+        ("kill -INT $PPID $$", 130, "Error: interrupted; nothing was done\n"),
+        ("exit 1", 2, "Editing failed; nothing was done\n"),
+        ("kill -INT $PPID; echo 42 > $1", 0, ""),
+    ):
+        script = tmp_path / "editor"
+        script.write_text(f"#!/bin/sh\n{editor}\n")
+        script.chmod(0o755)
+        words = ("edit", TOPIC, one.id, "--yes", "--url", server.url)
+        with at_a_terminal(*words, VISUAL=str(script)) as process:
+            _, told = await asyncio.to_thread(process.communicate, timeout=30)
+        assert process.returncode == code, told
+        assert told.decode().endswith(said)
+        assert (await store.views.counts(TOPIC)).dead == bool(code)
 
 
 @pytest.mark.corrupts

@@ -44,6 +44,15 @@ class CannotDo(click.ClickException):
         super().__init__(printable(message))
 
 
+class Interrupted(CannotDo):
+    """Somebody interrupted it while it waited for them."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; nothing was done")
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """Which queue a command is about."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mx_rmq.admin import ARCHIVES
-from mx_rmq.cli.asking import ask, yes_option
+from mx_rmq.cli.asking import ask, let_edit, waiting, yes_option
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.output import as_json, cut, payload_text, print_json, say
@@ -83,14 +82,17 @@ async def _text(message: MessageView, payload: str | None, file: Path | None) ->
     if not sys.stdin.isatty():
         raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
     before = _before(message)
-    edited = await asyncio.to_thread(click.edit, before, extension=".json")
+    edited = await let_edit(before)
     if edited is None or edited.strip() == before.strip():
         raise CannotDo("the payload was not changed, so nothing was done")
     return edited
 
 
 def _read(file: Path) -> bytes:
-    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    if str(file) != "-":
+        return file.read_bytes()
+    with waiting():
+        return sys.stdin.buffer.read()
 
 
 def _before(message: MessageView) -> str:
