@@ -17,6 +17,7 @@ from mx_rmq.core.message import Failure, State
 from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES, archived, corpse, fill
+from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
 from tests.lab.servers import Kind
 from tests.lab.snapshot import snapshot
@@ -281,6 +282,8 @@ async def test_ctrl_c_at_the_question_ends_it_at_once(store: Store, server: Serv
         said = b""
         while not said.endswith(b"[y/N]: "):
             said += await asyncio.to_thread(os.read, process.stderr.fileno(), 100)
+        state = Path(f"/proc/{process.pid}/stat")
+        await until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")  # it reads
         process.send_signal(signal.SIGINT)
         _, said = await asyncio.to_thread(process.communicate, timeout=10)
     assert (process.returncode, said) == (130, b"\nError: interrupted; nothing was done\n")
