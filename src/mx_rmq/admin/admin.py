@@ -242,18 +242,29 @@ class Admin:
         return await self._requeue(part, found, revived(part, found))
 
     async def edit(
-        self, topic: str, id: str, payload: Any, *, state: State | str | None = None
+        self,
+        topic: str,
+        id: str,
+        payload: Any,
+        *,
+        state: State | str | None = None,
+        archived_at: float | None = None,
     ) -> bool:
         """Send a dead or quarantined message round again, with another payload.
 
         Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state` and the answer are as of `requeue`. InvalidInput: produce would
-        refuse the payload, too.
+        can be read of them. `state` and the answer are as of `requeue`. `archived_at`: as it was
+        seen, so that what was archived under the id since then is not overwritten. InvalidInput:
+        produce would refuse the payload, too, or it is not the message that was seen.
         """
         archived = await self._archived(topic, id, state)
         if archived is None:
             return False
         part, found = archived
+        if archived_at is not None and found.archived != round(archived_at * 1000):
+            raise InvalidInput(
+                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
+            )
         limit = self._store.limits.max_payload
         return await self._requeue(part, found, edited(part, found, payload, limit=limit))
 
