@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from mx_rmq.core.message import State
 from mx_rmq.store import health
+from mx_rmq.store.call import Caller
 from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
@@ -229,6 +230,23 @@ async def test_messages_of_topics_that_are_not_listed_are_bad(own: tuple[Server,
     (line,) = (line for line in told.stdout.splitlines() if "not listed" in line)
     assert line.startswith("bad  there are messages of topics or partitions that are not listed")
     assert "serves them: lost, orders/3. Start a worker" in line
+
+
+async def test_a_topic_that_is_born_meanwhile_is_no_stray(
+    own: tuple[Server, Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, _ = own
+    command = Caller.command
+
+    async def late(self: Caller, name: str, *words: Any, at: str | None = None) -> Any:
+        if name == "SCAN":
+            async with await Store.open(server.url) as store:
+                await pending(store)
+        return await command(self, name, *words, at=at)
+
+    monkeypatch.setattr(Caller, "command", late)
+    told = await run(server, "doctor", "--quick")
+    assert "ok   every topic that has messages is listed\n" in told.stdout
 
 
 async def test_a_user_who_may_not_ask_is_told_what_nobody_knows(own: tuple[Server, Redis]) -> None:
