@@ -13,11 +13,11 @@ from mx_rmq.cli.dashboard import dashboard
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.edit import edit
-from mx_rmq.cli.life import tail
 from mx_rmq.cli.look import list_messages, stats, workers
 from mx_rmq.cli.produce import produce
 from mx_rmq.cli.server import server
 from mx_rmq.cli.show import show
+from mx_rmq.cli.tail import tail
 from mx_rmq.cli.topic import grow, pause, resume
 from mx_rmq.cli.work import worker
 
