@@ -73,7 +73,7 @@ async def test_a_server_and_a_queue_that_are_well_get_a_clean_bill(
     assert "the server is Valkey 9." in told.stdout
     assert "topic orders: 1 message, each in exactly one state" in told.stdout
     found = await run_json(server, "doctor")
-    assert found["bad"] is False
+    assert (found["ok"], found["bad"]) == (True, False)
     assert {one["severity"] for one in found["findings"]} == {"ok"}
 
 
@@ -167,6 +167,8 @@ async def test_an_operator_who_lacks_a_command_is_told_which(own: tuple[Server, 
     told = await run(await without(server, client, "zcount"), "doctor", "--strict")
     assert told.exit_code == 1
     assert "warn user limited may not run ZCOUNT, so some of mq.admin" in told.stdout
+    found = await run_json(await without(server, client, "zcount"), "doctor", "--strict", code=1)
+    assert (found["ok"], found["bad"]) == (False, False)
     assert "Grant +zcount (ACL SETUSER)" in told.stdout
     producer = (Path(__file__).parents[2] / "deploy/acl/producer.acl").read_text().split()[2:]
     execute: Callable[..., Awaitable[Any]] = client.execute_command
