@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.revive import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
@@ -69,7 +69,7 @@ def must_read(wanted: Filter, state: State) -> bool:
 
 def matches(wanted: Filter, topic: str, found: Found) -> bool:
     """Say whether a message is meant. Whatever stands in the server, this does not fail."""
-    about, data = _split(found)
+    about, data = split(found)
     try:
         message = codec.decode_as(data, topic, found.id)
     except DecodeError:
@@ -122,16 +122,6 @@ def _has_text(wanted: Filter, id: str, content: bytes) -> bool:
         return True
     part = wanted.text.casefold()
     return part in id.casefold() or part in content.decode("utf-8", "replace").casefold()
-
-
-def _split(found: Found) -> tuple[Quarantined | None, bytes]:
-    """Return the record, and what is said about it if it is quarantined."""
-    if found.state is State.QUARANTINED:
-        try:
-            return read(found.data)
-        except DecodeError:
-            pass
-    return None, found.data
 
 
 def _is_time(value: object) -> bool:
