@@ -18,6 +18,9 @@ from mx_rmq import MessageQueue, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.store.finding import Finding, Severity
+from mx_rmq.store.health import examine
+from mx_rmq.store.rights import OPERATOR
 from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
@@ -350,6 +353,48 @@ async def refused(client: Redis, words: str) -> None:
     # A script says it in other words, each server in its own.
     no = r"(?i)no permissions|can't (run|access)|NOPERM"
     assert isinstance(caught.value, NoPermissionError) or re.search(no, str(caught.value)), words
+
+
+# what the doctor says of it
+
+one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+MORE = ["+slowlog|get", "+scan", "+acl|whoami"]
+"""What the README offers to operators for the doctor."""
+
+
+async def findings(url: str) -> list[Finding]:
+    return list((await examine(url, prefix="mx-rmq", patience=3)).findings)
+
+
+@one_kind
+async def test_the_doctor_names_every_right_that_an_operator_lacks(
+    admit: Admit, kind: Kind
+) -> None:
+    rules = rules_of("operator", kind)
+    granted = {right[1:].upper() for right in commands_in(rules)}
+    assert granted >= OPERATOR.keys()
+    courtesy = {"TYPE", "SADD", "SREM"}  # SADD, SREM: only where very many are pending
+    for command in granted - courtesy - {"TIME"}:  # without the time, nothing can be examined
+        found = await findings(await admit("operator", without(rules, f"+{command.lower()}")))
+        worse = [str(one) for one in found if one.severity in (Severity.WARN, Severity.BAD)]
+        assert any(re.search(rf"\b{command}\b", one, re.IGNORECASE) for one in worse), command
+
+
+@one_kind
+async def test_the_doctor_finds_no_fault_with_an_operator(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    await raw.config_set("appendonly", "yes")
+    try:
+        shipped = rules_of("operator", kind)
+        found = await findings(await admit("operator", shipped))
+        assert {one.severity for one in found} == {Severity.OK, Severity.SKIP}
+        skipped = [one.what for one in found if one.severity is Severity.SKIP]
+        assert [re.findall("slow log|SCAN", one) for one in skipped] == [["slow log"], ["SCAN"]]
+        found = await findings(await admit("operator", [*shipped, *MORE]))
+        assert {one.severity for one in found} == {Severity.OK}
+    finally:
+        await raw.config_set("appendonly", "no")
 
 
 # the files

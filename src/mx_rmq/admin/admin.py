@@ -247,18 +247,29 @@ class Admin:
         return await self._requeue(part, found, revived(part, found))
 
     async def edit(
-        self, topic: str, id: str, payload: Any, *, state: State | str | None = None
+        self,
+        topic: str,
+        id: str,
+        payload: Any,
+        *,
+        state: State | str | None = None,
+        archived_at: float | None = None,
     ) -> bool:
         """Send a dead or quarantined message round again, with another payload.
 
         Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state` and the answer are as of `requeue`. InvalidInput: produce would
-        refuse the payload, too.
+        can be read of them. `state` and the answer are as of `requeue`. `archived_at`: as it was
+        seen, so that what was archived under the id since then is not overwritten. InvalidInput:
+        produce would refuse the payload, too, or it is not the message that was seen.
         """
         archived = await self._archived(topic, id, state)
         if archived is None:
             return False
         part, found = archived
+        if archived_at is not None and found.archived != round(archived_at * 1000):
+            raise InvalidInput(
+                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
+            )
         limit = self._store.limits.max_payload
         return await self._requeue(part, found, edited(part, found, payload, limit=limit))
 
@@ -371,8 +382,9 @@ class Admin:
         """Remove the pending or delayed messages that a filter means; return how many it were.
 
         One partition after the other, the high ones before the normal and the low ones: of pending
-        ones the newest first, of delayed ones those that are due first. What workers hand back
-        meanwhile may be passed over. The bounds are as of `requeue_all`.
+        ones the newest first, of delayed ones those that are due first. What is produced meanwhile
+        is left alone; what workers hand back or retry meanwhile may be passed over or not. The
+        bounds are as of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> bool:
@@ -387,7 +399,7 @@ class Admin:
         self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
     ) -> int:
         parts = await self._parts(topic)
-        return await Bulk(self._pages, state, act, scope, reads=reads).run(parts)
+        return await Bulk(self._pages, state, act, scope, now=self._now, reads=reads).run(parts)
 
     async def _requeue(self, part: str, found: Found, message: Message) -> bool:
         at = found.archived or 0
@@ -439,8 +451,11 @@ class Admin:
         stamped = [at for at in created if at is not None]
         if not stamped:
             return counts, None
-        now = await self._store.views.now(self._store.keys.of(part).payload)
-        return counts, max(0, now - min(stamped)) / 1000
+        return counts, max(0, await self._now(part) - min(stamped)) / 1000
+
+    async def _now(self, part: str) -> int:
+        """Return the time of a partition's server, ms."""
+        return await self._store.views.now(self._store.keys.of(part).payload)
 
 
 def _state(state: State | str) -> State:

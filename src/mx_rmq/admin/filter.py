@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.revive import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
@@ -41,6 +41,8 @@ class Filter:
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise InvalidInput(f"{name}={value!r:.80} is not a text")
+            if value == "":  # which is in every message: all would be meant, by a slip of the pen
+                raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
         for name in ("since", "until"):
             value = getattr(self, name)
             if value is not None and not _is_time(value):
@@ -50,7 +52,7 @@ class Filter:
 
     def __bool__(self) -> bool:
         """Say whether anything is asked for at all."""
-        return any(getattr(self, one.name) not in (None, "") for one in fields(self))
+        return any(getattr(self, one.name) is not None for one in fields(self))
 
 
 def times(wanted: Filter, state: State) -> tuple[float, float]:
@@ -67,7 +69,7 @@ def must_read(wanted: Filter, state: State) -> bool:
 
 def matches(wanted: Filter, topic: str, found: Found) -> bool:
     """Say whether a message is meant. Whatever stands in the server, this does not fail."""
-    about, data = _split(found)
+    about, data = split(found)
     try:
         message = codec.decode_as(data, topic, found.id)
     except DecodeError:
@@ -120,16 +122,6 @@ def _has_text(wanted: Filter, id: str, content: bytes) -> bool:
         return True
     part = wanted.text.casefold()
     return part in id.casefold() or part in content.decode("utf-8", "replace").casefold()
-
-
-def _split(found: Found) -> tuple[Quarantined | None, bytes]:
-    """Return the record, and what is said about it if it is quarantined."""
-    if found.state is State.QUARANTINED:
-        try:
-            return read(found.data)
-        except DecodeError:
-            pass
-    return None, found.data
 
 
 def _is_time(value: object) -> bool:

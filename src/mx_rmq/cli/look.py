@@ -77,7 +77,7 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     if away and not found:
         raise CannotDo("\n".join(away))
     if as_json:
-        print_json({"topics": [_document(one) for one in found]})
+        print_json({"topics": [_document(one) for one in found], "away": away})
     else:
         show_table(_table(found)) if found else say("no topics yet")
     for line in away:

@@ -67,7 +67,7 @@ def print_line(document: Any) -> None:
 
 
 def _json(document: Any, *, indent: int | None) -> str:
-    return json.dumps(document, indent=indent, default=_plain).replace("\x7f", "\\u007f")
+    return json.dumps(document, indent=indent, default=_plain)
 
 
 def _plain(value: object) -> Any:
@@ -129,8 +129,13 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
         yield update
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # rich would end the program with exit code 1  # noqa: PLE0704
+
+
 def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE
     return console
