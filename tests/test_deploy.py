@@ -53,6 +53,12 @@ def compose() -> dict[str, Any]:
     return document
 
 
+def kubernetes_scrapes() -> dict[str, Any]:
+    path = DEPLOY / "prometheus" / "prometheus-kubernetes.yml"
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
+
+
 def manifests() -> list[dict[str, Any]]:
     return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text())]
 
@@ -144,9 +150,14 @@ def test_probes_and_scrapes_go_to_the_port_that_is_served() -> None:
         "livenessProbe": {"path": "/healthz", "port": port["name"]},
         "readinessProbe": {"path": "/readyz", "port": port["name"]},
     }
-    about = the("Deployment", "shop-worker")["spec"]["template"]["metadata"]["annotations"]
-    assert about["prometheus.io/port"] == str(port["containerPort"])
-    assert about["prometheus.io/path"] == "/metrics"
+    scrapes = {one["job_name"]: one for one in kubernetes_scrapes()["scrape_configs"]}
+    keep = scrapes["mx-rmq-worker"]["relabel_configs"][0]
+    labels = the("Deployment", "shop-worker")["spec"]["template"]["metadata"]["labels"]
+    assert keep["regex"] == f"{labels['app.kubernetes.io/component']};{port['name']}"
+    (asked,) = scrapes["mx-rmq-depth"]["static_configs"]
+    service = the("Service", "shop-worker")["spec"]
+    assert asked["targets"] == [f"shop-worker.default.svc:{service['ports'][0]['port']}"]
+    assert service["publishNotReadyAddresses"] is True  # or nobody tells that the server is away
     (dashboard,) = pod("mx-rmq-dashboard")["containers"]
     (port,) = dashboard["ports"]
     assert str(port["containerPort"]) == dashboard["args"][dashboard["args"].index("--port") + 1]
