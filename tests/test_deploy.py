@@ -214,6 +214,13 @@ def test_keda_asks_for_metrics_that_there_are_of_topics_that_there_are() -> None
     assert listed[1] == Keys().of("order.created").pending
 
 
+def test_keda_takes_no_worker_away_because_nobody_can_tell_how_much_there_is() -> None:
+    spec = the("ScaledObject", "shop-worker")["spec"]
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
+    assert spec["triggers"][0]["metadata"]["ignoreNullValues"] == "false"
+
+
 def test_nothing_runs_as_root_or_writes_beside_its_data() -> None:
     (user,) = re.findall(r"^USER (\d+):\d+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     for name in ("shop-worker", "mx-rmq-dashboard"):
