@@ -72,9 +72,11 @@ class HttpServer:
         if server is None:
             return
         server.close()
-        ended = [self._drop(task) for task in list(self._open)]
-        if ended:
-            await asyncio.wait(ended)
+        tasks = list(self._open)
+        for task in tasks:
+            self._drop(task)
+        if tasks:
+            await asyncio.wait(tasks)
         await server.wait_closed()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -93,11 +95,10 @@ class HttpServer:
         """
         self._drop(next(iter(self._silent or self._open)))
 
-    def _drop(self, task: asyncio.Task[None]) -> asyncio.Task[None]:
+    def _drop(self, task: asyncio.Task[None]) -> None:
         self._open[task].transport.abort()  # here: a task that has not begun never will
         task.cancel()
         self._ended(task)
-        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
