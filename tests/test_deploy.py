@@ -95,7 +95,7 @@ def commands() -> Iterator[Command]:
         assert program.endswith("/mx-rmq")
         yield Command(path.name, words, float(service["TimeoutStopSec"]))
     for name, service in compose()["services"].items():
-        if service["image"] == "mx-rmq":
+        if service["image"].startswith("mx-rmq:"):
             stop = service.get("stop_grace_period")
             yield Command(name, service["command"], stop and float(stop.removesuffix("s")))
     for one in manifests():
@@ -248,6 +248,29 @@ def test_the_image_is_made_of_what_there_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert compose()["services"]["worker"]["build"]["dockerfile"] == "deploy/docker/Dockerfile"
+
+
+def test_images_are_named_with_a_version_and_ours_with_our_own() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    text = "".join(path.read_text() for path in FILES)
+    ours = re.findall(r"(?:image:|FROM|-t) (mx-rmq\b\S*?)[,.]?\s", text)
+    assert set(ours) == {f"mx-rmq:{version}"}
+    assert len(ours) == 4
+    for name in re.findall(r"^ +image: (\S+)", text, re.MULTILINE):
+        assert re.fullmatch(r"[\w/-]+:\d+\.\d+(\.\d+)?", name), name
+    for service in compose()["services"].values():  # a name of ours in a registry is not ours
+        assert service["image"].startswith("valkey/") or service["pull_policy"] == "build"
+
+
+def test_nothing_gets_to_the_builder_but_what_the_image_is_made_of() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    first, *rules = [line for line in lines if not line.startswith("#")]
+    assert first == "*"
+    copied = re.findall(
+        r"^COPY (?!--from)(.+) \S+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE
+    )
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert allowed == {name for line in copied for name in line.split()}
 
 
 def test_the_application_of_the_example_is_one() -> None:
