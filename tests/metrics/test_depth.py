@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq import MessageQueue
+from mx_rmq import MessageQueue, ServerUnavailable
+from mx_rmq.admin import Admin, Stats
 from mx_rmq.metrics import Depth, depth
 from tests.metrics.asking import rendered
 from tests.runtime.stage import commands, on_a_server, queue
@@ -98,6 +99,32 @@ async def test_a_failure_shows_no_old_numbers(
     assert shown.pop("mx_rmq_depth_scrape_seconds") >= 0
     assert shown == {"mx_rmq_depth_up": 0}
     assert "the depth of the queue cannot be had: the queue is not open" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs"])
+async def test_a_topic_that_cannot_be_reached_hides_no_other(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    class OneNodeAway(Admin):
+        async def stats(self, topic: str) -> Stats:
+            if topic == "away" and how == "refuses":
+                raise ServerUnavailable("node 3 is away")
+            if topic == "away":
+                await asyncio.Event().wait()
+            return await super().stats(topic)
+
+    monkeypatch.setattr(depth, "EACH", 0.2)
+    for topic in ("away", "here"):
+        await mq.produce(topic, 1)
+    found = Depth(lambda: OneNodeAway(mq.store))
+    await found.refresh()
+    shown = rendered(found.registry)
+    assert (shown["mx_rmq_depth_up"], shown["mx_rmq_topics"]) == (1, 2)
+    assert shown["mx_rmq_topic_up{topic=away}"] == 0
+    assert shown["mx_rmq_topic_up{topic=here}"] == 1
+    assert shown["mx_rmq_depth{state=pending,topic=here}"] == 1
+    assert "mx_rmq_depth{state=pending,topic=away}" not in shown
+    assert "the depth of away cannot be had" in caplog.text
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_long(
