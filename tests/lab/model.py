@@ -409,7 +409,7 @@ class Model:
             return self._receipt(call, "0")
         del self.records[id]
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
-            self._take_place(id, call.named["walk"])
+            self._take_place(id, int(call.named["walk"]))
         return self._receipt(call, "1")
 
     def _take_place(self, id: str, walk: int) -> None:

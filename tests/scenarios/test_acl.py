@@ -48,7 +48,7 @@ COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
 OLDER = {"+hrandfield", "+hstrlen"}
 """What the audit needs where HSCAN has no NOVALUES."""
 
-LONG = {"+scard", "+sadd", "+sismember", "+srem"}
+LONG = {"+scard", "+sadd", "+smismember", "+srem"}
 """What is needed when a message is cancelled among more than 10,000."""
 
 WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
@@ -241,6 +241,33 @@ async def test_a_role_without_one_of_its_commands_is_told_which(
                 await play(role, url)
 
 
+def selectors_of(rules: list[str]) -> list[tuple[str, str, str]]:
+    """Return each right of a selector on keys of messages, with the selector without it."""
+    return [
+        (right, selector, selector.replace(f"{right} ", ""))
+        for selector in rules
+        if selector.startswith("(") and "{*}" in selector
+        for right in re.findall(r"\+\w+", selector)
+    ]
+
+
+SPARED = {"+hincrby", "+xadd", "+scard", "+zrange"}
+"""What is only counted and written down, asked for where there is a cap, or to spare a ring."""
+
+
+@with_selectors
+async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    rules = rules_of("producer", kind)
+    for right, selector, less in selectors_of(rules):
+        if right not in SPARED:
+            url = await admit("producer", [less if rule == selector else rule for rule in rules])
+            await raw.delete(DOORBELL, DOORBELL + ":delay")
+            with pytest.raises(MxRmqError, match=r"(?i)permission|access"):
+                await play("producer", url)
+
+
 @each_role
 async def test_a_role_without_a_courtesy_works_all_the_same(
     role: str, admit: Admit, kind: Kind
@@ -315,12 +342,14 @@ NOT_FOR_PRODUCERS = [
     *(f"HRANDFIELD {DEAD_LETTERS}", f"HDEL {DEAD_LETTERS} dead", f"HSET {DEAD_LETTERS} dead x"),
     f"EVAL return(redis.call('HGET',KEYS[1],'dead')) 1 {DEAD_LETTERS}",
     *(f"HGETALL {PAYLOAD}", f"HSCAN {PAYLOAD} 0", f"HKEYS {PAYLOAD}", f"HDEL {PAYLOAD} pending"),
+    *(f"PEXPIRE {PAYLOAD} 1", f"SET {PAYLOAD} x", f"SET mx-rmq:{{{TOPIC}}}:pending x"),
     *(f"LRANGE mx-rmq:{{{TOPIC}}}:pending 0 -1", f"LPOP mx-rmq:{{{TOPIC}}}:pending"),
+    f"ZREM mx-rmq:{{{TOPIC}}}:delay_tasks delayed",
     f"ZRANGE mx-rmq:{{{TOPIC}}}:dlq 0 -1",
     f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
     *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
 ]
-NOT_ON_6_2 = re.compile(r"payload|pending|topics")
+NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks")
 """What a producer may all the same where keys and commands cannot be granted together."""
 
 
