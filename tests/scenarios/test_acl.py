@@ -263,7 +263,9 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
     for right, selector, less in selectors_of(rules):
         if right not in SPARED:
             url = await admit("producer", [less if rule == selector else rule for rule in rules])
-            await raw.delete(DOORBELL, DOORBELL + ":delay")
+            for key in await raw.keys("mx-rmq:{*"):  # ids that live already need fewer rights
+                if b"dlq" not in key and b"error" not in key:
+                    await raw.delete(key)
             with pytest.raises(MxRmqError, match=r"(?i)permission|access"):
                 await play("producer", url)
 
