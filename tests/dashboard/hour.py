@@ -9,6 +9,7 @@ import random
 import re
 import time
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from redis.asyncio import Redis
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.dashboard import Dashboard
     from mx_rmq.dashboard.series import Point
+
+HERE: Final = str(Path(__file__).with_name("scene.py")).encode()
 
 RATE: Final = {"orders": 40.0, "mails": 20.0, "payments": 5.0, "invoices": 0.23, "reports": 0.01}
 """Messages a second, about."""
@@ -73,7 +76,9 @@ async def _age(raw: Redis, topic: str, archives: tuple[str, ...], but: str = "")
         hash = base + {"dlq": "dlq:payload", "": "payload"}.get(archive, "error:parse:payload")
         records = await raw.hgetall(hash)
         for place, (id, record) in enumerate(sorted(records.items())):
+            record = record.replace(HERE, b"/srv/shop/payments.py")
             if id.decode() == but:
+                await raw.hset(hash, id, record)
                 continue
             older = int(1000 * (first - place * (first - 40) / len(records)))
             aged = re.sub(

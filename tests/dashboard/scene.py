@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from playwright.async_api import Browser
+    from starlette.types import ASGIApp
+
+    from mx_rmq.dashboard.access import Authorize
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -56,6 +59,8 @@ def shop(url: str, **settings: Any) -> MessageQueue:
     async def charge(payment: Payment) -> None:
         if payment.card == "stolen":
             raise Reject("the card is stolen")
+        if payment.card == HOSTILE:
+            raise Reject(HOSTILE)
         await _ask_bank(payment)
 
     @mq.handler("reports")
@@ -108,10 +113,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(server_url: str, **options: Any) -> AsyncIterator[Scene]:
+async def scene(
+    server_url: str, authorize: Authorize | None = None, **settings: Any
+) -> AsyncIterator[Scene]:
     """Run the shop, a worker and the dashboard, all in this process."""
-    mq = shop(server_url)
-    board = Dashboard(mq, **options or {"allow_all": True})
+    mq = shop(server_url, **settings)
+    board = Dashboard(mq, authorize=authorize, allow_all=authorize is None)
     async with mq, serving(board) as url:
         ids = await fill(mq)
         async with Worker(mq, name="shop-7f3a", grace=0) as worker:
@@ -127,10 +134,10 @@ async def scene(server_url: str, **options: Any) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
-async def serving(board: Dashboard) -> AsyncIterator[str]:
-    """Serve a dashboard on this machine; return its address."""
+async def serving(board: Dashboard, app: ASGIApp | None = None) -> AsyncIterator[str]:
+    """Serve a dashboard on this machine, or what it is mounted in; return the address."""
     port = free_port()
-    config = uvicorn.Config(board, port=port, log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app or board, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - nobody announces it

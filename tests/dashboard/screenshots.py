@@ -14,10 +14,11 @@ from mx_rmq.dashboard import Dashboard
 from mx_rmq.dashboard.search import Search
 from tests.dashboard.hour import bustle
 from tests.dashboard.scene import Scene, chromium, scene, serving
+from tests.dashboard.small import smaller
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, FloatRect
 
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "docs" / "images" / "dashboard"
@@ -34,6 +35,7 @@ def pages(one: Scene) -> dict[str, str]:
     ids = one.ids
     return {
         "overview": "/",
+        "job": "/jobs/1",
         "topic": "/topics/mails",
         "topic-paused": "/topics/invoices",
         "search": "/topics/payments?state=dead&error=BankAway&last=1h",
@@ -45,7 +47,6 @@ def pages(one: Scene) -> dict[str, str]:
         "dead-letters": "/dead",
         "quarantine": "/quarantine",
         "workers": "/workers",
-        "job": "/jobs/1",
         "log": "/log",
         "help": "/help",
         "not-found": "/topics/orderz",
@@ -68,8 +69,10 @@ async def take(browser: Browser, url: str, name: str, size: tuple[int, int], dar
         await page.wait_for_timeout(300)
     path = FOLDER / f"{name}-{'dark' if dark else 'light'}.png"
     whole = await page.evaluate("document.documentElement.scrollHeight")
-    clip = {"x": 0, "y": 0, "width": width, "height": min(whole, TALLEST * height)}
-    await page.screenshot(path=path, full_page=True, clip=clip)
+    clip: FloatRect = {"x": 0, "y": 0, "width": width, "height": min(whole, TALLEST * height)}
+    png = await page.screenshot(full_page=True, clip=clip)
+    await page.goto("about:blank")
+    path.write_bytes(await smaller(page, png))
     await context.close()
 
 
@@ -91,8 +94,8 @@ async def act(one: Scene) -> None:
         topic="invoices",
         state=State.PENDING,
         search=Search(text="order"),
-        limit=40,
-        rate=4,
+        limit=60,
+        rate=2,
     )
 
 
