@@ -74,21 +74,23 @@ async def _age(raw: Redis, topic: str, archives: tuple[str, ...], but: str = "")
     first = -PAUSED if not archives else -TROUBLE[0]
     for archive in archives or ("",):
         hash = base + {"dlq": "dlq:payload", "": "payload"}.get(archive, "error:parse:payload")
-        records = await raw.hgetall(hash)
+        records: dict[bytes, bytes] = await raw.hgetall(hash)  # type: ignore[assignment]
         for place, (id, record) in enumerate(sorted(records.items())):
-            record = record.replace(HERE, b"/srv/shop/payments.py")
-            if id.decode() == but:
-                await raw.hset(hash, id, record)
-                continue
-            older = int(1000 * (first - place * (first - 40) / len(records)))
-            aged = re.sub(
-                rb'("(?:created_at|at)": ?)(\d{13})',
-                lambda found, older=older: found[1] + b"%d" % (int(found[2]) - older),
-                record,
-            )
-            await raw.hset(hash, id, aged)
+            share = 1 - place / len(records)
+            older = 0 if id.decode() == but else int(1000 * (40 + (first - 40) * share))
+            await raw.hset(hash, id, _aged(record, older))
             if archive:
                 await raw.zincrby(base + archive, -older, id)
+
+
+def _aged(record: bytes, older: int) -> bytes:
+    """Return a record as if it were so many ms older, and of a shop that was deployed."""
+
+    def earlier(found: re.Match[bytes]) -> bytes:
+        return found[1] + b"%d" % (int(found[2]) - older)
+
+    text = record.replace(HERE, b"/srv/shop/payments.py")
+    return re.sub(rb'("(?:created_at|at)": ?)(\d{13})', earlier, text)
 
 
 def make_up_an_hour(board: Dashboard) -> None:
@@ -96,7 +98,7 @@ def make_up_an_hour(board: Dashboard) -> None:
     chance, now, sampler = random.Random(7), time.time(), board.parts.sampler
     assert sampler.latest is not None
     topics = list(sampler.latest.stats)
-    everything = {None: sampler.series(None), **{one: sampler.series(one) for one in topics}}
+    everything = {topic: sampler.series(topic) for topic in (None, *topics)}
     for series in everything.values():
         del series._numbers[:]
     backlog = dict.fromkeys(topics, 0.0)

@@ -152,7 +152,7 @@ async def serving(board: Dashboard, app: ASGIApp | None = None) -> AsyncIterator
 
 @asynccontextmanager
 async def chromium(fonts: Path | None = None) -> AsyncIterator[Browser]:
-    """Run a real browser without a window. It finds the fonts in a folder `fonts` of the one named."""
+    """Run a real browser without a window; it also knows what is in `fonts` / "fonts"."""
     env: dict[str, str | float | bool] = {**os.environ}
     if fonts is not None:
         env["XDG_DATA_HOME"] = str(fonts)
