@@ -57,7 +57,7 @@ async def bustle(one: Scene, server_url: str) -> AsyncIterator[None]:
 
 
 async def _sell(one: Scene) -> None:
-    number = 20_000
+    number, due = 20_000, time.monotonic()
     while True:
         for topic in ("orders", "mails", "payments"):
             many = round(RATE[topic] / 5)
@@ -65,7 +65,8 @@ async def _sell(one: Scene) -> None:
             payloads = [{"order": order, "card": "visa", "amount": 19.9} for order in numbers]
             await one.mq.produce_many(topic, payloads)
             number += many
-        await asyncio.sleep(0.2)
+        due += 0.2
+        await asyncio.sleep(max(0, due - time.monotonic()))
 
 
 async def _age(raw: Redis, topic: str, archives: tuple[str, ...], but: str = "") -> None:
@@ -75,12 +76,16 @@ async def _age(raw: Redis, topic: str, archives: tuple[str, ...], but: str = "")
     for archive in archives or ("",):
         hash = base + {"dlq": "dlq:payload", "": "payload"}.get(archive, "error:parse:payload")
         records: dict[bytes, bytes] = await raw.hgetall(hash)  # type: ignore[assignment]
-        for place, (id, record) in enumerate(sorted(records.items())):
+        for place, (id, record) in enumerate(sorted(records.items(), key=_number)):
             share = 1 - place / len(records)
             older = 0 if id.decode() == but else int(1000 * (40 + (first - 40) * share))
             await raw.hset(hash, id, _aged(record, older))
             if archive:
                 await raw.zincrby(base + archive, -older, id)
+
+
+def _number(entry: tuple[bytes, bytes]) -> tuple[int, bytes]:
+    return len(entry[0]), entry[0]
 
 
 def _aged(record: bytes, older: int) -> bytes:

@@ -6,8 +6,13 @@ async (url) => {
   const pixels = new Uint32Array(canvas.getImageData(0, 0, width, height).data.buffer);
   const counts = new Map();
   for (const pixel of pixels) counts.set(pixel, (counts.get(pixel) ?? 0) + 1);
-  const colours = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a)).slice(0, 256);
-  const apart = (a, b) => [0, 8, 16].reduce((sum, by) => sum + (((a >> by) & 255) - ((b >> by) & 255)) ** 2, 0);
+  const apart = (a, b) => ((a & 255) - (b & 255)) ** 2 + (((a >> 8) & 255) - ((b >> 8) & 255)) ** 2 + (((a >> 16) & 255) - ((b >> 16) & 255)) ** 2;
+  const common = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+  let colours = common;
+  for (let near = 4; colours.length > 256; near *= 1.5) { // rare colours stay, unless another is near
+    colours = [];
+    for (const one of common) if (colours.every((other) => apart(one, other) > near)) colours.push(one);
+  }
   const place = new Map(colours.map((colour, index) => [colour, index]));
   for (const pixel of counts.keys()) {
     if (place.has(pixel)) continue;

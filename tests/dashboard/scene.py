@@ -6,7 +6,7 @@ import asyncio
 import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from playwright.async_api import async_playwright
@@ -16,13 +16,15 @@ from mx_rmq.dashboard import Dashboard
 from tests.lab.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from playwright.async_api import Browser
     from starlette.types import ASGIApp
 
     from mx_rmq.dashboard.access import Authorize
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -43,19 +45,32 @@ class BankAway(ConnectionError):
     """The bank does not answer."""
 
 
+def _of(module: str) -> Callable[[Function], Function]:
+    """Let a handler look like one of a real shop."""
+
+    def named(function: Function) -> Function:
+        function.__module__, function.__qualname__ = module, function.__name__
+        return function
+
+    return named
+
+
 def shop(url: str, **settings: Any) -> MessageQueue:
     """Return a queue with its handlers, not open."""
     mq = MessageQueue(url, **{"lease": 5, **settings})
 
     @mq.handler("orders", concurrency=20)
+    @_of("shop.orders")
     async def pack(order: dict[str, Any]) -> None:
         await asyncio.sleep(0.2)
 
     @mq.handler("mails", concurrency=10)
+    @_of("shop.mails")
     async def send(mail: dict[str, Any]) -> None:
         await asyncio.sleep(0.4)
 
     @mq.handler("payments", max_attempts=3, retry=[0.01])
+    @_of("shop.payments")
     async def charge(payment: Payment) -> None:
         if payment.card == "stolen":
             raise Reject("the card is stolen")
@@ -64,10 +79,12 @@ def shop(url: str, **settings: Any) -> MessageQueue:
         await _ask_bank(payment)
 
     @mq.handler("reports")
+    @_of("shop.reports")
     async def compile_report(report: dict[str, Any]) -> None:
         await asyncio.sleep(3600)
 
     @mq.handler("invoices")
+    @_of("shop.invoices")
     async def write_invoice(invoice: dict[str, Any]) -> None:
         raise RuntimeError("invoices are paused, so nobody comes here")
 

@@ -26,8 +26,8 @@ TOOLS: Final = ROOT / ".tools"
 
 DESK: Final = (1280, 800)
 PHONE: Final = (390, 844)
-TALLEST: Final = 2
-"""Screens of a page that are on its picture, at the most."""
+TALLEST: Final = 1600
+"""Pixels of a page that are on its picture, at the most; on a phone half as many again."""
 
 
 def pages(one: Scene) -> dict[str, str]:
@@ -69,7 +69,8 @@ async def take(browser: Browser, url: str, name: str, size: tuple[int, int], dar
         await page.wait_for_timeout(300)
     path = FOLDER / f"{name}-{'dark' if dark else 'light'}.png"
     whole = await page.evaluate("document.documentElement.scrollHeight")
-    clip: FloatRect = {"x": 0, "y": 0, "width": width, "height": min(whole, TALLEST * height)}
+    tallest = TALLEST if size == DESK else TALLEST * 1.5
+    clip: FloatRect = {"x": 0, "y": 0, "width": width, "height": min(whole, tallest)}
     png = await page.screenshot(full_page=True, clip=clip)
     await page.goto("about:blank")
     path.write_bytes(await smaller(page, png))

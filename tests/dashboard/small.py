@@ -1,4 +1,4 @@
-"""Pictures with 256 colours: a third of the size, and no eye tells the difference."""
+"""Pictures with 256 colours, which a page hardly exceeds: less than half of the size."""
 
 from __future__ import annotations
 
