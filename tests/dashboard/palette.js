@@ -10,8 +10,8 @@ async (url) => {
   const common = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
   let colours = common;
   for (let near = 4; colours.length > 256; near *= 1.5) { // rare colours stay, unless another is near
-    colours = [];
-    for (const one of common) if (colours.every((other) => apart(one, other) > near)) colours.push(one);
+    colours = common.slice(0, 96);
+    for (const one of common.slice(96)) if (colours.every((other) => apart(one, other) > near)) colours.push(one);
   }
   const place = new Map(colours.map((colour, index) => [colour, index]));
   for (const pixel of counts.keys()) {
