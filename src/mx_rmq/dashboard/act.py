@@ -95,7 +95,7 @@ async def ask_edit(ask: Ask) -> Response:
     text = "" if message.unreadable else render.payload_text(message)
     if len(text) > EDITABLE:
         raise InvalidInput(f"a payload of {len(text):,} characters cannot be edited in a browser")
-    return ask.page("edit.html", here="overview", message=message, text=text, error="")
+    return _editor(ask, message, text)
 
 
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
@@ -107,14 +107,22 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
-        message = await _message(ask, "requeue")
-        said = f"This is not JSON: {error}"
-        return ask.page(
-            "edit.html", status=400, here="overview", message=message, text=text, error=said
-        )
+        return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
     work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
     done = await _noted(ask, "edit and requeue", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
+
+
+def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Response:
+    return ask.page(
+        "edit.html",
+        status=400 if error else 200,
+        here="overview",
+        message=message,
+        note=render.note(message),
+        text=text,
+        error=error,
+    )
 
 
 async def _confirm(ask: Ask, act: str) -> Response:

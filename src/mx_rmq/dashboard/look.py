@@ -210,7 +210,12 @@ def _list(page: Page, state: State) -> list[tuple[MessageView, float | None, str
     """Return the rows of a list: the message, its time, what matters, how its payload begins."""
     field = render.TIME_OF[state][1]
     return [
-        (one, getattr(one, field), render.cut(render.note(one)), render.payload_line(one))
+        (
+            one,
+            getattr(one, field),
+            render.cut(render.note(one, brief=True)),
+            render.payload_line(one),
+        )
         for one in page.messages
     ]
 

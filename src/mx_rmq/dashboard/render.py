@@ -109,15 +109,16 @@ def payload_line(message: MessageView) -> str:
         return "nested too deeply"
 
 
-def note(message: MessageView) -> str:
-    """Return what matters most about a message in its state."""
+def note(message: MessageView, *, brief: bool = False) -> str:
+    """Return what matters most about a message in its state; in brief, not how often it failed."""
     if message.state is State.QUARANTINED:
         return f"{message.error_type}: {message.error}"
     if message.unreadable:
         return f"unreadable: {message.unreadable}"
     if message.state is State.PROCESSING:
-        return f"held by {message.worker}"
-    if message.errors and not message.reason:
+        return message.worker if brief else f"held by {message.worker}"
+    exhausted = message.reason.startswith("exhausted:")
+    if message.errors and (not message.reason or (brief and exhausted)):
         return f"{message.errors[-1].type}: {message.errors[-1].text}"
     return message.reason
 

@@ -28,8 +28,8 @@ function write(topic, point) {
     const name = cell.dataset.figure, value = point[name];
     const text = name === "oldest" ? duration(value) : number(value);
     if (cell.textContent !== text) cell.textContent = text;
-    const holder = cell.closest("td.num, .tile");
-    if (holder && cell.matches("a, strong")) holder.classList.toggle("zero", !value);
+    const holder = cell.closest("td.num, .tile, .tabs a");
+    if (holder && cell.matches("a, b, strong")) holder.classList.toggle("zero", !value);
   }
 }
 
@@ -159,6 +159,20 @@ if (spans) {
   }
 }
 
+// A part of a page that is taken anew every few seconds, unless somebody is in it.
+const again = document.querySelector("[data-again]");
+if (again) {
+  setInterval(async () => {
+    const here = document.querySelector("[data-again]");
+    if (document.hidden || here.contains(document.activeElement) || !getSelection().isCollapsed) return;
+    const answer = await fetch(location.href).catch(() => null);
+    if (!answer?.ok) return away("The dashboard does not answer. Figures on this page are old.");
+    away("");
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-again]");
+    if (fresh) here.replaceWith(document.adoptNode(fresh));
+  }, again.dataset.again * 1000);
+}
+
 // how long ago
 
 function ago(at) {
@@ -179,7 +193,7 @@ const themeButton = byId("theme");
 function showTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
-  themeButton.textContent = themeNames[theme];
+  themeButton.querySelector("span").textContent = themeNames[theme];
   themeButton.setAttribute("aria-label", `Theme: ${themeNames[theme]}. Change it`);
 }
 
