@@ -165,12 +165,13 @@ async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
 
 
 async def ask_bulk(ask: Ask) -> Response:
-    """Count the messages that fit, and ask whether it shall be done to them."""
+    """Count the messages that fit, and ask whether it shall be done to them, and to no others."""
     source = ask.parts.source
     await source.check_topic(ask.topic)
     act, state, search = _bulk(ask.query)
+    fixed = search.counted(await source.now())
     there = getattr(await source.stats(ask.topic), state)
-    counted, whole = (there, True) if not search else await _count(ask, act, state, search)
+    counted, whole = (there, True) if not search else await _count(ask, act, state, fixed)
     return ask.page(
         "bulk.html",
         here="overview",
@@ -178,11 +179,10 @@ async def ask_bulk(ask: Ask) -> Response:
         done=_DONE[act],
         state=state,
         search=search,
-        fields=search.fixed(),
+        fields=fixed.fixed(),
         there=there,
         counted=counted,
         whole=whole,
-        asked=ask.query.get("state", ""),
     )
 
 
