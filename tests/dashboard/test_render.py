@@ -34,7 +34,9 @@ if TYPE_CHECKING:
         (render.size, 3 * 1024**2, "3.0 MiB"),
         (render.when, 0, "1970-01-01 00:00:00"),
         (render.when, 1e30, "1e+30 s"),
+        (render.when, 1e17, "1e+17 s"),
         (render.iso, 1e30, ""),
+        (render.iso, 1e17, ""),
         (render.exact, 1.2345, "1970-01-01 00:00:01.234"),
     ],
 )

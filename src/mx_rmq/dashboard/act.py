@@ -30,7 +30,7 @@ COUNT_WITHIN: Final = 4.0
 """Seconds for which messages are counted before somebody is asked."""
 
 EDITABLE: Final = 1_048_576
-"""Characters of a payload that can be edited in a browser."""
+"""Bytes of a payload that can be edited in a browser."""
 
 
 # one topic
@@ -92,10 +92,10 @@ async def cancel(ask: Ask, form: dict[str, str]) -> Response:
 async def ask_edit(ask: Ask) -> Response:
     """Show the payload, to be changed."""
     message = await _message(ask, "requeue")
-    text = "" if message.unreadable else render.payload_text(message)
-    if len(text) > EDITABLE:
-        raise InvalidInput(f"a payload of {len(text):,} characters cannot be edited in a browser")
-    return ask.page("edit.html", here="overview", message=message, text=text, error="")
+    if len(message.content) > EDITABLE:
+        size = render.size(len(message.content))
+        raise InvalidInput(f"a payload of {size} cannot be edited in a browser")
+    return _editor(ask, message, "" if render.unreadable(message) else render.editable(message))
 
 
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
@@ -107,14 +107,22 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
-        message = await _message(ask, "requeue")
-        said = f"This is not JSON: {error}"
-        return ask.page(
-            "edit.html", status=400, here="overview", message=message, text=text, error=said
-        )
+        return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
     work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
     done = await _noted(ask, "edit and requeue", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
+
+
+def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Response:
+    return ask.page(
+        "edit.html",
+        status=400 if error else 200,
+        here="overview",
+        message=message,
+        unreadable=render.unreadable(message),
+        text=text,
+        error=error,
+    )
 
 
 async def _confirm(ask: Ask, act: str) -> Response:

@@ -98,14 +98,15 @@ async def message(ask: Ask) -> Response:
             f"There is no message {render.cut(id, 80)!r} in topic {ask.topic!r}: it was never "
             "there, or it was finished longer ago than the topic remembers.",
         )
-    text = render.payload_text(found) if found else ""
+    text, whole = render.payload_text(found) if found else ("", True)
     return ask.page(
         "message.html",
         here="overview",
         id=id,
         message=found,
-        text=text[: render.SHOWN],
-        hidden=len(text) - render.SHOWN,
+        unreadable=render.unreadable(found) if found else "",
+        text=text,
+        whole=whole,
         note=render.note(found) if found else "",
         acts=ACTS[found.state] if found else (),
         history=history,
