@@ -248,7 +248,7 @@ document.addEventListener("keydown", (event) => {
 
 // JSON, coloured: text nodes and spans only, so that nothing in a payload can become markup
 
-const token = /("(?:[^"\\]|\\.)*")(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g;
+const token = /("(?:[^"\\]|\\[^]?)*(?:"|$))(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g; // never backs off, so that no payload can hold it up
 for (const code of document.querySelectorAll("pre[data-json] code")) {
   const text = code.textContent, parts = document.createDocumentFragment();
   let end = 0;
