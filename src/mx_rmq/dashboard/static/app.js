@@ -94,6 +94,10 @@ function listen() {
     pulse("lost", "not live");
     away(`The server is away: ${JSON.parse(event.data).text}`);
   });
+  stream.addEventListener("again", () => {
+    hush();
+    listen();
+  });
   stream.addEventListener("error", () => {
     pulse("lost", "not live");
     away("The dashboard does not answer. Figures on this page are old.");
