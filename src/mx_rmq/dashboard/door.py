@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 IDLE: Final = 5.0
 """Seconds from its begin, or from an answer, in which a connection must bring a whole request."""
 
-BACKLOG: Final = 64
-"""Connections that are taken at a time, before we see the first of them. Where that is more than
-there are files, Python logs a traceback for each of them, every second."""
+BACKLOG: Final = 20
+"""Connections that are taken at a time, before we see the first of them. When there are no files
+left, Python logs a traceback for as many, every second."""
 
 
 def _most() -> int:
-    """Return how many connections may be open: half of the files that this process may open."""
+    """Return how many connections may be open: a third of the files that this process may open."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1000 if files == resource.RLIM_INFINITY else max(8, min(1000, files // 2))
+    return 1000 if files == resource.RLIM_INFINITY else max(8, min(1000, files // 3))
 
 
 MOST: Final = _most()
