@@ -138,7 +138,7 @@ async def test_what_cannot_be_requeued_is_said_and_noted(
     await raw.hset(contents, id, b"not a record")
     answer = await visitor.post(f"/topics/{TOPIC}/requeue?id={id}", 400)
     assert "no worker could read it" in answer.text
-    assert "failed: message" in await visitor.page("/log")
+    assert "refused: message" in await visitor.page("/log")
 
 
 # many

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled
-from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.look import ACTS
@@ -107,9 +107,10 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
+        ask.note_refused("edit", f"not JSON: {error}")
         return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
     work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
-    done = await _noted(ask, "edit and requeue", work, id)
+    done = await _noted(ask, "edit", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
 
 
@@ -158,12 +159,8 @@ async def _addressed(ask: Ask, form: dict[str, str]) -> tuple[str, State | None]
 
 
 async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
-    """Do it, and write down what became of it, whatever that is."""
-    try:
-        became = await work
-    except MxRmqError as error:
-        ask.note(did, f"failed: {error}", topic=ask.topic, id=id)
-        raise
+    """Do it, and write down what became of it; what fails, the caller writes down."""
+    became = await work
     outcome = str(became) if isinstance(became, Cancelled) else "done" if became else "nothing done"
     ask.note(did, outcome, topic=ask.topic, id=id)
     return became
@@ -213,12 +210,10 @@ async def bulk(ask: Ask, form: dict[str, str]) -> Response:
 
 async def stop(ask: Ask, _: dict[str, str]) -> Response:
     """Stop a job."""
-    number = ask.request.path_params["number"]
-    if ask.parts.jobs.get(number) is None:
-        raise HTTPException(404, "This dashboard knows of no such job.")
-    ask.parts.jobs.stop(number)
-    ask.note("stop", f"job {number}")
-    return ask.go("jobs", str(number), said="stopping")
+    job = ask.job
+    ask.parts.jobs.stop(job.number)
+    ask.note("stop", f"job {job.number}", topic=job.topic)
+    return ask.go("jobs", str(job.number), said="stopping")
 
 
 async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, bool]:

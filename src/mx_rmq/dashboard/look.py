@@ -179,9 +179,7 @@ async def log(ask: Ask) -> Response:
 
 async def job(ask: Ask) -> Response:
     """How far a job is."""
-    found = ask.parts.jobs.get(ask.request.path_params["number"])
-    if found is None:
-        raise HTTPException(404, "This dashboard knows of no such job; it may have been restarted.")
+    found = ask.job
     return ask.page("job.html", here="log", job=found, running=found.stage is Stage.RUNNING)
 
 
