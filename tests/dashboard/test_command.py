@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -29,8 +29,10 @@ COMMAND = (sys.executable, "-m", "mx_rmq.cli", "dashboard", "--port", "0")
 
 
 class Running:
-    def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True)
+    def __init__(self, words: tuple[str, ...], command: tuple[str, ...]) -> None:
+        self.process = subprocess.Popen(
+            [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
         self.url = self.said.split()[1]
@@ -41,15 +43,16 @@ class Running:
 
 
 @contextmanager
-def running(*words: str) -> Iterator[Running]:
-    one = Running(*words)
+def running(*words: str, command: tuple[str, ...] = COMMAND) -> Iterator[Running]:
+    one = Running(words, command)
     try:
         yield one
     finally:
         one.process.kill()
         one.process.wait()
-        assert one.process.stdout is not None
-        one.process.stdout.close()
+        for pipe in (one.process.stdout, one.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -87,6 +90,29 @@ async def test_others_reach_it_with_a_password_alone(
         assert httpx.get(url, auth=("anna", "correct horse")).status_code == 200
         assert "correct" not in one.said
         assert one.end() == 0
+
+
+async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
+    store: Store, server: Server
+) -> None:
+    few = ("prlimit", "--nofile=256", *COMMAND)
+    with running("--url", server.url, "--log-level", "info", command=few) as one:
+        port = int(one.url.rstrip("/").rpartition(":")[2])
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+        try:
+            for part in idle:
+                with suppress(OSError):
+                    part.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            assert httpx.get(f"{one.url}healthz", timeout=20).text == "ok\n"
+            idle[-1].settimeout(20)
+            with suppress(ConnectionResetError):
+                assert idle[-1].recv(1) == b""  # it was given five seconds
+        finally:
+            for part in idle:
+                part.close()
+        assert one.end() == 0
+        assert one.process.stderr is not None
+        assert "Traceback" not in one.process.stderr.read()
 
 
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:

@@ -137,8 +137,32 @@ async def test_listeners_are_let_go_when_it_closes_and_too_many_are_refused(
     await until(lambda: listener.events("sample"))
     async with Visitor(board) as visitor:
         await visitor.get("/live", 503)
+        await asyncio.wait_for(visitor.client.head("/live"), 5)
     await board.close()
     await asyncio.wait_for(listener.task, 5)
+    assert board.parts.sampler.listeners == 0
+
+
+async def test_of_many_that_come_at_once_no_more_than_allowed_may_listen(
+    mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAMS", 3)
+    listeners = [Listener(board) for _ in range(10)]
+    await until(lambda: sum(bool(one.events("sample")) for one in listeners) == 3)
+    assert sum("Too many pages" in one.text for one in listeners) == 7
+    for one in listeners:
+        await one.leave()
+    assert board.parts.sampler.listeners == 0
+
+
+async def test_a_stream_ends_by_itself_and_says_so(
+    mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LASTS", 0.5)
+    listener = Listener(board)
+    await asyncio.wait_for(listener.task, 5)
+    assert listener.events("sample")
+    assert listener.text.endswith("event: again\ndata: {}\n\n")
 
 
 async def test_charts_get_the_last_hour(mq: MessageQueue, visitor: Visitor) -> None:

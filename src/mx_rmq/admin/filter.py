@@ -35,6 +35,10 @@ class Filter:
     ends, of a pending one when it was produced. Both bounds are meant, too."""
     text: str | None = None
     """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
+    as_of: float | None = None
+    """Only what came into its state by then, seconds of the server's time: dead and quarantined
+    messages that were archived, others that were produced and have last failed, not later. Of live
+    ones that cannot be read that is not known: they are not meant."""
 
     def __post_init__(self) -> None:
         for name in ("error", "text"):
@@ -43,7 +47,7 @@ class Filter:
                 raise InvalidInput(f"{name}={value!r:.80} is not a text")
             if value == "":  # which is in every message: all would be meant, by a slip of the pen
                 raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
-        for name in ("since", "until"):
+        for name in ("since", "until", "as_of"):
             value = getattr(self, name)
             if value is not None and not _is_time(value):
                 raise InvalidInput(f"{name}={value!r:.80} is not a time in seconds since 1970")
@@ -57,12 +61,17 @@ class Filter:
 
 def times(wanted: Filter, state: State) -> tuple[float, float]:
     """Return between which times of its index a state is looked through, ms."""
-    return EVER if state is State.PENDING else _span(wanted)  # pending ones are listed by no time
+    if state is State.PENDING:
+        return EVER  # they are listed by no time
+    low, high = _span(wanted)
+    if _is_archive(state) and wanted.as_of is not None:
+        high = min(high, round(wanted.as_of * 1000))
+    return low, high
 
 
 def must_read(wanted: Filter, state: State) -> bool:
     """Say whether the contents of messages decide, and not their times in the index alone."""
-    if wanted.error or wanted.text:
+    if wanted.error or wanted.text or (wanted.as_of is not None and not _is_archive(state)):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
@@ -76,6 +85,7 @@ def matches(wanted: Filter, topic: str, found: Found) -> bool:
         message = None
     return (
         _in_time(wanted, found, message)
+        and _was_there(wanted, found, message)
         and _has_error(wanted, message, about)
         and _has_text(wanted, found.id, data if message is None else bytes(message.payload))
     )
@@ -105,6 +115,15 @@ def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
         case State.DEAD | State.QUARANTINED:
             at = found.archived
     return at is not None and low <= at <= high
+
+
+def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
+    if wanted.as_of is None:
+        return True
+    came = found.archived
+    if not _is_archive(found.state) and message is not None:
+        came = max([message.created_at, *(one.at for one in message.errors[-1:])])
+    return came is not None and came <= round(wanted.as_of * 1000)
 
 
 def _has_error(wanted: Filter, message: Message | None, about: Quarantined | None) -> bool:

@@ -156,6 +156,8 @@ def _metrics(mq: MessageQueue) -> Metrics | None:
 async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     import uvicorn
 
+    from mx_rmq.dashboard.door import BACKLOG, Door
+
     loop = asyncio.get_running_loop()
 
     class Server(uvicorn.Server):
@@ -174,6 +176,9 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        http=Door,
+        ws="none",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=LEAVE_WITHIN,
         **options,
     )

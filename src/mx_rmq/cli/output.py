@@ -79,9 +79,10 @@ def _plain(value: object) -> Any:
 def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
     """Return a message as JSON has it; its bytes in Base64, if wanted."""
     document = asdict(message)
-    if not raw:
-        del document["raw"]
-    return document
+    for name in ("content", "broken") if raw else ("content", "broken", "raw"):
+        del document[name]
+    first = {name: document.pop(name) for name in ("id", "topic", "state")}
+    return {**first, "payload": message.payload, "unreadable": message.unreadable, **document}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -162,7 +163,7 @@ def when(seconds: float | None) -> str | None:
         return None
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, OSError):  # each for another kind of too large
         return f"{seconds:g} s"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled
-from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.look import ACTS
@@ -30,7 +30,7 @@ COUNT_WITHIN: Final = 4.0
 """Seconds for which messages are counted before somebody is asked."""
 
 EDITABLE: Final = 1_048_576
-"""Characters of a payload that can be edited in a browser."""
+"""Bytes of a payload that can be edited in a browser."""
 
 
 # one topic
@@ -92,10 +92,10 @@ async def cancel(ask: Ask, form: dict[str, str]) -> Response:
 async def ask_edit(ask: Ask) -> Response:
     """Show the payload, to be changed."""
     message = await _message(ask, "requeue")
-    text = "" if message.unreadable else render.payload_text(message)
-    if len(text) > EDITABLE:
-        raise InvalidInput(f"a payload of {len(text):,} characters cannot be edited in a browser")
-    return _editor(ask, message, text)
+    if len(message.content) > EDITABLE:
+        size = render.size(len(message.content))
+        raise InvalidInput(f"a payload of {size} cannot be edited in a browser")
+    return _editor(ask, message, "" if render.unreadable(message) else render.editable(message))
 
 
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
@@ -107,9 +107,10 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
+        ask.note_refused("edit", f"not JSON: {error}")
         return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
     work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
-    done = await _noted(ask, "edit and requeue", work, id)
+    done = await _noted(ask, "edit", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
 
 
@@ -120,6 +121,7 @@ def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Respo
         here="overview",
         message=message,
         note=render.note(message),
+        unreadable=render.unreadable(message),
         text=text,
         error=error,
     )
@@ -158,12 +160,8 @@ async def _addressed(ask: Ask, form: dict[str, str]) -> tuple[str, State | None]
 
 
 async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
-    """Do it, and write down what became of it, whatever that is."""
-    try:
-        became = await work
-    except MxRmqError as error:
-        ask.note(did, f"failed: {error}", topic=ask.topic, id=id)
-        raise
+    """Do it, and write down what became of it; what fails, the caller writes down."""
+    became = await work
     outcome = str(became) if isinstance(became, Cancelled) else "done" if became else "nothing done"
     ask.note(did, outcome, topic=ask.topic, id=id)
     return became
@@ -173,12 +171,13 @@ async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
 
 
 async def ask_bulk(ask: Ask) -> Response:
-    """Count the messages that fit, and ask whether it shall be done to them."""
+    """Count the messages that fit, and ask whether it shall be done to them, and to no others."""
     source = ask.parts.source
     await source.check_topic(ask.topic)
     act, state, search = _bulk(ask.query)
+    fixed = search.counted(await source.now())
     there = getattr(await source.stats(ask.topic), state)
-    counted, whole = (there, True) if not search else await _count(ask, act, state, search)
+    counted, whole = (there, True) if not search else await _count(ask, act, state, fixed)
     return ask.page(
         "bulk.html",
         here="overview",
@@ -186,11 +185,10 @@ async def ask_bulk(ask: Ask) -> Response:
         done=_DONE[act],
         state=state,
         search=search,
-        fields=search.fixed(),
+        fields=fixed.fixed(),
         there=there,
         counted=counted,
         whole=whole,
-        asked=ask.query.get("state", ""),
     )
 
 
@@ -213,12 +211,10 @@ async def bulk(ask: Ask, form: dict[str, str]) -> Response:
 
 async def stop(ask: Ask, _: dict[str, str]) -> Response:
     """Stop a job."""
-    number = ask.request.path_params["number"]
-    if ask.parts.jobs.get(number) is None:
-        raise HTTPException(404, "This dashboard knows of no such job.")
-    ask.parts.jobs.stop(number)
-    ask.note("stop", f"job {number}")
-    return ask.go("jobs", str(number), said="stopping")
+    job = ask.job
+    ask.parts.jobs.stop(job.number)
+    ask.note("stop", f"job {job.number}", topic=job.topic)
+    return ask.go("jobs", str(job.number), said="stopping")
 
 
 async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, bool]:

@@ -15,7 +15,7 @@ from mx_rmq.core.errors import (
     ScriptFailed,
     ServerUnavailable,
 )
-from mx_rmq.dashboard.guard import SAFE
+from mx_rmq.dashboard.ask import SAFE
 from mx_rmq.dashboard.source import NoSuchTopic
 
 if TYPE_CHECKING:

@@ -98,14 +98,15 @@ async def message(ask: Ask) -> Response:
             f"There is no message {render.cut(id, 80)!r} in topic {ask.topic!r}: it was never "
             "there, or it was finished longer ago than the topic remembers.",
         )
-    text = render.payload_text(found) if found else ""
+    text, whole = render.payload_text(found) if found else ("", True)
     return ask.page(
         "message.html",
         here="overview",
         id=id,
         message=found,
-        text=text[: render.SHOWN],
-        hidden=len(text) - render.SHOWN,
+        unreadable=render.unreadable(found) if found else "",
+        text=text,
+        whole=whole,
         note=render.note(found) if found else "",
         acts=ACTS[found.state] if found else (),
         history=history,
@@ -178,9 +179,7 @@ async def log(ask: Ask) -> Response:
 
 async def job(ask: Ask) -> Response:
     """How far a job is."""
-    found = ask.parts.jobs.get(ask.request.path_params["number"])
-    if found is None:
-        raise HTTPException(404, "This dashboard knows of no such job; it may have been restarted.")
+    found = ask.job
     return ask.page("job.html", here="log", job=found, running=found.stage is Stage.RUNNING)
 
 

@@ -76,6 +76,10 @@ class Source:
         except InvalidInput as error:
             raise NoSuchTopic(str(error)) from error
 
+    async def now(self) -> float:
+        """Return the server's time."""
+        return await self._admin().now()
+
     async def stats(self, topic: str) -> Stats:
         """Return how a topic is doing."""
         return await self._admin().stats(topic)
@@ -211,5 +215,9 @@ def _filter(search: Search) -> Filter | None:
     if not search:
         return None
     return Filter(
-        error=search.error or None, since=search.since, until=search.until, text=search.text or None
+        error=search.error or None,
+        since=search.since,
+        until=search.until,
+        text=search.text or None,
+        as_of=search.as_of,
     )

@@ -94,6 +94,10 @@ function listen() {
     pulse("lost", "not live");
     away(`The server is away: ${JSON.parse(event.data).text}`);
   });
+  stream.addEventListener("again", () => {
+    hush();
+    listen();
+  });
   stream.addEventListener("error", () => {
     pulse("lost", "not live");
     away("The dashboard does not answer. Figures on this page are old.");
@@ -262,7 +266,7 @@ document.addEventListener("keydown", (event) => {
 
 // JSON, coloured: text nodes and spans only, so that nothing in a payload can become markup
 
-const token = /("(?:[^"\\]|\\.)*")(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g;
+const token = /("(?:[^"\\]|\\[^]?)*(?:"|$))(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g; // never backs off, so that no payload can hold it up
 for (const code of document.querySelectorAll("pre[data-json] code")) {
   const text = code.textContent, parts = document.createDocumentFragment();
   let end = 0;
