@@ -53,8 +53,8 @@ class Times:
     """Work on thousands of messages, for which no time is set."""
     server: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Scripts and commands on the server."""
-    slowest: dict[str, str] = field(default_factory=dict)
-    """Beside what a script or command took its longest."""
+    longest: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """How long each of them took at the most, and what was looked at meanwhile."""
 
     def summary(self) -> dict[str, Any]:
         """Return the middle and the worst of everything."""
@@ -66,7 +66,7 @@ class Times:
                 name: {
                     **_summary(found),
                     "over": sum(one > SCRIPT_MS for one in found),
-                    "beside": self.slowest[name],
+                    "during": self.longest[name][1],
                 }
                 for name, found in self.server.items()
             },
@@ -109,8 +109,8 @@ class SlowLog:
             took, name = micros / 1000, self._name(words)
             if not name:
                 continue
-            if took >= max(times.server[name], default=0.0):
-                times.slowest[name] = beside
+            if took >= times.longest.get(name, (0.0, ""))[0]:
+                times.longest[name] = (took, beside)
             times.server[name].append(took)
 
     def _name(self, words: list[bytes]) -> str:
@@ -293,6 +293,7 @@ def _of(crowd: Crowd, state: State) -> list[tuple[str, str, int]]:
     first, middle, last = crowd.ids[state]
     act = "discard" if archived else "cancel"
     bulk = {"act": act, "state": state.value}
+    rare = {**bulk, "text": RARE}
     pages = [
         ("first page", listed()),
         ("page of 200", listed(limit=200)),
@@ -311,7 +312,7 @@ def _of(crowd: Crowd, state: State) -> list[tuple[str, str, int]]:
         (f"{act} all?", f"/topics/{TOPIC}/bulk?{urlencode(bulk)}"),
         (
             f"{act} those with a rare text?",
-            f"/topics/{TOPIC}/bulk?{urlencode({**bulk, 'text': RARE})}",
+            f"/topics/{TOPIC}/bulk?{urlencode(rare)}",
         ),
     ]
     if archived:

@@ -156,7 +156,8 @@ async def _answers(address: str, log: Path) -> None:
             except httpx.TransportError:
                 pass
             if time.monotonic() > deadline:
-                raise RuntimeError(f"the dashboard did not start: {log.read_text()[-1500:]}")
+                said = log.read_text()  # noqa: ASYNC240 - there is nothing else to do
+                raise RuntimeError(f"the dashboard did not start: {said[-1500:]}")
             await asyncio.sleep(0.1)
 
 
