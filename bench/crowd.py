@@ -45,8 +45,8 @@ BATCH: Final = 500
 AT_ONCE: Final = 64
 """Archiving calls under way."""
 LEASE: Final = 600_000
-NO_CAPS: Final = {"dlq_max": 0, "quarantine_max": 0}
-"""Settings with which a million dead letters stay."""
+LIMITS: Final = Limits(dlq_max=0, quarantine_max=0)
+"""With these a million dead letters stay."""
 
 _FRAME: Final = (
     '  File "/srv/shop/orders/handlers.py", line {line}, in charge\n'
@@ -120,11 +120,22 @@ def cursor(state: State, passed: int) -> str | None:
     return f"0.{passed}.0" if state in (State.PENDING, State.DELAYED) else str(passed)
 
 
+def queue(url: str, prefix: str) -> MessageQueue:
+    """Return the queue, in which everything stays."""
+    return MessageQueue(
+        url,
+        prefix=prefix,
+        dlq_max=LIMITS.dlq_max,
+        quarantine_max=LIMITS.quarantine_max,
+    )
+
+
 async def fill(url: str, prefix: str, extent: Extent, tell: Callable[[str], None]) -> None:
     """Fill a queue."""
-    limits = Limits(**NO_CAPS)
-    mq = MessageQueue(url, prefix=prefix, **NO_CAPS)
-    async with mq, await Store.open(url, prefix=prefix, limits=limits) as store:
+    async with (
+        queue(url, prefix) as mq,
+        await Store.open(url, prefix=prefix, limits=LIMITS) as store,
+    ):
         tell(f"{extent.messages:,} dead letters")
         await _archive(mq, store, TOPIC, extent.messages, _die)
         tell(f"{extent.quarantined:,} quarantined messages")
@@ -224,7 +235,7 @@ def _about(number: int) -> bytes:
 
 async def traffic(url: str, prefix: str) -> None:
     """Produce to the topic and work on it, until ended."""
-    mq = MessageQueue(url, prefix=prefix, **NO_CAPS)
+    mq = queue(url, prefix)
 
     @mq.handler(TOPIC, max_attempts=2, retry=[1])
     async def charge(payload: dict[str, Any]) -> None:

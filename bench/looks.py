@@ -19,8 +19,7 @@ from urllib.parse import urlencode
 import httpx
 from redis.asyncio import Redis
 
-from bench.crowd import LONG, NO_CAPS, NOTHING, RARE, RARE_ERROR, STATES, TOPIC, cursor
-from mx_rmq import MessageQueue
+from bench.crowd import LONG, NOTHING, RARE, RARE_ERROR, STATES, TOPIC, cursor, queue
 from mx_rmq.admin import Filter
 from mx_rmq.core.message import State
 from mx_rmq.dashboard.search import moment
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from bench.crowd import Crowd
     from mx_rmq.admin import Admin
+    from mx_rmq.queue import MessageQueue
 
     Call = Callable[[], Awaitable[object]]
 
@@ -103,8 +103,9 @@ class SlowLog:
 
     async def take(self, times: Times, beside: str) -> None:
         """Add what was done since the last time."""
-        log: list[Any] = await self._redis.execute_command("SLOWLOG", "GET", ENTRIES)
-        await self._redis.execute_command("SLOWLOG", "RESET")
+        ask: Callable[..., Awaitable[Any]] = self._redis.execute_command
+        log = await ask("SLOWLOG", "GET", ENTRIES)
+        await ask("SLOWLOG", "RESET")
         for _, _, micros, words, *_ in log:
             took, name = micros / 1000, self._name(words)
             if not name:
@@ -364,9 +365,8 @@ def _calls(admin: Admin, crowd: Crowd, state: State) -> dict[str, Call]:
 @asynccontextmanager
 async def operator(url: str, prefix: str, web: str, *, moving: bool) -> AsyncIterator[Looks]:
     """Somebody who looks at a queue, and at its dashboard at this address."""
-    mq = MessageQueue(url, prefix=prefix, **NO_CAPS)
     async with (
-        mq,
+        queue(url, prefix) as mq,
         SlowLog.open(url) as log,
         httpx.AsyncClient(base_url=web, timeout=30) as client,
     ):

@@ -41,7 +41,7 @@ def blocks(results: Results) -> dict[str, str]:
 
 def _conditions(results: Results) -> str:
     load = " and ".join(f"{one:.1f}" for one in results["load"])
-    busy = max(results["load"]) > CALM
+    busy = bool(max(results["load"]) > CALM)
     return (
         f"Measured on {results['date']}: {results['server']} without persistence, over TCP on the "
         f"same machine ({results['machine']}), Python {results['python']}, {results['loop']}; "

@@ -96,9 +96,9 @@ class Member:
                 await self._produce(mq)
             else:
                 worker = Worker(mq, concurrency=duty.concurrency)
-                async with _endpoint(worker, duty.metrics) if duty.metrics else nullcontext():
-                    async with worker:
-                        await self._stop.wait()
+                watched = _endpoint(worker, duty.metrics) if duty.metrics else nullcontext()
+                async with watched, worker:
+                    await self._stop.wait()
 
     def _declare(self, mq: MessageQueue, topic: str) -> None:
         note, now = self._noted.append, time.monotonic
