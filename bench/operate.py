@@ -86,7 +86,7 @@ def _measure(options: argparse.Namespace) -> Results:
     ):
         here = Path(directory)
         if "looks" in parts:
-            found["looks"] = runner.run(_look(here / "looks", kind, extent, quick=options.quick))
+            found["looks"] = runner.run(_look(here / "looks", kind, extent, options))
         if "extras" in parts:
             size = extras.QUICK if options.quick else extras.USUAL
             found["extras"] = runner.run(_extras(here / "extras", kind, size))
@@ -95,6 +95,7 @@ def _measure(options: argparse.Namespace) -> Results:
         "date": datetime.now(UTC).date().isoformat(),
         "server": str(kind),
         "machine": f"{os.cpu_count()} cores",
+        "nice": options.nice,
         "python": ".".join(map(str, sys.version_info[:3])),
         "loop": "asyncio's event loop" if loop_factory() is None else "uvloop",
         "load": load,
@@ -103,7 +104,9 @@ def _measure(options: argparse.Namespace) -> Results:
     }
 
 
-async def _look(directory: Path, kind: Kind, extent: crowd.Extent, *, quick: bool) -> Results:
+async def _look(
+    directory: Path, kind: Kind, extent: crowd.Extent, options: argparse.Namespace
+) -> Results:
     """Fill a server; look at it while nothing happens, and then beside traffic."""
     found: Results = {"extent": asdict(extent)}
     port, web = free_ports(2)
@@ -113,6 +116,8 @@ async def _look(directory: Path, kind: Kind, extent: crowd.Extent, *, quick: boo
         await crowd.fill(url, prefix, extent, _tell)
         found["seconds"] = time.monotonic() - began
         found["memory"] = int((await server.ask("INFO", "memory"))["used_memory"])
+        for process in (0, server.pid) if options.nice else ():
+            os.setpriority(os.PRIO_PROCESS, process, options.nice)
         command = [sys.executable, "-m", "mx_rmq.cli", "dashboard", "--port", str(web)]
         command += ["--url", url, "--prefix", prefix]
         with started([command], _environment(), directory / "dashboard.log"):
@@ -127,7 +132,7 @@ async def _look(directory: Path, kind: Kind, extent: crowd.Extent, *, quick: boo
                     looks.operator(url, prefix, address, moving=moving) as operator,
                 ):
                     full = crowd.Crowd(extent)
-                    await operator.look(full, 2 if quick else TIMES)
+                    await operator.look(full, 2 if options.quick else TIMES)
                     await operator.act(full)
                 found[name] = {"load": load, **operator.times.summary()}
     return found
@@ -201,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", choices=PARTS, nargs="+", help="these parts alone")
     add("--messages", type=int, help="so many of each state, not a million")
     add("--kind", choices=list(Kind), default=Kind.REDIS_7_0, help="the server (redis-7.0)")
+    add("--nice", type=int, default=0, help="priority of what looks and is looked at, as of nice")
     add("--no-lock", action="store_true", help="do not wait for other measurements")
     add("--out", type=Path, help="where to write instead; the page is left alone")
     return parser

@@ -15,7 +15,7 @@ Results = dict[str, Any]
 
 CALM = 1.5
 """Load of a machine that has little other work."""
-SHOWN_MS = 0.5
+SHOWN_MS = 1.0
 """Scripts and commands that never took so long are left out."""
 MOMENTS = ("quiet", "beside")
 """When it was looked: while nothing happened, and beside traffic."""
@@ -47,6 +47,7 @@ def _conditions(results: Results) -> str:
         f"same machine ({results['machine']}), Python {results['python']}, {results['loop']}; "
         f"{results['minutes']:.0f} minutes in all. Load of the machine before and after: {load}."
         + " **The machine had other work: times are too high, ratios are not.**" * busy
+        + f" What looked and was looked at ran at nice {results['nice']}." * bool(results["nice"])
         + "\n"
     )
 
@@ -70,17 +71,16 @@ def _verdict(looks: Results) -> str:
         pages, server = found["pages"], found["server"]
         slow = [name for name, one in pages.items() if one["median"] > PAGE_MS]
         worst = max(pages, key=lambda name: pages[name]["worst"])
-        runs = sum(one["count"] for one in server.values())
-        over = {name: one for name, one in server.items() if one["over"]}
+        over = {name: one["over 5"] for name, one in server.items() if one["over 5"]}
         longest = max(server, key=lambda name: server[name]["worst"])
         lines.append(
             f"- {said} (load {found['load']:.1f}): {len(pages)} pages, "
             + (f"**over {PAGE_MS:.0f} ms: {', '.join(slow)}**" if slow else "none over the goal")
             + f"; the slowest single one took {pages[worst]['worst']:.0f} ms ({worst}). "
-            f"{runs:,} scripts and commands, "
+            f"{found['commands']:,} scripts and commands, "
             + (
                 "**over 5 ms: "
-                + ", ".join(f"{name} {one['over']}×" for name, one in sorted(over.items()))
+                + ", ".join(f"{name} {count}×" for name, count in sorted(over.items()))
                 + "**"
                 if over
                 else "none over the goal"
@@ -120,16 +120,16 @@ def _server(looks: Results) -> str:
             continue
         row = [f"`{name}`"]
         for one in both:
-            row += _run(one) if one else ["–"] * 4
-        rows.append(row)
-    head = ["runs", "median", "99 %", "worst"]
-    return table(["ms", *head, *(f"{one}, beside" for one in head)], rows)
+            row += _run(one) if one else ["–"] * 3
+        worst = max((one for one in both if one), key=lambda one: one["worst"])
+        rows.append([*row, worst["during"]])
+    head = ["over 1 ms", "over 5 ms", "worst"]
+    return table(["ms", *head, *(f"{one}, beside" for one in head), "the worst during"], rows)
 
 
 def _run(one: dict[str, Any]) -> Iterable[str]:
-    yield f"{one['count']:,}"
-    yield f"{one['median']:.2f}"
-    yield f"{one['p99']:.2f}"
+    yield f"{one['over 1']:,}"
+    yield f"{one['over 5']:,}"
     yield _bold(one["worst"], SCRIPT_MS, 2)
 
 
