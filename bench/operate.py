@@ -135,6 +135,8 @@ async def _look(
                     await operator.look(full, 2 if options.quick else TIMES)
                     await operator.act(full)
                 found[name] = {"load": load, **operator.times.summary()}
+    if options.nice:
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
     return found
 
 
