@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -116,11 +116,11 @@ async def _look(
         await crowd.fill(url, prefix, extent, _tell)
         found["seconds"] = time.monotonic() - began
         found["memory"] = int((await server.ask("INFO", "memory"))["used_memory"])
-        for process in (0, server.pid) if options.nice else ():
-            os.setpriority(os.PRIO_PROCESS, process, options.nice)
         command = [sys.executable, "-m", "mx_rmq.cli", "dashboard", "--port", str(web)]
         command += ["--url", url, "--prefix", prefix]
-        with started([command], _environment(), directory / "dashboard.log"):
+        with started([command], _environment(), directory / "dashboard.log") as pids:
+            for process in (os.getpid(), server.pid, *pids) if options.nice else ():
+                _hurry(process, options.nice)
             address = f"http://127.0.0.1:{web}"
             await _answers(address, directory / "dashboard.log")
             for name in ("quiet", "beside"):
@@ -136,8 +136,15 @@ async def _look(
                     await operator.act(full)
                 found[name] = {"load": load, **operator.times.summary()}
     if options.nice:
-        os.setpriority(os.PRIO_PROCESS, 0, 0)
+        _hurry(os.getpid(), 0)
     return found
+
+
+def _hurry(process: int, nice: int) -> None:
+    """Give a process another priority; its session, too, where the system shares out by those."""
+    os.setpriority(os.PRIO_PROCESS, process, nice)
+    with suppress(OSError):
+        (Path("/proc") / str(process) / "autogroup").write_text(str(nice))
 
 
 @asynccontextmanager
