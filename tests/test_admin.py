@@ -358,9 +358,23 @@ async def test_many_and_long_messages_come_page_by_page_in_small_replies(
     long = [draft("x" * 1_000_000, priority=Priority.HIGH) for _ in range(12)]
     produced = await store.produce_normal_message(TOPIC, long)
     await raw.config_resetstat()
-    page = await admin.list(TOPIC, State.PENDING, limit=12)
-    assert [one.id for one in page.messages] == [id for id, _ in produced]
-    assert (await raw.info("commandstats"))["cmdstat_hmget"]["calls"] == 3
+    page = await admin.list(TOPIC, State.PENDING, limit=8)
+    assert [one.id for one in page.messages] == [id for id, _ in produced[:8]]
+    assert (await raw.info("commandstats"))["cmdstat_hmget"]["calls"] == 2
+
+
+async def test_a_page_ends_after_8_mib_and_no_reply_is_huge_even_behind_short_ones(
+    store: Store, admin: Admin, raw: Redis
+) -> None:
+    ids = await pending(store, 150)
+    long = [draft("x" * 1_000_000) for _ in range(20)]
+    ids += [id for id, _ in await store.produce_normal_message(TOPIC, long)]
+    await raw.config_resetstat()
+    page = await admin.list(TOPIC, State.PENDING, limit=1000)
+    assert [one.id for one in page.messages] == ids[:159]
+    assert (page.cursor, page.looked) == ("0.159.0", 159)
+    assert (await raw.info("commandstats"))["cmdstat_hmget"]["calls"] == 4  # 100, 54, 4, 1
+    assert await ids_of(admin, State.PENDING) == ids
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001, True, 1.5, "2"])

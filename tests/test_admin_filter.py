@@ -169,6 +169,21 @@ async def test_a_call_looks_at_a_bounded_number_and_the_next_one_goes_on_exactly
     assert await found(admin, State.DEAD, 1000, error="nothing of this") == []
 
 
+async def test_a_caller_says_at_how_many_to_look(
+    store: Store, admin: Admin, raw: Redis, clock: Clock
+) -> None:
+    every = [corpse(number) for number in range(700)]
+    await fill(store, raw, every, at=clock.now)
+    nothing = Filter(text="nowhere")
+    for look in (1, 249, 250, 251, 700, 10_000):
+        page = await admin.list(TOPIC, State.DEAD, filter=nothing, look=look)
+        assert page.looked == min(look, 700)
+        assert (page.cursor is None) == (look >= 700)
+    for wrong in (0, -1, True, 1.5, None):
+        with pytest.raises(InvalidInput, match=r"look=.* is not a whole number from 1 on"):
+            await admin.list(TOPIC, State.DEAD, filter=nothing, look=wrong)  # type: ignore[arg-type]
+
+
 async def test_a_call_reads_a_bounded_number_of_bytes(
     store: Store, admin: Admin, raw: Redis, clock: Clock
 ) -> None:

@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
 
-BESIDE = {
-    *("inspect_message", "scan_fields", "count_messages", "find_history"),
-    *("preflight", "register_topics"),
-}
+READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
+BESIDE = {*READS, "preflight", "register_topics"}
 """What moves no message."""
 
 AUDITED = 5

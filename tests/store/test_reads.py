@@ -1,4 +1,4 @@
-"""inspect_message, scan_fields, count_messages and the views: they look and touch nothing."""
+"""The scripts that only read, and the views: they look and touch nothing."""
 
 from __future__ import annotations
 
@@ -127,6 +127,28 @@ async def test_scan_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> Non
     async with broken(raw, key):
         with pytest.raises(WrongType, match=rf"scan_fields: key {key} holds a set, not a hash"):
             await scan(store, key, 100)
+
+
+# weigh_fields
+
+
+async def test_fields_are_weighed_whatever_they_are_called(store: Store, raw: Redis) -> None:
+    key, script = store.keys.of(TOPIC).payload, load("weigh_fields")
+    await raw.hset(key, mapping={b"\xff": b"x" * 5, "a b": b"", "c": b"\xc3\xa4" * 1000})
+    for asked, weights in (
+        ([b"\xff", b"a b", b"c", b"none", b"c"], [5, 0, 2000, 0, 2000]),
+        ([b"none"] * 1000, [0] * 1000),
+        ([], []),
+    ):
+        args = script.arguments({}, asked)
+        assert await store._caller.run(script, [key], args) == weights
+
+
+async def test_weigh_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> None:
+    key, script = store.keys.of(TOPIC).payload, load("weigh_fields")
+    async with broken(raw, key):
+        with pytest.raises(WrongType, match=rf"weigh_fields: key {key} holds a set, not a hash"):
+            await store._caller.run(script, [key], script.arguments({}, [b"a"]))
 
 
 # count_messages

@@ -17,7 +17,7 @@ from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.paging import turn_page
 from mx_rmq.admin.rates import rates, totals
 from mx_rmq.admin.revive import edited, revived
-from mx_rmq.admin.search import search_page
+from mx_rmq.admin.search import LOOK, search_page
 from mx_rmq.admin.spread import ask_all, ask_for
 from mx_rmq.admin.view import (
     Cancelled,
@@ -192,6 +192,7 @@ class Admin:
         filter: Filter | None = None,
         limit: int = 100,
         cursor: str | None = None,
+        look: int = LOOK,
     ) -> Page:
         """Return up to `limit` (1 to 1,000) messages of a state, from where a page before ended.
 
@@ -199,9 +200,10 @@ class Admin:
         first of every partition, then the second ones. Delayed ones by due time, those in
         processing by the deadline of their lease, dead and quarantined ones newest first. A cursor
         is a position: a message that moves while you turn the page may be on both pages or on
-        none. What a topic has grown by meanwhile is on the pages to come.
+        none. What a topic has grown by meanwhile is on the pages to come. After 8 MiB of messages a
+        page ends, too.
 
-        With a filter, one call looks at about 5,000 messages or 4 MiB of them at the most.
+        With a filter, one call looks at about `look` messages (5,000) or 4 MiB of them at the most.
         `Page.looked` says at how many; the cursor goes on behind them.
         """
         chosen = _state(state)
@@ -209,7 +211,7 @@ class Admin:
         if not filter:
             return await turn_page(self._pages, parts, chosen, limit=limit, cursor=cursor)
         return await search_page(
-            self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor
+            self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor, look=look
         )
 
     async def now(self) -> float:

@@ -64,14 +64,14 @@ def times(wanted: Filter, state: State) -> tuple[float, float]:
     if state is State.PENDING:
         return EVER  # they are listed by no time
     low, high = _span(wanted)
-    if _is_archive(state) and wanted.as_of is not None:
+    if state.is_archive and wanted.as_of is not None:
         high = min(high, round(wanted.as_of * 1000))
     return low, high
 
 
 def must_read(wanted: Filter, state: State) -> bool:
     """Say whether the contents of messages decide, and not their times in the index alone."""
-    if wanted.error or wanted.text or (wanted.as_of is not None and not _is_archive(state)):
+    if wanted.error or wanted.text or (wanted.as_of is not None and not state.is_archive):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
@@ -121,7 +121,7 @@ def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
     if wanted.as_of is None:
         return True
     came = found.archived
-    if not _is_archive(found.state) and message is not None:
+    if not found.state.is_archive and message is not None:
         came = max([message.created_at, *(one.at for one in message.errors[-1:])])
     return came is not None and came <= round(wanted.as_of * 1000)
 

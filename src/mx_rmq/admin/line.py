@@ -73,34 +73,14 @@ class Line:
         await ask_all(dry, ask)
 
 
-async def read_all(
-    pages: Pages, parts: Sequence[str], state: State, entries: Sequence[Entry]
-) -> list[Found | None]:
-    """Read messages of several partitions; return them in the order given."""
-    found = await _read(pages, parts, state, entries, None)
-    return [found[entry] for entry in entries]
-
-
 async def read_some(
     pages: Pages, parts: Sequence[str], state: State, entries: Sequence[Entry], most: int
 ) -> list[Found | None]:
     """Read the first of some messages, until about so many bytes are read; one at the least."""
-    known = await _read(pages, parts, state, entries, most)
-    some: list[Found | None] = []
-    for entry in entries:
-        if entry not in known:
-            break
-        some.append(known[entry])
-    return some
-
-
-async def _read(
-    pages: Pages, parts: Sequence[str], state: State, entries: Sequence[Entry], most: int | None
-) -> dict[Entry, Found | None]:
     of: dict[str, list[Entry]] = {}
     for entry in entries:
         of.setdefault(parts[entry.partition], []).append(entry)
-    share = None if most is None else most // max(1, len(of))
+    share = most // max(1, len(of))
     known: dict[Entry, Found | None] = {}
 
     async def read(part: str) -> None:
@@ -108,4 +88,9 @@ async def _read(
         known.update(zip(of[part], found, strict=False))
 
     await ask_all(list(of), read)
-    return known
+    some: list[Found | None] = []
+    for entry in entries:
+        if entry not in known:
+            break
+        some.append(known[entry])
+    return some

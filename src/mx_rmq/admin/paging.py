@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.line import Line, read_all
+from mx_rmq.admin.line import Line, read_some
 from mx_rmq.admin.view import Page, is_number, message_view
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import topic_of
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.message import State
     from mx_rmq.store.pages import Pages
+
+PAGE_BYTES: Final = 8 * 1_048_576
+"""Bytes of messages after which a page ends, however many were asked for."""
 
 FARTHEST: Final = 2**52
 """Positions that every server takes."""
@@ -32,15 +35,13 @@ async def turn_page(
     passed = positions(cursor, len(parts), levels(state))
     most = check_count(limit) + 1  # one more: is there a next page?
     first = await Line(pages, parts, state, passed).take(most)
-    chosen = first[:limit]
-    for entry in chosen:
+    read = await read_some(pages, parts, state, first[:limit], PAGE_BYTES)
+    messages = []
+    for entry, found in zip(first, read, strict=False):
         passed[entry.partition][entry.level] = entry.position + 1
-    messages = [
-        message_view(topic_of(parts[0]), found, partition=entry.partition)
-        for entry, found in zip(chosen, await read_all(pages, parts, state, chosen), strict=True)
-        if found is not None
-    ]
-    return Page(messages, cursor_at(passed) if len(first) > limit else None, len(chosen))
+        if found is not None:
+            messages.append(message_view(topic_of(parts[0]), found, partition=entry.partition))
+    return Page(messages, cursor_at(passed) if len(first) > len(read) else None, len(read))
 
 
 def cursor_at(passed: Sequence[Sequence[int]]) -> str:

@@ -13,6 +13,7 @@ from mx_rmq.admin.line import Line, read_some
 from mx_rmq.admin.paging import cursor_at, positions
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.view import Page, message_view
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of, topic_of
 from mx_rmq.store.pages import REPLY_BYTES, check_count, levels
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from mx_rmq.admin.view import MessageView
     from mx_rmq.store.pages import Entry, Pages
 
-LOOKED: Final = 5000
-"""Messages that one call looks at, and not after REPLY_BYTES of them."""
+LOOK: Final = 5000
+"""Messages that one call looks at, unless it says how many, and not after REPLY_BYTES of them."""
 
 STEP: Final = 250
 """Messages that are read at a time."""
@@ -39,9 +40,12 @@ async def search_page(
     filter: Filter,
     limit: int,
     cursor: str | None,
+    look: int,
 ) -> Page:
     """Return the next page. It ends where it is full, or where enough was looked at."""
     check_count(limit)
+    if isinstance(look, bool) or not isinstance(look, int) or look < 1:
+        raise InvalidInput(f"look={look!r:.80} is not a whole number from 1 on")
     passed = positions(cursor, len(parts), levels(state))
     if cursor is None:
         await _pass_early(pages, parts, state, filter, passed)
@@ -49,8 +53,8 @@ async def search_page(
     messages: list[MessageView] = []
     looked = size = 0
     rest: list[Entry] = []
-    while not rest and len(messages) < limit and looked < LOOKED and size < REPLY_BYTES:
-        ids = _until_late(await line.take(STEP), state, filter)
+    while not rest and len(messages) < limit and looked < look and size < REPLY_BYTES:
+        ids = _until_late(await line.take(min(STEP, look - looked)), state, filter)
         if not ids:
             break
         begun = looked
@@ -73,7 +77,7 @@ async def _pass_early(
 ) -> None:
     """Pass what stands before the times that are meant, unseen."""
     low, high = times(filter, state)
-    if _newest_first(state):
+    if state.is_archive:
         before = math.nextafter(high, math.inf), math.inf
     else:
         before = -math.inf, math.nextafter(low, -math.inf)
@@ -91,10 +95,6 @@ def _until_late(ids: list[Entry], state: State, filter: Filter) -> list[Entry]:
     """Return the ids up to the first that stands behind the times that are meant."""
     low, high = times(filter, state)
     for number, entry in enumerate(ids):
-        if entry.at is not None and (entry.at < low if _newest_first(state) else entry.at > high):
+        if entry.at is not None and (entry.at < low if state.is_archive else entry.at > high):
             return ids[:number]
     return ids
-
-
-def _newest_first(state: State) -> bool:
-    return state in (State.DEAD, State.QUARANTINED)

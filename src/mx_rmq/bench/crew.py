@@ -37,6 +37,9 @@ class Details(TypedDict, total=False):
     handler: str
     concurrency: int
     every: float
+    history: int | None
+    metrics: int
+    traces: bool
 
 
 class Hand:

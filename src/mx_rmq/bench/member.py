@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from array import array
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -26,6 +27,9 @@ from mx_rmq.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mx_rmq.core.middleware import Middleware
+    from mx_rmq.metrics import Endpoint
 
 LARGE: Final = "large"
 LARGE_BYTES: Final = 1_000_000
@@ -43,6 +47,12 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int = 200
     every: float = 0.5
     """Seconds between two bursts."""
+    history: int | None = None
+    """Entries of the history to keep; None: as many as by default."""
+    metrics: int = 0
+    """The port on which to serve metrics; 0: none."""
+    traces: bool = False
+    """Make spans, which nobody collects."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +83,9 @@ class Member:
 
     async def live(self) -> None:
         """Do the duty between the orders `go` and `stop`."""
-        mq = MessageQueue(self._duty.url, prefix=self._duty.prefix)
+        duty = self._duty
+        around = [_traces()] if duty.traces else []
+        mq = MessageQueue(duty.url, prefix=duty.prefix, history=duty.history, middleware=around)
         for topic in self._duty.topics:
             self._declare(mq, topic)
         async with mq:
@@ -83,7 +95,9 @@ class Member:
             if self._duty.handler == "none":
                 await self._produce(mq)
             else:
-                async with Worker(mq, concurrency=self._duty.concurrency):
+                worker = Worker(mq, concurrency=duty.concurrency)
+                watched = _endpoint(worker, duty.metrics) if duty.metrics else nullcontext()
+                async with watched, worker:
                     await self._stop.wait()
 
     def _declare(self, mq: MessageQueue, topic: str) -> None:
@@ -154,6 +168,20 @@ class Member:
             seconds=time.monotonic(),
             noted=list(noted) if self._duty.handler == "late" else [],
         )
+
+
+def _traces() -> Middleware:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from mx_rmq.traces import Traces
+
+    return Traces(TracerProvider())
+
+
+def _endpoint(worker: Worker, port: int) -> Endpoint:
+    from mx_rmq.metrics import Endpoint
+
+    return Endpoint(worker, port=port)
 
 
 def _say(answer: Any) -> None:

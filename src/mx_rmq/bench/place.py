@@ -7,7 +7,7 @@ import secrets
 import tempfile
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.bench.load import Trouble
 from mx_rmq.core.names import check_prefix
@@ -45,11 +45,12 @@ class Place:
     nature: Nature
 
     @asynccontextmanager
-    async def queue(self) -> AsyncIterator[MessageQueue]:
+    async def queue(self, **settings: Any) -> AsyncIterator[MessageQueue]:
         """Open a queue in which nothing is; afterwards nothing is left of it."""
         prefix = self._another_prefix()
+        mq = MessageQueue(self.url, prefix=prefix, patience=self.patience, **settings)
         try:
-            async with MessageQueue(self.url, prefix=prefix, patience=self.patience) as mq:
+            async with mq:
                 yield mq
         finally:
             await _tidy(self.url, prefix)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-COUNT_WITHIN: Final = 4.0
+COUNT_WITHIN: Final = 0.15
 """Seconds for which messages are counted before somebody is asked."""
 
 EDITABLE: Final = 1_048_576

@@ -14,7 +14,7 @@ from mx_rmq.dashboard import render
 from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.jobs import Stage
 from mx_rmq.dashboard.search import LAST, Search
-from mx_rmq.dashboard.source import of_each
+from mx_rmq.dashboard.source import LOOK, of_each
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView, Page
@@ -28,6 +28,8 @@ TOPICS: Final = 30
 """Topics on the pages over all topics, those with the most messages first."""
 EACH: Final = 10
 """Messages of each of them."""
+WORKERS: Final = 50
+"""Workers on a page, each with all that it tells of itself."""
 
 ACTS: Final = {
     State.PENDING: ("cancel",),
@@ -145,9 +147,10 @@ async def _archive(ask: Ask, state: State, here: str) -> Response:
     }
     fullest = sorted(counts, key=lambda topic: (-counts[topic], topic))
     found: dict[str, Page] = {}
+    look = max(EACH, LOOK // max(1, len(fullest[:TOPICS])))
 
     async def ask_one(topic: str) -> None:
-        found[topic] = await ask.parts.source.page(topic, state, search, limit=EACH)
+        found[topic] = await ask.parts.source.page(topic, state, search, limit=EACH, look=look)
 
     await of_each(fullest[:TOPICS], ask_one)
     return ask.page(
@@ -167,7 +170,17 @@ async def _archive(ask: Ask, state: State, here: str) -> Response:
 
 async def workers(ask: Ask) -> Response:
     """The workers, and what each is doing."""
-    return ask.page("workers.html", here="workers", workers=await ask.parts.source.workers())
+    every = await ask.parts.source.workers()
+    first = _place(ask.query.get("from", ""))
+    return ask.page(
+        "workers.html",
+        here="workers",
+        alive=sum(worker.alive for worker in every),
+        total=len(every),
+        workers=every[first : first + WORKERS],
+        first=first,
+        next=first + WORKERS if len(every) > first + WORKERS else None,
+    )
 
 
 async def log(ask: Ask) -> Response:
@@ -227,6 +240,10 @@ def _state(asked: str, stats: object) -> State:
         except ValueError:
             raise InvalidInput(f"state={asked!r:.80} is not one of {', '.join(State)}") from None
     return next((state for state in State if getattr(stats, state)), State.PENDING)
+
+
+def _place(asked: str) -> int:
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
 
 
 def _limit(asked: str) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
+from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,13 +23,12 @@ if TYPE_CHECKING:
 MAX_PAGE: Final = 1000
 """Messages that one call returns at the most."""
 
-FIRST_STEP: Final = 4
 LONGEST_STEP: Final = 100
-"""Contents read by one command; how many depends on how long they turn out to be."""
+"""Contents read by one command, fewer when they are long."""
 NEXT: Final = 20
 """Ids among which the message that is taken next is looked for."""
 REPLY_BYTES: Final = 4 * 1_048_576
-"""About how long one reply with contents may become."""
+"""How long one reply with contents may become, unless it holds a single one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +74,22 @@ class Pages:
         """Return one message, wherever it stands."""
         keys = self._keys.of(topic)
         for _ in range(2):  # one that moves between two reads is looked for once more
+            if not await self._is_there(keys, id):
+                break
             if found := await self._find_live(keys, id):
                 return found
             for state in (State.DEAD, State.QUARANTINED):
                 if found := await self.find_archived(topic, state, id):
                     return found
         return None
+
+    async def _is_there(self, keys: TopicKeys, id: str) -> bool:
+        """Say whether a message stands anywhere: one question where most topics have none."""
+        script = load("inspect_message")
+        names = [getattr(keys, name) for name in script.keys]
+        args = script.arguments({"walk": 0}, [id.encode("utf-8", "surrogateescape")])
+        (places,) = await self._caller.run(script, names, args)
+        return bool(places.strip(b"0"))
 
     async def _find_live(self, keys: TopicKeys, id: str) -> Found | None:
         data = await self._caller.command("HGET", keys.payload, id)
@@ -133,7 +143,7 @@ class Pages:
         """
         keys = self._keys.of(topic)
         ids = [entry.id for entry in entries]
-        payload = keys.archive_of(state)[1] if _is_archive(state) else keys.payload
+        payload = keys.archive_of(state)[1] if state.is_archive else keys.payload
         contents = await self._contents(payload, ids, most)
         leases: list[bytes | None] = [None] * len(contents)
         if contents and state is State.PROCESSING:
@@ -217,7 +227,7 @@ class Pages:
         if state is State.PENDING:  # from the right, where ids are taken
             ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
             return [(id, None) for id in reversed(ids)]
-        command = "ZREVRANGE" if _is_archive(state) else "ZRANGE"
+        command = "ZREVRANGE" if state.is_archive else "ZRANGE"
         found = await self._caller.command(command, key, start, last, "WITHSCORES")
         return [(id, at) for id, at in found]
 
@@ -226,16 +236,27 @@ class Pages:
     ) -> list[bytes | None]:
         """Read fields of a hash, few at a time when they are long: no reply shall be huge."""
         contents: list[bytes | None] = []
-        step, size = FIRST_STEP, 0
-        while rest := ids[len(contents) : len(contents) + step]:
-            found = await self._caller.command("HMGET", key, *rest)
-            contents += found
-            long = sum(len(data or b"") for data in found)
-            size += long
-            if most is not None and size >= most:
-                break
-            step = max(1, min(LONGEST_STEP, REPLY_BYTES // max(1, long // len(found))))
+        for step in await self._steps(key, ids, most):
+            contents += await self._caller.command("HMGET", key, *step)
         return contents
+
+    async def _steps(self, key: str, ids: Sequence[bytes], most: int | None) -> list[list[bytes]]:
+        """Divide fields up into what may be read by one command, those before `most` bytes."""
+        script, steps = load("weigh_fields"), list[list[bytes]]()
+        total = size = 0
+        for start in range(0, len(ids), MAX_PAGE):
+            chunk = ids[start : start + MAX_PAGE]
+            weights = await self._caller.run(script, [key], script.arguments({}, chunk))
+            for id, weight in zip(chunk, weights, strict=True):
+                if not steps or len(steps[-1]) == LONGEST_STEP or size + weight > REPLY_BYTES:
+                    steps.append([])
+                    size = 0
+                steps[-1].append(id)
+                size += weight
+                total += weight
+                if most is not None and total >= most:
+                    return steps
+        return steps
 
 
 def as_found(state: State, entry: Entry, data: bytes = b"", lease: bytes | None = None) -> Found:
@@ -247,7 +268,7 @@ def as_found(state: State, entry: Entry, data: bytes = b"", lease: bytes | None 
         due=_ms(entry.at) if state is State.DELAYED else None,
         lease=lease,
         deadline=_ms(entry.at) if state is State.PROCESSING else None,
-        archived=_ms(entry.at) if _is_archive(state) else None,
+        archived=_ms(entry.at) if state.is_archive else None,
     )
 
 
@@ -276,13 +297,9 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
             return (keys.archive_of(state)[0],)
 
 
-def _is_archive(state: State) -> bool:
-    return state in (State.DEAD, State.QUARANTINED)
-
-
 def _rank(state: State, at: float | None) -> float:
     """Return what an id of a state is ordered by: archived ones newest first."""
-    return 0.0 if at is None else -at if _is_archive(state) else at
+    return 0.0 if at is None else -at if state.is_archive else at
 
 
 def _ms(score: float | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import State
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
+
+
+WORKERS: Final = 100
+"""Workers read at a time, about: each may tell of twenty handlers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,14 @@ class Views:
 
     async def workers(self) -> list[WorkerSeen]:
         """Return the workers that were heard of and not forgotten, sorted by name."""
-        entries = await self._caller.command("HGETALL", self._keys.workers)
+        entries: dict[bytes, bytes] = {}
+        cursor = 0
+        while True:
+            words = (self._keys.workers, cursor, "COUNT", WORKERS)
+            cursor, some = await self._caller.command("HSCAN", *words)
+            entries.update(some)
+            if cursor == 0:
+                break
         now = await self.now(self._keys.workers)
         found = []
         for name, entry in sorted(entries.items()):

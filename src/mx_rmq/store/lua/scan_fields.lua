@@ -12,12 +12,12 @@ local step   = ARGV[2] -- about how many fields
 
 local found, stride = redis.pcall('HSCAN', hash, cursor, 'COUNT', step, 'NOVALUES'), 1
 if found.err then
-  -- An older server hands the values over too: about a megabyte at a time.
+  -- An older server hands the values over too: about a quarter of a megabyte at a time.
   local heaviest = 1
   for _, field in ipairs(redis.call('HRANDFIELD', hash, -5)) do
     heaviest = math.max(heaviest, redis.call('HSTRLEN', hash, field))
   end
-  step = math.max(1, math.min(tonumber(step), math.floor(1048576 / heaviest)))
+  step = math.max(1, math.min(tonumber(step), math.floor(262144 / heaviest)))
   found, stride = redis.call('HSCAN', hash, cursor, 'COUNT', step), 2
 end
 local reply = {found[1]}
