@@ -14,7 +14,6 @@ from mx_rmq.admin.paging import cursor_at, positions
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.view import Page, message_view
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of, topic_of
 from mx_rmq.store.pages import REPLY_BYTES, check_count, levels
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin.filter import Filter
     from mx_rmq.admin.view import MessageView
+    from mx_rmq.core.message import State
     from mx_rmq.store.pages import Entry, Pages
 
 LOOK: Final = 5000
