@@ -48,6 +48,7 @@ async def overview(ask: Ask) -> Response:
         "overview.html",
         here="overview",
         seen=seen,
+        number=ask.page_number,
         findings=found,
         key=key_of(found),
         alive=alive,
@@ -186,10 +187,10 @@ async def job(ask: Ask) -> Response:
 async def find(ask: Ask) -> Response:
     """Look for an id in all topics."""
     id = ask.query.get("id", "").strip()
-    topics = await ask.parts.source.find(id) if id else []
-    if len(topics) == 1:
+    topics, whole = await ask.parts.source.find(id) if id else ([], True)
+    if len(topics) == 1 and whole:
         return ask.go("topics", topics[0], "message", id=id)
-    return ask.page("find.html", here="overview", id=id, topics=topics)
+    return ask.page("find.html", here="overview", id=id, topics=topics, whole=whole)
 
 
 async def help_page(ask: Ask) -> Response:
