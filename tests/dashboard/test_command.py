@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
+from mx_rmq.cli.dashboard import _name
 from tests.lab.messages import TOPIC, pending
 
 if TYPE_CHECKING:
@@ -118,11 +119,15 @@ async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_text("x\n")
+    bytes_ = tmp_path / "bytes"
+    bytes_.write_bytes(b"\xff" * 20)
     for words, said in (
         (["--host", "0.0.0.0"], "needs a password: --password-file FILE"),
         (["--password-file", str(tmp_path / "none")], "No such file"),
         (["--password-file", str(short)], "shorter than 8"),
+        (["--password-file", str(bytes_)], "is not UTF-8"),
         (["--origin", "queues.example.org"], "not of the form https://"),
+        (["--origin", "https://["], "not of the form https://"),
         (["--tls-cert", str(short)], "go together"),
         (["--url", "embedded://no/such/directory"], "there is no directory"),
     ):
@@ -130,6 +135,11 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         assert failed.exit_code == 2
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+def test_a_proxy_may_have_an_address_for_a_name() -> None:
+    assert _name("http://[2001:DB8::1]:8080/") == "[2001:db8::1]"
+    assert _name("https://Queues.example") == "queues.example"
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.admin import MessageView
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard
+from mx_rmq.dashboard import Dashboard, source
 from tests.dashboard.visitor import HOSTILE, Visitor
 from tests.lab.archives import archived
 from tests.lab.messages import TOPIC, bring, leased
@@ -213,7 +213,9 @@ def harmless(page: str) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
 
 
-async def test_an_id_is_found_in_whichever_topic_has_it(mq: MessageQueue, visitor: Visitor) -> None:
+async def test_an_id_is_found_in_whichever_topic_has_it(
+    mq: MessageQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await mq.produce("a", 1, id="same")
     await mq.produce("b", 1, id="same")
     await mq.produce("b", 1, id="alone")
@@ -221,6 +223,8 @@ async def test_an_id_is_found_in_whichever_topic_has_it(mq: MessageQueue, visito
     assert answer.headers["location"] == "/topics/b/message?id=alone"
     assert "is in 2 topics" in text_of(await visitor.page("/find?id=same"))
     assert "Not found" in text_of(await visitor.page("/find?id=none"))
+    monkeypatch.setattr(source, "FIND_WITHIN", 0)
+    assert "no time to look into all topics" in text_of(await visitor.page("/find?id=none"))
 
 
 async def test_workers_show_what_they_run(

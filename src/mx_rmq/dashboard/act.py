@@ -10,9 +10,8 @@ from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
 from mx_rmq.dashboard import render
-from mx_rmq.dashboard.look import ACTS
+from mx_rmq.dashboard.look import ACTS, state_of
 from mx_rmq.dashboard.search import Search
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from mx_rmq.admin import MessageView, Progress
+    from mx_rmq.core.message import State
     from mx_rmq.dashboard.ask import Ask
 
     T = TypeVar("T")
@@ -156,7 +156,7 @@ _DONE: Final = {"requeue": "requeued", "discard": "discarded", "cancel": "cancel
 async def _addressed(ask: Ask, form: dict[str, str]) -> tuple[str, State | None]:
     """Return which message is meant. The id is in the address: a form could not carry any bytes."""
     await ask.parts.source.check_topic(ask.topic)
-    return ask.query.get("id", ""), _state(form["state"]) if form.get("state") else None
+    return ask.query.get("id", ""), state_of(form["state"]) if form.get("state") else None
 
 
 async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
@@ -235,17 +235,10 @@ async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int,
 
 
 def _bulk(fields: dict[str, str]) -> tuple[str, State, Search]:
-    act, state = fields.get("act", ""), _state(fields.get("state", ""))
+    act, state = fields.get("act", ""), state_of(fields.get("state", ""))
     if act not in ACTS[state]:
         raise InvalidInput(f"act={act!r:.80} is nothing that can be done with {state} messages")
     return act, state, Search.of(fields)
-
-
-def _state(text: str) -> State:
-    try:
-        return State(text)
-    except ValueError:
-        raise InvalidInput(f"state={text!r:.80} is not one of {', '.join(State)}") from None
 
 
 def _whole(form: dict[str, str], name: str) -> int | None:

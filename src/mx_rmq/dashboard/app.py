@@ -21,7 +21,7 @@ from mx_rmq.dashboard.guard import ASK, Guard
 from mx_rmq.dashboard.jobs import Jobs
 from mx_rmq.dashboard.journal import Journal
 from mx_rmq.dashboard.sampler import Sampler
-from mx_rmq.dashboard.source import NoSuchTopic, Source
+from mx_rmq.dashboard.source import NoSuchTopic, Source, TookTooLong
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -80,7 +80,7 @@ class Dashboard:
             read_only=read_only,
             secret=secret.encode() if secret else secrets.token_bytes(32),
         )
-        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic), _on_error)
+        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic, TookTooLong), _on_error)
         self._app = Starlette(
             routes=_routes(metrics),
             exception_handlers={**handlers, TimeoutError: _on_error, Exception: _on_error},
@@ -153,8 +153,14 @@ def _page(path: str, page: Page) -> Route:
     """Something to look at: it must come soon, and changes nothing."""
 
     async def answer(request: Request) -> Response:
-        async with asyncio.timeout(WITHIN):
-            return await page(_asked(request))
+        ask = _asked(request)
+        try:
+            async with asyncio.timeout(WITHIN):
+                return await page(ask)
+        except TimeoutError as error:
+            if await ask.parts.source.answers():
+                raise TookTooLong("There was no time for all of it.") from error
+            raise
 
     return Route(path, answer, methods=["GET"])
 

@@ -105,6 +105,13 @@ class Ask:
         return str(self.request.path_params["topic"])
 
     @property
+    def page_number(self) -> int:
+        """Which page of the topics, from 1 on."""
+        number = self.query.get("page", "")
+        known = number.isascii() and number.isdigit() and len(number) < 7
+        return max(1, int(number)) if known else 1
+
+    @property
     def job(self) -> Job:
         """The job in the path."""
         number = str(self.request.path_params["number"])

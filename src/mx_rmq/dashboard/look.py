@@ -17,7 +17,7 @@ from mx_rmq.dashboard.search import LAST, Search
 from mx_rmq.dashboard.source import LOOK, of_each
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import MessageView, Page
+    from mx_rmq.admin import MessageView, Page, Stats
     from mx_rmq.dashboard.ask import Ask
 
 PAGE: Final = 50
@@ -50,6 +50,7 @@ async def overview(ask: Ask) -> Response:
         "overview.html",
         here="overview",
         seen=seen,
+        number=ask.page_number,
         findings=found,
         key=key_of(found),
         alive=alive,
@@ -62,7 +63,8 @@ async def topic(ask: Ask) -> Response:
     source = ask.parts.source
     await source.check_topic(ask.topic)
     stats = await source.stats(ask.topic)
-    state = _state(ask.query.get("state", ""), stats)
+    asked = ask.query.get("state", "")
+    state = state_of(asked) if asked else _first(stats)
     search = Search.of(ask.query)
     limit = _limit(ask.query.get("limit", ""))
     page = await source.page(
@@ -199,10 +201,10 @@ async def job(ask: Ask) -> Response:
 async def find(ask: Ask) -> Response:
     """Look for an id in all topics."""
     id = ask.query.get("id", "").strip()
-    topics = await ask.parts.source.find(id) if id else []
-    if len(topics) == 1:
+    topics, whole = await ask.parts.source.find(id) if id else ([], True)
+    if len(topics) == 1 and whole:
         return ask.go("topics", topics[0], "message", id=id)
-    return ask.page("find.html", here="overview", id=id, topics=topics)
+    return ask.page("find.html", here="overview", id=id, topics=topics, whole=whole)
 
 
 async def help_page(ask: Ask) -> Response:
@@ -220,7 +222,7 @@ async def static(ask: Ask) -> Response:
 
 def _list(page: Page, state: State) -> list[tuple[MessageView, float | None, str, str]]:
     """Return the rows of a list: the message, its time, what matters, how its payload begins."""
-    field = render.TIME_OF[state][1]
+    field = render.TIME_OF[state]
     return [
         (
             one,
@@ -232,13 +234,16 @@ def _list(page: Page, state: State) -> list[tuple[MessageView, float | None, str
     ]
 
 
-def _state(asked: str, stats: object) -> State:
-    """Return the state that was asked for, else the first in which there is something."""
-    if asked:
-        try:
-            return State(asked)
-        except ValueError:
-            raise InvalidInput(f"state={asked!r:.80} is not one of {', '.join(State)}") from None
+def state_of(text: str) -> State:
+    """Return the state of this name, or refuse it."""
+    try:
+        return State(text)
+    except ValueError:
+        raise InvalidInput(f"state={text!r:.80} is not one of {', '.join(State)}") from None
+
+
+def _first(stats: Stats) -> State:
+    """Return the first state in which there is something."""
     return next((state for state in State if getattr(stats, state)), State.PENDING)
 
 

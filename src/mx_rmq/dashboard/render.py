@@ -29,11 +29,11 @@ LONG: Final = 64 * 1024
 """Bytes from which on a payload is shown as it is stored, and not decoded."""
 
 TIME_OF: Final = {
-    State.PENDING: ("Produced", "created_at"),
-    State.DELAYED: ("Due", "due"),
-    State.PROCESSING: ("Lease until", "lease_deadline"),
-    State.DEAD: ("Died", "archived_at"),
-    State.QUARANTINED: ("Set aside", "archived_at"),
+    State.PENDING: "created_at",
+    State.DELAYED: "due",
+    State.PROCESSING: "lease_deadline",
+    State.DEAD: "archived_at",
+    State.QUARANTINED: "archived_at",
 }
 """By which time each state is ordered, or would be."""
 

@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 LONGEST: Final = 200
 """Characters of a text to look for."""
 
-LAST: Final = {"15m": 900, "1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
-"""How far back one can look at a click, in seconds."""
+LAST: Final = {
+    "15m": (900, "last 15 min"),
+    "1h": (3600, "last hour"),
+    "6h": (21_600, "last 6 hours"),
+    "1d": (86_400, "last day"),
+    "7d": (604_800, "last 7 days"),
+}
+"""How far back one can look at a click: seconds, and what a page calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class Search:
         if last and since is None:
             if last not in LAST:
                 raise InvalidInput(f"last={last!r:.80} is not one of {', '.join(LAST)}")
-            since = float(int(time.time()) - LAST[last])
+            since = float(int(time.time()) - LAST[last][0])
         return cls(
             text=_text(form, "text"),
             error=_text(form, "error"),

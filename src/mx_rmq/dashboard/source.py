@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.search import Search
     from mx_rmq.queue import MessageQueue
 
+MOST: Final = 1000
+"""Topics that a look at all of them looks at, the first ones by name."""
+FIND_WITHIN: Final = 4.0
+"""Seconds for which an id is looked for."""
+ANSWERS_WITHIN: Final = 1.0
 AT_ONCE: Final = 8
 """Topics that are asked at the same time."""
 
@@ -37,12 +42,18 @@ class NoSuchTopic(Exception):
     """Nothing was ever produced to it."""
 
 
+class TookTooLong(Exception):
+    """There was no time for all of it, though the server is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Overall:
     """How the topics are doing, and of which of them that cannot be told now, and why."""
 
     topics: dict[str, Stats]
     away: dict[str, str]
+    known: int
+    """How many topics there are, also if that is more than were looked at."""
 
 
 class Source:
@@ -89,7 +100,8 @@ class Source:
 
     async def overall(self) -> Overall:
         """Return how all topics are doing. One that cannot be reached does not hide the others."""
-        topics = await self.topics()
+        every = await self.topics()
+        topics = every[:MOST]
         found: dict[str, Stats] = {}
         away: dict[str, MxRmqError] = {}
 
@@ -105,6 +117,7 @@ class Source:
         return Overall(
             {topic: found[topic] for topic in topics if topic in found},
             {topic: str(error) for topic, error in sorted(away.items())},
+            len(every),
         )
 
     async def page(
@@ -130,18 +143,32 @@ class Source:
         """Return what befell a message, oldest first, as far as that is still known."""
         return await self._admin().history(topic, id)
 
-    async def find(self, id: str) -> list[str]:
-        """Return the topics that have a message of this id; else those that remember one."""
-        if has := sorted(one.topic for one in await self._admin().find(id)):
-            return has  # to look through the histories takes a hundred times as long
-        remembers: list[str] = []
+    async def find(self, id: str) -> tuple[list[str], bool]:
+        """Return the topics that have a message of this id, else those that remember one; and
+        whether there was time to look into all of them."""
+        found: list[str] = []
 
         async def ask(topic: str) -> None:
             if await self.history(topic, id):
-                remembers.append(topic)
+                found.append(topic)
 
-        await of_each(await self.topics(), ask)
-        return sorted(remembers)
+        try:
+            async with asyncio.timeout(FIND_WITHIN):
+                found += [one.topic for one in await self._admin().find(id)]
+                if not found:  # to look through the histories takes a hundred times as long
+                    await of_each(await self.topics(), ask)
+        except TimeoutError:
+            return sorted(found), False
+        return sorted(found), True
+
+    async def answers(self) -> bool:
+        """Say whether the server is there."""
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                await self.now()
+        except (MxRmqError, TimeoutError):
+            return False
+        return True
 
     async def workers(self) -> list[WorkerView]:
         """Return the workers, those that have fallen silent last."""

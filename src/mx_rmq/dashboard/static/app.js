@@ -8,7 +8,7 @@ const KEPT = 3600;
 // live figures
 
 const charts = [...document.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure));
-const live = body.dataset.live; // "all", a topic, or nothing
+const live = body.dataset.live; // "*" for all, a topic, or nothing
 let columns = null, span = 900, stream = null;
 
 function redraw() {
@@ -64,15 +64,14 @@ function onSample(sample) {
   away("");
   pulse("live", `live, ${new Date(sample.at * 1000).toISOString().slice(11, 19)} UTC`);
   for (const [topic, point] of Object.entries(sample.topics)) write(topic, point);
-  if (live === "all") {
+  if (live === "*") {
     write("", sample.all);
     append(sample.at, sample.all);
     const alive = byId("alive");
     if (alive) alive.textContent = number(sample.workers.alive);
     for (const row of document.querySelectorAll("[data-topic-row]")) row.querySelector("[data-paused]").hidden = !sample.paused.includes(row.dataset.topicRow);
-    const known = new Set([...document.querySelectorAll("[data-topic-row]")].map((row) => row.dataset.topicRow));
     const fresh = byId("new-topics");
-    if (fresh) fresh.hidden = Object.keys(sample.topics).every((topic) => known.has(topic));
+    if (fresh) fresh.hidden = sample.count === Number(fresh.dataset.count);
     if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} things need somebody now` : "Nothing needs somebody now");
     bad = sample.bad;
     if (byId("attention")?.dataset.key !== sample.attention && Date.now() - fetched > 1500) {
@@ -88,7 +87,7 @@ function onSample(sample) {
 
 function listen() {
   if (stream || document.hidden) return;
-  stream = new EventSource(`${base}/live${live === "all" ? "" : `?topic=${encodeURIComponent(live)}`}`);
+  stream = new EventSource(`${base}/live${live === "*" ? location.search : `?topic=${encodeURIComponent(live)}`}`);
   stream.addEventListener("sample", (event) => onSample(JSON.parse(event.data)));
   stream.addEventListener("away", (event) => {
     pulse("lost", "not live");
@@ -116,7 +115,7 @@ function hush() {
 
 async function fetchSeries() {
   if (!charts.length) return;
-  const answer = await fetch(`${base}/live/series${live === "all" ? "" : `?topic=${encodeURIComponent(live)}`}`);
+  const answer = await fetch(`${base}/live/series${live === "*" ? "" : `?topic=${encodeURIComponent(live)}`}`);
   if (!answer.ok) return;
   columns = await answer.json();
   redraw();
@@ -125,7 +124,7 @@ async function fetchSeries() {
 async function fetchSparks() {
   const cells = [...document.querySelectorAll("[data-spark]")];
   if (!cells.length || document.hidden) return;
-  const answer = await fetch(`${base}/live/sparks`);
+  const answer = await fetch(`${base}/live/sparks${location.search}`);
   if (!answer.ok) return;
   const values = await answer.json();
   for (const cell of cells) spark(cell, values[cell.dataset.spark] ?? []);
