@@ -143,10 +143,8 @@ async def quarantine(ask: Ask) -> Response:
 
 async def _archive(ask: Ask, state: State, here: str) -> Response:
     search = Search.of(ask.query)
-    overall = await ask.parts.source.overall()
-    counts = {
-        topic: count for topic, stats in overall.topics.items() if (count := getattr(stats, state))
-    }
+    overall = await ask.parts.source.counts(state)
+    counts = {topic: count for topic, count in overall.topics.items() if count}
     fullest = sorted(counts, key=lambda topic: (-counts[topic], topic))
     found: dict[str, Page] = {}
     look = max(EACH, LOOK // max(1, len(fullest[:TOPICS])))
@@ -165,6 +163,8 @@ async def _archive(ask: Ask, state: State, here: str) -> Response:
         more={topic: found[topic].cursor is not None for topic in fullest[:TOPICS]},
         others=fullest[TOPICS:],
         away=overall.away,
+        looked=len(overall.topics) + len(overall.away),
+        known=overall.known,
         search=search,
         spans=LAST,
     )
