@@ -61,8 +61,8 @@ AGAINST: Final = {USUALLY: BARE, METRICS: USUALLY, TRACES: USUALLY}
 class Extent:
     """How much is measured."""
 
-    rounds: int = 10
-    messages: int = 120_000
+    rounds: int = 8
+    messages: int = 60_000
 
 
 USUAL: Final = Extent()
