@@ -627,7 +627,8 @@ class Transitions:
     ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
         if "history" in script.place:
-            named["remember"] = self._remember(keys.topic)
+            alone = keys.topic in self.partitions and self.partitions[keys.topic] == 1
+            named["remember"] = self.limits.history if alone else self._remember(keys.topic)
         known = self._names.get((name, keys.topic))
         if known is None:  # what differs from call to call is filled in below
             known = [getattr(keys, key, "") for key in script.keys]
