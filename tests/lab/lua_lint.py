@@ -24,7 +24,7 @@ READS: Final = {
     **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
-    **dict.fromkeys(("SCARD", "SISMEMBER"), "SET"),
+    **dict.fromkeys(("SCARD", "SISMEMBER", "SMISMEMBER"), "SET"),
     **dict.fromkeys(("XLEN", "XREVRANGE"), "STREAM"),
     **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }

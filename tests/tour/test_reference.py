@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -102,7 +102,8 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")}
+    values = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
+    return {name for name in {*dir(kind), *values} if not name.startswith("_")}
 
 
 # settings

@@ -129,32 +129,11 @@ for level, key in ipairs(levels) do
   end
 end
 
--- Takes ids out of the lists: those that are given, and those that are passed over.
-local function take_out()
-  for level, key in ipairs(levels) do
-    local others = kept[level]
-    if others and #others < read[level] then
-      redis.call('LTRIM', key, '0', -read[level] - 1)
-      local back = {}
-      for i = #others, take[level] + 1, -1 do back[#back + 1] = others[i] end
-      if #back > 0 then redis.call('RPUSH', key, unpack(back)) end
-    elseif take[level] > 0 then
-      redis.call('LTRIM', key, '0', -take[level] - 1)
-    end
-  end
-  if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
-end
-
-local rung = redis.call('LLEN', doorbell)
-if count == 0 then
-  if #surplus > 0 then take_out() end
-  if behind[1] + behind[2] + behind[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
-  return reply
-end
+if count + #surplus == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
-repeat
+while fit == upto and fit < #ids do
   upto = math.min(fit + step, #ids)
   local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
   for i = 1, #found do
@@ -165,10 +144,11 @@ repeat
     records[fit] = record
   end
   step = step * 2
-until fit < upto or fit == #ids
+end
 -- end
 
-local held = redis.call('HMGET', processing, unpack(ids))
+local held = count > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
+local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
 
 local too_many = count - fit
@@ -213,7 +193,22 @@ for i = 1, fit do
 end
 answer = table.concat(answer)
 
-take_out()
+for level, key in ipairs(levels) do
+  local others = kept[level]
+  if others and #others < read[level] then
+    local back = {}
+    for i = #others, take[level] + 1, -1 do back[#back + 1] = others[i] end
+    redis.call('LTRIM', key, '0', -read[level] - 1)
+    if #back > 0 then redis.call('RPUSH', key, unpack(back)) end
+  elseif take[level] > 0 then
+    redis.call('LTRIM', key, '0', -take[level] - 1)
+  end
+end
+if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
+for level = 1, 3 do left[level] = left[level] + behind[level] end
+if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+if count == 0 then return reply end
+
 if given > 0 then
   -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until
   -- something in it is longer than 64 bytes. So before many come together, something long comes,
@@ -233,8 +228,6 @@ redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 't
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
-for level = 1, 3 do left[level] = left[level] + behind[level] end
-if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 local what, by, done, about = 'dispatched', worker, taken, nil
 

@@ -59,7 +59,7 @@ if #ids == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
-repeat
+while fit == upto and fit < #ids do
   upto = math.min(fit + step, #ids)
   local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
   for i = 1, #found do
@@ -70,7 +70,7 @@ repeat
     records[fit] = record
   end
   step = step * 2
-until fit < upto or fit == #ids
+end
 -- end
 
 local held = redis.call('HMGET', processing, unpack(ids))
