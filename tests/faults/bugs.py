@@ -9,7 +9,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.store import transitions
+from mx_rmq.store import handling, producing, scripted
 from mx_rmq.store.script import Script, load
 from mx_rmq.store.transitions import Transitions
 from tests.lab.mutants import MUTANTS, Mutant
@@ -64,7 +64,8 @@ def switch_on(bug: str) -> None:
     def load_mutated(name: str) -> Script:
         return mutated.get(name) or load(name)
 
-    vars(transitions)["load"] = load_mutated
+    for module in (scripted, producing, handling):
+        vars(module)["load"] = load_mutated
 
 
 def _dispatch_in_two_steps() -> None:
@@ -83,4 +84,4 @@ def _dispatch_in_two_steps() -> None:
             await self._caller.command("ZADD", keys.expire_monitor, deadline, one.id)
         return taken
 
-    Transitions.dispatch_message = dispatch_message  # type: ignore[method-assign]
+    Transitions.dispatch_message = dispatch_message  # type: ignore[method-assign,assignment]

@@ -114,7 +114,7 @@ class Walk(RuleBasedStateMachine):
         self.names = patch("mx_rmq.store.lane.secrets", Random(0))
         self.names.start()
         # A list of three has a middle that is too deep to be walked to.
-        self.shallow = patch("mx_rmq.store.transitions.WALK", 1)
+        self.shallow = patch("mx_rmq.store.operating.WALK", 1)
         self.shallow.start()
         self.clock = Clock()
         self.model = Model()

@@ -20,8 +20,8 @@ from mx_rmq.core.errors import (
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Claim, Leased, Placed, Settled
 from mx_rmq.store.script import load
+from mx_rmq.store.scripted import MAX_BATCH
 from mx_rmq.store.store import Store
-from mx_rmq.store.transitions import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import lose_next, resend_next
 from tests.lab.messages import (

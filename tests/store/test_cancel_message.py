@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import QueueFull
 from mx_rmq.core.message import State
-from mx_rmq.store import transitions
+from mx_rmq.store import operating
 from mx_rmq.store.answers import Placed, Settled
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
@@ -41,7 +41,7 @@ SETS = {Priority.HIGH: "delayed_high", Priority.NORMAL: "delayed", Priority.LOW:
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a place be deep in a list that is not the first or the last."""
-    monkeypatch.setattr(transitions, "WALK", 1)
+    monkeypatch.setattr(operating, "WALK", 1)
 
 
 def without(found: Snapshot, id: str) -> dict[str, bytes]:

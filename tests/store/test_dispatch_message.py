@@ -14,7 +14,7 @@ from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Leased
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.store.scripted import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (

@@ -13,7 +13,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.store.scripted import MAX_BATCH
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, draft, leased, pending, take

@@ -23,7 +23,7 @@ from mx_rmq.runtime.lifecycle import priority_of
 from mx_rmq.runtime.loop import Complaints, each
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.store.call import REPLY_WITHIN
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.store.scripted import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

@@ -28,7 +28,7 @@ from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.store.scripted import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Callable

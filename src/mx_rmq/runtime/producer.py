@@ -18,7 +18,7 @@ from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUn
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST, number_for, number_in, partition
 from mx_rmq.store.lane import maker_of
-from mx_rmq.store.transitions import MAX_BATCH
+from mx_rmq.store.scripted import MAX_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Draft
     from mx_rmq.store import Store
     from mx_rmq.store.answers import Produced
-    from mx_rmq.store.transitions import Prepared
+    from mx_rmq.store.producing import Prepared
 
 BYTES: Final = 1_048_576
 """Bytes of payload in one call, or a single message: a call shall not hold up the server."""

@@ -1,0 +1,51 @@
+"""The registry of topics, and how many partitions each has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.names import check_topic
+from mx_rmq.core.partition import check_partitions, partitions
+from mx_rmq.store.operating import Operating
+from mx_rmq.store.script import load
+from mx_rmq.store.scripted import MAX_TOPICS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Topics(Operating):
+    """What topics there are, as producers and workers tell it."""
+
+    async def register_topics(self, topics: Mapping[str, int]) -> None:
+        """List topics, whether they hold anything or not, and how many partitions each shall have.
+
+        What the server knows then is in `partitions`: the largest number that anybody asked for.
+        """
+        wanted = [(check_topic(topic), check_partitions(topics[topic])) for topic in topics]
+        script = load("register_topics")
+        for start in range(0, len(wanted), MAX_TOPICS):
+            chunk = wanted[start : start + MAX_TOPICS]
+            args = script.arguments({}, [word for one in chunk for word in one])
+            counts = await self._caller.run(script, [self.keys.topics], args)
+            self.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
+
+    async def grow(self, topic: str, count: int) -> None:
+        """Give a topic so many partitions at the least. If it is paused, so are the new ones."""
+        known = await self._caller.command("HGET", self.keys.topics, check_topic(topic)) or b""
+        if known.isdigit() and int(known) < check_partitions(count):
+            meta = self.keys.of(topic).meta
+            if await self._caller.command("HEXISTS", meta, "paused"):
+                for name in partitions(topic, count)[int(known) :]:
+                    await self.pause_topic(name)
+        await self.register_topics({topic: count})
+
+    async def register(self, topic: str, count: int = 1) -> None:
+        """List a topic before it holds anything, with so many partitions at the least."""
+        try:
+            await (self.grow(topic, count) if count > 1 else self.register_topics({topic: count}))
+        except OutcomeUnknown as error:
+            raise ServerUnavailable(
+                f"the server did not answer, and no message was sent to it: {error.__cause__}"
+            ) from error
