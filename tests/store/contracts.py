@@ -88,8 +88,9 @@ PARTITION = f"{TOPIC}/3"
 def needed(script: str) -> list[str]:
     """Return the keys that a script needs for messages of normal priority, by name."""
     used = "pending" if script in ("produce_normal_message", "release_message") else "delay_tasks"
-    levels = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
-    return [name for name in vital(script) if name not in levels or name == used]
+    others = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
+    others.append("cancelled")  # which only matters where there is a cap
+    return [name for name in vital(script) if name not in others or name == used]
 
 
 class ProduceContract:

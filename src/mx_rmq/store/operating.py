@@ -22,8 +22,6 @@ the server's time."""
 class Operating(Scripted):
     """Requeue, discard, cancel; pause and resume. `by` says in the history who it was."""
 
-    # the operator's
-
     async def requeue_message(
         self, topic: str, state: State, id: str, *, archived: int, message: Message, by: str = ""
     ) -> Settled:

@@ -19,11 +19,7 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Placed, Produced, Ticked
 from mx_rmq.store.lane import maker_of
 from mx_rmq.store.script import load
-from mx_rmq.store.scripted import (
-    check_batch,
-    check_range,
-    to_ms,
-)
+from mx_rmq.store.scripted import check_batch, check_range, to_ms
 from mx_rmq.store.topics import Topics
 
 if TYPE_CHECKING:
