@@ -112,6 +112,18 @@ async def test_an_archived_message_is_edited_and_requeued(
     assert (found.state, found.payload) == (State.PENDING, {"number": 2, "ü": []})
 
 
+async def test_a_message_that_died_again_while_it_was_edited_is_not_overwritten(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    path = f"/topics/{TOPIC}/edit?id={id}"
+    seen = re.search(r'name="seen" value="(\d+)"', await visitor.page(path))
+    assert seen is not None
+    answer = await visitor.post(path, 400, payload="2", seen=str(int(seen[1]) - 1))
+    assert "is not as it was seen" in html.unescape(answer.text)
+    assert await state_of(mq, id) is State.DEAD
+
+
 @pytest.mark.corrupts
 async def test_a_message_whose_id_is_no_text_can_be_discarded(
     mq: MessageQueue, visitor: Visitor, raw: Redis

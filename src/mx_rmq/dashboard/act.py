@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
@@ -101,20 +102,25 @@ async def ask_edit(ask: Ask) -> Response:
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
     """Send a message round again with another payload."""
     id, state = await _addressed(ask, form)
-    text = form.get("payload", "")
+    text, seen = form.get("payload", ""), form.get("seen", "")
     try:
         payload = json.loads(text, parse_constant=_refuse)
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
         ask.note_refused("edit", f"not JSON: {error}")
-        return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
-    work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
+        message = await _message(ask, "requeue")
+        return _editor(ask, message, text, f"This is not JSON: {error}", seen=seen)
+    at = int(seen) / 1000 if re.fullmatch(r"[0-9]{1,15}", seen) else None
+    work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state, at)
     done = await _noted(ask, "edit", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
 
 
-def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Response:
+def _editor(
+    ask: Ask, message: MessageView, text: str, error: str = "", *, seen: str | None = None
+) -> Response:
+    """Show the form. It brings back which message was seen: another may die under its id."""
     return ask.page(
         "edit.html",
         status=400 if error else 200,
@@ -124,6 +130,7 @@ def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Respo
         unreadable=render.unreadable(message),
         text=text,
         error=error,
+        seen=round((message.archived_at or 0) * 1000) if seen is None else seen,
     )
 
 

@@ -191,10 +191,12 @@ class Source:
         return await self._admin(who).requeue(topic, id, state=state)
 
     async def edit(
-        self, who: str, topic: str, id: str, payload: Any, state: State | None = None
+        self, who: str, topic: str, id: str, payload: Any, state: State | None, seen: float | None
     ) -> bool:
-        """Send a dead or quarantined message round again with another payload."""
-        return await self._admin(who).edit(topic, id, payload, state=state)
+        """Send a dead or quarantined message round again with another payload, if it is still the
+        one that was archived when it was seen.
+        """
+        return await self._admin(who).edit(topic, id, payload, state=state, archived_at=seen)
 
     async def discard(self, who: str, topic: str, id: str, state: State | None) -> bool:
         """Delete a dead or quarantined message."""
