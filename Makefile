@@ -43,6 +43,7 @@ faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write d
 	@$(BIN)/python -m tests.faults $(ARGS)
 
 screenshots: tools $(INSTALLED) ## Take docs/images/dashboard anew, in a real browser
+	@sh scripts/setup font
 	@$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
 lock: ## Pin the newest development requirements, with hashes

@@ -249,6 +249,26 @@ async def test_delayed_messages_are_cancelled_by_their_due_time(
     assert await admin.cancel_all(TOPIC, "delayed") == 3
 
 
+async def test_what_is_produced_meanwhile_is_left_alone_wherever_it_stands(
+    store: Store, admin: Admin, clock: Clock
+) -> None:
+    old = [id for n in range(250) for id in await delayed(store, 10_000 + 10 * n)]
+    new: list[str] = []
+    adding: list[asyncio.Future[None]] = []
+
+    async def add() -> None:
+        clock.advance(1)
+        new.extend(await delayed(store, 11_000, 50))  # due in the middle of the others
+
+    def progress(one: Progress) -> None:
+        if one.done in (1, 50, 150):
+            adding.append(asyncio.ensure_future(add()))
+
+    assert await admin.cancel_all(TOPIC, State.DELAYED, progress=progress) == len(old)
+    await asyncio.gather(*adding)
+    assert sorted(await ids_of(admin, State.DELAYED)) == sorted(new)
+
+
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED])
 async def test_all_partitions_are_gone_through(store: Store, admin: Admin, state: State) -> None:
     await store.register_topics({TOPIC: 3})

@@ -53,6 +53,12 @@ def compose() -> dict[str, Any]:
     return document
 
 
+def kubernetes_scrapes() -> dict[str, Any]:
+    path = DEPLOY / "prometheus" / "prometheus-kubernetes.yml"
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
+
+
 def manifests() -> list[dict[str, Any]]:
     return [one for path in MANIFESTS for one in yaml.safe_load_all(path.read_text())]
 
@@ -89,7 +95,7 @@ def commands() -> Iterator[Command]:
         assert program.endswith("/mx-rmq")
         yield Command(path.name, words, float(service["TimeoutStopSec"]))
     for name, service in compose()["services"].items():
-        if service["image"] == "mx-rmq":
+        if service["image"].startswith("mx-rmq:"):
             stop = service.get("stop_grace_period")
             yield Command(name, service["command"], stop and float(stop.removesuffix("s")))
     for one in manifests():
@@ -144,9 +150,14 @@ def test_probes_and_scrapes_go_to_the_port_that_is_served() -> None:
         "livenessProbe": {"path": "/healthz", "port": port["name"]},
         "readinessProbe": {"path": "/readyz", "port": port["name"]},
     }
-    about = the("Deployment", "shop-worker")["spec"]["template"]["metadata"]["annotations"]
-    assert about["prometheus.io/port"] == str(port["containerPort"])
-    assert about["prometheus.io/path"] == "/metrics"
+    scrapes = {one["job_name"]: one for one in kubernetes_scrapes()["scrape_configs"]}
+    keep = scrapes["mx-rmq-worker"]["relabel_configs"][0]
+    labels = the("Deployment", "shop-worker")["spec"]["template"]["metadata"]["labels"]
+    assert keep["regex"] == f"{labels['app.kubernetes.io/component']};{port['name']}"
+    (asked,) = scrapes["mx-rmq-depth"]["static_configs"]
+    service = the("Service", "shop-worker")["spec"]
+    assert asked["targets"] == [f"shop-worker.default.svc:{service['ports'][0]['port']}"]
+    assert service["publishNotReadyAddresses"] is True  # or nobody tells that the server is away
     (dashboard,) = pod("mx-rmq-dashboard")["containers"]
     (port,) = dashboard["ports"]
     assert str(port["containerPort"]) == dashboard["args"][dashboard["args"].index("--port") + 1]
@@ -203,6 +214,13 @@ def test_keda_asks_for_metrics_that_there_are_of_topics_that_there_are() -> None
     assert listed[1] == Keys().of("order.created").pending
 
 
+def test_keda_takes_no_worker_away_because_nobody_can_tell_how_much_there_is() -> None:
+    spec = the("ScaledObject", "shop-worker")["spec"]
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert spec["minReplicaCount"] <= spec["fallback"]["replicas"] <= spec["maxReplicaCount"]
+    assert spec["triggers"][0]["metadata"]["ignoreNullValues"] == "false"
+
+
 def test_nothing_runs_as_root_or_writes_beside_its_data() -> None:
     (user,) = re.findall(r"^USER (\d+):\d+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     for name in ("shop-worker", "mx-rmq-dashboard"):
@@ -230,6 +248,29 @@ def test_the_image_is_made_of_what_there_is() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert compose()["services"]["worker"]["build"]["dockerfile"] == "deploy/docker/Dockerfile"
+
+
+def test_images_are_named_with_a_version_and_ours_with_our_own() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    text = "".join(path.read_text() for path in FILES)
+    ours = re.findall(r"(?:image:|FROM|-t) (mx-rmq\b\S*?)[,.]?\s", text)
+    assert set(ours) == {f"mx-rmq:{version}"}
+    assert len(ours) == 4
+    for name in re.findall(r"^ +image: (\S+)", text, re.MULTILINE):
+        assert re.fullmatch(r"[\w/-]+:\d+\.\d+(\.\d+)?", name), name
+    for service in compose()["services"].values():  # a name of ours in a registry is not ours
+        assert service["image"].startswith("valkey/") or service["pull_policy"] == "build"
+
+
+def test_nothing_gets_to_the_builder_but_what_the_image_is_made_of() -> None:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    first, *rules = [line for line in lines if not line.startswith("#")]
+    assert first == "*"
+    copied = re.findall(
+        r"^COPY (?!--from)(.+) \S+$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE
+    )
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert allowed == {name for line in copied for name in line.split()}
 
 
 def test_the_application_of_the_example_is_one() -> None:

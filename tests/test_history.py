@@ -96,6 +96,21 @@ async def test_tail_tells_of_old_and_new_topics_as_it_happens(raw: Redis, server
         assert {one.what for one in seen} == {What.PRODUCED}
 
 
+async def test_a_broken_topic_ends_neither_tail_nor_history(raw: Redis, server: Server) -> None:
+    async with queue(server.url, audit=False) as mq:
+        id = await mq.produce("bad", 0)
+        await mq.produce("t", 0)
+        await raw.delete("mx-rmq:{bad}:history")
+        await raw.set("mx-rmq:{bad}:history", "no stream")
+        await raw.hset("mx-rmq:topics", "no topic!", "x")
+        assert await mq.admin.history("bad", id) == []
+        async for one in mq.admin.tail(since=0):
+            assert one.topic == "t"
+            break
+        with pytest.raises(InvalidInput, match="no topic 'other'"):
+            await anext(aiter(mq.admin.tail("other")))
+
+
 async def test_rates_are_what_came_and_went_meanwhile(raw: Redis, server: Server) -> None:
     async with queue(server.url) as mq:
         await mq.produce("t", 0)

@@ -127,6 +127,25 @@ def test_errors_stacks_and_extra_fields_are_in_it_the_latter_masked() -> None:
     assert line["stack"].startswith("Stack")
 
 
+def test_whatever_is_logged_there_is_a_line_and_it_is_json() -> None:
+    odd = {"n": 10**5000, "x": float("nan"), "o": object(), "token": SECRET}
+    with logged() as seen:
+        mine.info("said", extra={"mx_rmq": odd})
+        mine.info("extra", extra={**odd})
+    record = mine.makeRecord(mine.name, logging.INFO, __file__, 1, "%d of %d", ("x", 2), None)
+    lines = [*seen.text.splitlines(), JsonFormatter().format(record)]  # pytest would raise
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    said, extra, wrong = (json.loads(line, parse_constant=refuse) for line in lines)
+    shown = {name: said[name] for name in odd}
+    assert shown.pop("o").startswith("<object object")
+    assert shown == {"n": "<int of 16610 bits>", "x": "nan", "token": "***"}
+    assert {**extra["extra"], "o": None} == {**shown, "o": None}
+    assert wrong["message"] == "'%d of %d' (its arguments do not fit: TypeError)"
+
+
 async def test_the_lines_of_a_handler_name_its_message_and_those_of_others_do_not(
     mq: MessageQueue,
 ) -> None:

@@ -261,6 +261,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.survey_topics([TOPIC, "other"])
         await store.beat_worker("w1", b"{}", forget=1)
         await store.views.counts(TOPIC)
+        await store.views.history.of(TOPIC, "a")
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
         assert await store.views.pages._contents(keys.of(TOPIC).payload, [b"stray"]) == [b"?"]
         assert [violation.id for violation in await store.audit.topic(TOPIC)] == ["stray"]

@@ -50,9 +50,9 @@ class JsonFormatter(logging.Formatter):
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
             "process": record.process,
-            **about(record),
+            **self._about(record),
             **_span(),
         }
         if record.exc_info:
@@ -64,6 +64,11 @@ class JsonFormatter(logging.Formatter):
         if extra:
             line["extra"] = self._mask(extra)
         return json.dumps(line).replace("\x7f", "\\u007f")
+
+    def _about(self, record: logging.LogRecord) -> dict[str, Any]:
+        """Return what the record is about; anybody may have said that, with anything in it."""
+        shown = self._mask(about(record))
+        return shown if isinstance(shown, dict) else {"about": shown}
 
 
 def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
@@ -105,6 +110,14 @@ class FailedPayloads(Middleware):
     def _log(self, delivery: Delivery) -> None:
         payload = storable(json.dumps(self._mask(delivery.payload), ensure_ascii=False), LONGEST)
         logger.warning("%s %s: the payload that failed: %s", delivery.topic, delivery.id, payload)
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return what a record says; if its arguments do not fit, the text without them."""
+    try:
+        return record.getMessage()
+    except Exception as error:  # noqa: BLE001 - it is anybody's text, with anybody's objects
+        return f"{record.msg!r} (its arguments do not fit: {type(error).__name__})"
 
 
 def _span() -> dict[str, str]:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner, Result
@@ -11,6 +16,8 @@ from click.testing import CliRunner, Result
 from mx_rmq.cli import main
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.lab.servers import Server
 
 HOSTILE = "\x1b[2J\x1b[31m[red]boo[/red] :smile: \x9b\r\x07\u202e\n\x7f"
@@ -34,6 +41,26 @@ async def run_json(server: Server | str, *words: str, code: int = 0) -> Any:
     assert result.exit_code == code, result.output
     assert harmless(result.stdout)
     return json.loads(result.stdout)
+
+
+@contextmanager
+def at_a_terminal(*words: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process of its own; somebody sits at the terminal, and says nothing."""
+    master, slave = os.openpty()
+    program = str(Path(sys.executable).with_name("mx-rmq"))
+    with subprocess.Popen(
+        [program, *words],
+        env={**os.environ, **environment},
+        stdin=slave,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            os.close(master)
+            os.close(slave)
 
 
 def harmless(text: str) -> bool:

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.asyncio import Redis
 
+from mx_rmq.admin import Admin
 from mx_rmq.core.message import Failure, State
 from mx_rmq.core.partition import partitions
-from tests.cli.calls import HOSTILE, harmless, run, run_json
+from mx_rmq.store.store import Store
+from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES, archived, corpse, fill
+from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
-from tests.lab.servers import Kind
+from tests.lab.nodes import until_true
+from tests.lab.servers import Kind, Server
 from tests.lab.snapshot import snapshot
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
-    from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
@@ -106,6 +110,8 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC, "--all"), "--all of which state? --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state goes with --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text goes with --all."),
+        (("requeue", TOPIC, "id", "--text", ""), "--text goes with --all."),
+        (("discard", TOPIC, "--all", "--state", "dead", "--error", ""), "error='' is an empty"),
         (("requeue", TOPIC, "id", "--dry-run"), "--dry-run goes with --all."),
         (("requeue", TOPIC, "--all", "--state", "dead", "--rate", "0"), "0.0 is not in the range"),
         (
@@ -175,8 +181,9 @@ async def test_a_time_is_a_span_before_the_servers_now_or_a_date(
 
 @pytest.mark.parametrize(("state", "word"), [(State.PENDING, "odd"), (State.DELAYED, "odd")])
 async def test_waiting_messages_are_cancelled_by_a_filter(
-    store: Store, server: Server, state: State, word: str
+    store: Store, server: Server, clock: Clock, state: State, word: str
 ) -> None:
+    clock.now = int(time.time() * 1000)  # what is produced after the command began is left alone
     for number in range(20):
         payload = "odd" if number % 2 else "even"
         if state is State.PENDING:
@@ -220,6 +227,38 @@ async def test_somebody_at_a_terminal_sees_a_bar_and_may_interrupt(
         for number in (counts.pending, counts.pending - 1)
     }
     assert counts.pending + counts.dead == 2000
+
+
+async def test_a_server_that_goes_away_in_the_middle_does_not_hide_what_was_done(
+    kind: Kind, short_path: Path
+) -> None:
+    with Server(kind, short_path) as server:
+        more = ["--all", "--state", "dead", "--rate", "100", "--yes"]
+        more += ["--url", server.url, "--patience", "0.5"]
+        async with await Store.open(server.url) as store, Redis.from_url(server.url) as raw:
+            await fill(store, raw, [corpse(number) for number in range(9000)], at=1)
+
+            async def both_have_begun() -> bool:
+                totals = (await Admin(store).stats(TOPIC)).totals
+                return min(totals.requeued, totals.discarded) >= 5
+
+            with (
+                at_a_terminal("requeue", TOPIC, *more) as plain,
+                at_a_terminal("discard", TOPIC, *more, "--json") as as_json,
+            ):
+                await until_true(both_have_begun, "both commands to be at work")
+                server.kill()
+                said, why = await asyncio.to_thread(plain.communicate, timeout=60)
+                document, _ = await asyncio.to_thread(as_json.communicate, timeout=60)
+    assert (plain.returncode, as_json.returncode) == (2, 2)
+    line = r"stopped: (\d+) dead messages of orders requeued, and perhaps one more\n"
+    told = re.fullmatch(line, said.decode())
+    assert told
+    assert int(told[1]) >= 4
+    assert why.startswith(b"Error: ")
+    found = json.loads(document)
+    assert found["discarded"] >= 4
+    assert found["error"]
 
 
 # asking
@@ -268,6 +307,21 @@ async def test_somebody_at_a_terminal_is_asked(
     assert told.returncode == code
     assert "Discard 1 message of orders? [y/N]" in told.stderr
     assert (await store.views.counts(TOPIC)).dead == left
+
+
+async def test_ctrl_c_at_the_question_ends_it_at_once(store: Store, server: Server) -> None:
+    one = await bring(store, State.DEAD)
+    with at_a_terminal("discard", TOPIC, one.id, "--url", server.url) as process:
+        assert process.stderr is not None
+        said = b""
+        while not said.endswith(b"[y/N]: "):
+            said += await asyncio.to_thread(os.read, process.stderr.fileno(), 100)
+        state = Path(f"/proc/{process.pid}/stat")
+        await until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")  # it reads
+        process.send_signal(signal.SIGINT)
+        _, said = await asyncio.to_thread(process.communicate, timeout=10)
+    assert (process.returncode, said) == (130, b"\nError: interrupted; nothing was done\n")
+    assert (await store.views.counts(TOPIC)).dead == 1
 
 
 # cancel

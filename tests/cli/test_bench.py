@@ -291,7 +291,7 @@ def test_who_is_asked_may_say_no(theirs: Redis, server: Server, short_path: Path
         os.close(ours)
         os.close(its)
     assert asked.returncode == 2
-    assert "Measure it? [y/N]" in asked.stderr
+    assert "Measure that server? [y/N]" in asked.stderr
     assert asked.stderr.endswith("Error: nothing was done\n")
     assert there(theirs) == FOREIGN
 

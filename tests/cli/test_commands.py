@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,6 +42,30 @@ async def test_the_audit_of_a_clean_server_says_so(store: Store, server: Server)
     await pending(store, 3)
     audited = run("audit", "--url", server.url)
     assert (audited.returncode, audited.stdout) == (0, "1 topic, 3 messages, 0 violations\n")
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_a_command_whose_output_nobody_reads_ends_quietly(
+    store: Store, server: Server
+) -> None:
+    await pending(store, 3)
+    for words in (
+        "stats --json",
+        "stats",
+        "list orders --state pending",
+        "tail --since 1970-01-01",
+    ):
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [MX_RMQ, *words.split(), "--url", server.url],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+        os.close(write)
+        assert (done.returncode, done.stderr) == (141, b""), words
 
 
 @pytest.mark.corrupts

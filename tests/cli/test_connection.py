@@ -1,11 +1,20 @@
-"""What all commands share: how they fail when there is no server to speak to."""
+"""What all commands share: how they fail without a server, and by whom their acts are."""
 
 from __future__ import annotations
 
+import getpass
+from typing import TYPE_CHECKING
+
 import pytest
 
+from mx_rmq.admin import Admin
 from tests.cli.calls import run
-from tests.lab.messages import TOPIC
+from tests.lab.messages import TOPIC, pending
+from tests.lab.servers import Kind
+
+if TYPE_CHECKING:
+    from mx_rmq.store.store import Store
+    from tests.lab.servers import Server
 
 
 @pytest.mark.parametrize(
@@ -31,3 +40,22 @@ async def test_a_server_that_is_away_is_one_clear_line(words: tuple[str, ...]) -
         assert failed.stderr.startswith("Error: ")
         assert failed.stderr.count("\n") == 1
         assert "secret" not in failed.stderr
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_the_history_tells_by_whom_a_command_was(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def by() -> str:
+        (id,) = await pending(store)
+        assert (await run(server, "cancel", TOPIC, id, "--yes")).exit_code == 0
+        return (await Admin(store).history(TOPIC, id))[-1].by
+
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    assert await by() == getpass.getuser()
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert (await by()).startswith("uid ")
+    monkeypatch.setenv("MX_RMQ_OPERATOR", "ann\n" + "x" * 5000)
+    assert await by() == "ann"

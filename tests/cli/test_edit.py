@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -12,15 +13,17 @@ import pytest
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.message import State
-from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES
-from tests.lab.messages import TOPIC, bring, pending
+from tests.lab.crew import until
+from tests.lab.messages import TOPIC, bring, pending, settle, take
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
@@ -110,30 +113,83 @@ async def test_a_payload_is_edited_in_the_editor(
         assert view.payload == 42
 
 
+async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_path: Path) -> None:
+    one = await bring(store, State.DEAD)
+    for editor, code, said in (
+        ("kill -INT $PPID $$", 130, "Error: interrupted; nothing was done\n"),
+        ("exit 1", 2, "Editing failed; nothing was done\n"),
+        ("kill -INT $PPID; echo 42 > $1", 0, ""),
+    ):
+        script = tmp_path / "editor"
+        script.write_text(f"#!/bin/sh\n{editor}\n")
+        script.chmod(0o755)
+        words = ("edit", TOPIC, one.id, "--yes", "--url", server.url)
+        with at_a_terminal(*words, VISUAL=str(script)) as process:
+            _, told = await asyncio.to_thread(process.communicate, timeout=30)
+        assert process.returncode == code, told
+        assert told.decode().endswith(said)
+        assert (await store.views.counts(TOPIC)).dead == bool(code)
+
+
 @pytest.mark.corrupts
-async def test_unreadable_bytes_are_edited_as_the_text_that_they_are(
-    store: Store, server: Server, raw: Redis, tmp_path: Path
+@pytest.mark.parametrize(
+    ("broken", "mend", "code", "said", "payload"),
+    [
+        (b'{"order": 7,\xff', """echo '{"order": 7}' > "$1" """, 0, "", {"order": 7}),
+        (b"RECORD", """sed -i '$ s/$/}/' "$1" """, 0, "", 0),
+        (b"RECORD", """sed -i '$ s/$/,"topic":"else"}/' "$1" """, 2, "topic 'else'", None),
+    ],
+)
+async def test_of_an_unreadable_record_the_payload_or_the_whole_is_mended(
+    store: Store,
+    server: Server,
+    raw: Redis,
+    tmp_path: Path,
+    broken: bytes,
+    mend: str,
+    code: int,
+    said: str,
+    payload: object,
 ) -> None:
     one = await bring(store, State.DEAD)
-    await raw.hset(store.keys.of(TOPIC).dlq_payload, one.id, b'{"order": 7,\xff')
+    key = store.keys.of(TOPIC).dlq_payload
+    record = await raw.hget(key, one.id)
+    assert record is not None
+    await raw.hset(key, one.id, record[:-1] if broken == b"RECORD" else broken)
     editor = tmp_path / "editor"
-    editor.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/seen\necho \'{{"order": 7}}\' > "$1"\n')
+    editor.write_text(f'#!/bin/sh\ncp "$1" {tmp_path}/seen\n{mend}\n')
     editor.chmod(0o755)
-    master, slave = os.openpty()
-    os.write(master, b"y\n")
-    told = subprocess.run(
-        [MX_RMQ, "edit", TOPIC, one.id, "--url", server.url],
-        env={**os.environ, "VISUAL": str(editor)},
-        stdin=slave,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(master)
-    os.close(slave)
-    assert told.returncode == 0, told
-    assert (tmp_path / "seen").read_text().startswith('{"order": 7,')
+    words = ("edit", TOPIC, one.id, "--yes", "--url", server.url)
+    with at_a_terminal(*words, VISUAL=str(editor)) as process:
+        _, told = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == code, told
+    assert said in told.decode()
+    hint = (tmp_path / "seen").read_text().splitlines()[0]
+    assert hint.startswith(f"// The record of dead message {one.id} of orders: mend it, or leave")
     view = await Admin(store).get(TOPIC, one.id)
     assert view is not None
-    assert (view.state, view.payload) == (State.PENDING, {"order": 7})
+    assert (view.state is State.PENDING, view.payload) == (not code, payload)
+
+
+async def test_what_died_anew_while_it_was_edited_is_not_overwritten(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    one = await bring(store, State.DEAD)
+    editor = tmp_path / "editor"
+    editor.write_text(
+        f"#!/bin/sh\ntouch {tmp_path}/open\nwhile [ -e {tmp_path}/open ]; do sleep 0.05; done\n"
+        'echo 42 > "$1"\n'
+    )
+    editor.chmod(0o755)
+    words = ("edit", TOPIC, one.id, "--yes", "--url", server.url)
+    with at_a_terminal(*words, VISUAL=str(editor)) as process:
+        await until((tmp_path / "open").exists)
+        assert await Admin(store).requeue(TOPIC, one.id)
+        clock.advance(1)
+        (again,) = await take(store)
+        await settle(store, again, State.DEAD)
+        (tmp_path / "open").unlink()
+        _, told = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 2
+    assert b"is not as it was seen: it has been archived anew since then" in told
+    assert (await store.views.counts(TOPIC)).dead == 1

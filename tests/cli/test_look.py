@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from mx_rmq.admin import Admin
+from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
 from tests.cli.calls import HOSTILE, harmless, run, run_json
@@ -36,6 +38,7 @@ from tests.lab.servers import Kind
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from mx_rmq.store.audit import Violation
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
 MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+
+CLEAN: dict[str, object] = {"violations": [], "away": []}
+"""What an audit finds where nothing is wrong."""
 
 
 # stats
@@ -67,7 +73,7 @@ async def test_stats_count_every_topic_or_the_ones_that_are_named(
 
 
 async def test_stats_as_json_are_one_document(store: Store, server: Server) -> None:
-    assert await run_json(server, "stats") == {"topics": []}
+    assert await run_json(server, "stats") == {"topics": [], "away": []}
     await bring(store, State.DEAD)
     await delayed(store, 1000)
     (stats,) = (await run_json(server, "stats", TOPIC))["topics"]
@@ -196,9 +202,11 @@ async def test_stats_are_watched_until_somebody_interrupts(store: Store, server:
     await pending(store, 2)
     while lines[-1].split()[:2] != [TOPIC.encode(), b"3"]:
         lines.append(await table.stdout.readline())
-    for _ in range(2):
-        line = json.loads(await json_lines.stdout.readline())
-        assert (line["topics"][0]["topic"], line["away"]) == (TOPIC, [])
+    assert float(lines[-1].split()[-3]) > 0  # produced a second
+    first, second = [json.loads(await json_lines.stdout.readline()) for _ in range(2)]
+    assert (first["topics"][0]["topic"], first["away"]) == (TOPIC, [])
+    assert "rates" not in first["topics"][0]
+    assert set(second["topics"][0]["rates"]) == {"produced", "completed", "failed"}
     for process in (table, json_lines):
         process.send_signal(signal.SIGINT)
         await process.communicate()
@@ -372,10 +380,27 @@ async def test_the_audit_as_json_lists_the_violations(
     store: Store, server: Server, raw: Redis
 ) -> None:
     (id,) = await pending(store)
-    assert await run_json(server, "audit") == {"topics": 1, "messages": 1, "violations": []}
+    assert await run_json(server, "audit") == CLEAN | {"topics": 1, "messages": 1}
     await raw.delete(store.keys.of(TOPIC).pending)
     found = await run_json(server, "audit", code=1)
     assert found["violations"] == [{"topic": TOPIC, "id": id, "what": "a record without a state"}]
+
+
+async def test_the_audit_tells_which_topics_it_could_not_look_at(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pending(store)
+    await store.produce_normal_message("other", [draft()])
+    audit = Admin.audit
+
+    async def away(self: Admin, topic: str) -> list[Violation]:
+        if topic == "other":
+            raise ServerUnavailable("its node is away")
+        return await audit(self, topic)
+
+    monkeypatch.setattr(Admin, "audit", away)
+    found = await run_json(server, "audit", code=2)
+    assert found == CLEAN | {"topics": 2, "messages": 1, "away": ["other: its node is away"]}
 
 
 @pytest.mark.corrupts
@@ -404,7 +429,7 @@ async def test_a_topic_of_partitions_is_one_line_that_says_so(store: Store, serv
     several, plain = (await run_json(server, "stats"))["topics"]
     assert (several["pending"], several["partitions"]) == (3, 3)
     assert "partitions" not in plain
-    assert await run_json(server, "audit") == {"topics": 2, "messages": 4, "violations": []}
+    assert await run_json(server, "audit") == CLEAN | {"topics": 2, "messages": 4}
     assert (await run(server, "audit")).stdout == "2 topics, 4 messages, 0 violations\n"
 
 

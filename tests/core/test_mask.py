@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections import UserDict, deque
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
+import msgspec
 import pydantic
 import pytest
 from hypothesis import given
@@ -27,7 +30,9 @@ plain = st.recursive(
 telling = st.sampled_from(
     (
         *("password", "PassWord", "user_password", "access_token", "accessToken", "X-Api-Key"),
-        *("client-secret", "Authorization", "Set-Cookie", "IBAN", "i_b_a_n"),
+        *("client-secret", "Authorization", "Set-Cookie", "IBAN", "i_b_a_n", "tokens", "apiKeys"),
+        *("cardNumbers", "card number", "pwd", "token_value", "authorizationHeader", "accessKey"),
+        *("private_key_pem", "password.old", "old.password"),
     )
 )
 
@@ -69,11 +74,7 @@ def test_a_path_hides_a_field_only_there() -> None:
     }
     assert Mask(["card.*"])(value)["card"] == {"number": HIDDEN, "all": HIDDEN}
     assert Mask(["card.number"])({"card.number": 1}) == {"card.number": HIDDEN}
-    assert Mask()({"token": 1, "token_count": 2, "n": "token"}) == {
-        "token": HIDDEN,
-        "token_count": 2,
-        "n": "token",
-    }
+    assert Mask()({"cvc": 1, "cvcs": 2, "n": "cvc"}) == {"cvc": HIDDEN, "cvcs": 2, "n": "cvc"}
 
 
 def test_objects_are_masked_by_their_fields() -> None:
@@ -85,10 +86,29 @@ def test_objects_are_masked_by_their_fields() -> None:
     class Model(pydantic.BaseModel):
         api_key: str
 
+    class Login(NamedTuple):
+        user: str
+        password: str
+
+    @dataclass
+    class Session:
+        login: Login
+
+    class Struct(msgspec.Struct, rename={"kept": "password"}):
+        kept: str
+        login: Login
+
     class Odd:
         def __str__(self) -> str:
             raise RuntimeError
 
+    login = Login("ann", SECRET)
+    hidden = {"user": "ann", "password": HIDDEN}
+    assert Mask()([login, Session(login), Struct(SECRET, login)]) == [
+        hidden,
+        {"login": hidden},
+        {"password": HIDDEN, "login": hidden},
+    ]
     shown = Mask()([User("ann", SECRET), Model(api_key=SECRET), LookupError("x"), float("nan")])
     assert shown == [
         {"name": "ann", "password": HIDDEN},
@@ -97,6 +117,24 @@ def test_objects_are_masked_by_their_fields() -> None:
         "nan",
     ]
     assert Mask()([Odd()]) == "<list that cannot be shown: RuntimeError>"
+
+
+def test_keys_may_be_bytes_and_fields_pairs() -> None:
+    assert Mask()({b"password": SECRET, b"\xff": 1, 2: 3}) == {
+        "password": HIDDEN,
+        "\\xff": 1,
+        "2": 3,
+    }
+    assert Mask()(deque([UserDict(password=SECRET)])) == [{"password": HIDDEN}]
+    headers = [["Authorization", SECRET], (b"cookie", SECRET), ["Accept", "*/*"]]
+    assert Mask()({"headers": headers}) == {
+        "headers": [["Authorization", HIDDEN], ["cookie", HIDDEN], ["Accept", "*/*"]]
+    }
+
+
+def test_what_json_cannot_hold_is_shown_by_a_text() -> None:
+    shown = Mask()([10**5000, float("-inf"), {1}, b"x", datetime(2030, 1, 1, tzinfo=UTC), 10**50])
+    assert shown == ["<int of 16610 bits>", "-inf", [1], "eA==", "2030-01-01T00:00:00Z", 10**50]
 
 
 def test_what_contains_itself_does_no_harm() -> None:

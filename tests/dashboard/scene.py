@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import random
-import time
+import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import uvicorn
 from playwright.async_api import async_playwright
 
 from mx_rmq import MessageQueue, Reject, Worker
 from mx_rmq.dashboard import Dashboard
-from mx_rmq.dashboard.series import FIGURES, KEPT
 from tests.lab.servers import free_port
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from playwright.async_api import Browser
+    from starlette.types import ASGIApp
+
+    from mx_rmq.dashboard.access import Authorize
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 CHROMIUM = "/usr/bin/chromium"
 
@@ -42,29 +45,46 @@ class BankAway(ConnectionError):
     """The bank does not answer."""
 
 
-def shop(url: str) -> MessageQueue:
+def _of(module: str) -> Callable[[Function], Function]:
+    """Let a handler look like one of a real shop."""
+
+    def named(function: Function) -> Function:
+        function.__module__, function.__qualname__ = module, function.__name__
+        return function
+
+    return named
+
+
+def shop(url: str, **settings: Any) -> MessageQueue:
     """Return a queue with its handlers, not open."""
-    mq = MessageQueue(url, lease=5)
+    mq = MessageQueue(url, **{"lease": 5, **settings})
 
     @mq.handler("orders", concurrency=20)
+    @_of("shop.orders")
     async def pack(order: dict[str, Any]) -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
 
     @mq.handler("mails", concurrency=10)
+    @_of("shop.mails")
     async def send(mail: dict[str, Any]) -> None:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.4)
 
     @mq.handler("payments", max_attempts=3, retry=[0.01])
+    @_of("shop.payments")
     async def charge(payment: Payment) -> None:
         if payment.card == "stolen":
             raise Reject("the card is stolen")
+        if payment.card == HOSTILE:
+            raise Reject(HOSTILE)
         await _ask_bank(payment)
 
     @mq.handler("reports")
+    @_of("shop.reports")
     async def compile_report(report: dict[str, Any]) -> None:
         await asyncio.sleep(3600)
 
     @mq.handler("invoices")
+    @_of("shop.invoices")
     async def write_invoice(invoice: dict[str, Any]) -> None:
         raise RuntimeError("invoices are paused, so nobody comes here")
 
@@ -90,7 +110,9 @@ async def fill(mq: MessageQueue) -> dict[str, str]:
         "running": await mq.produce("reports", {"month": "2026-10"}, id="report-2026-10"),
     }
     for order in range(1046, 1060):
-        await mq.produce("payments", {"order": order, "card": "void", "amount": order / 7})
+        await mq.produce(
+            "payments", {"order": order, "card": "void", "amount": round(order / 7, 2)}
+        )
     await mq.produce_many("invoices", [{"order": order} for order in range(1100, 1180)])
     await mq.produce("invoices", {"order": 1, "rush": True}, priority="high")
     await mq.admin.pause("invoices")
@@ -108,10 +130,12 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(server_url: str, **options: Any) -> AsyncIterator[Scene]:
+async def scene(
+    server_url: str, authorize: Authorize | None = None, **settings: Any
+) -> AsyncIterator[Scene]:
     """Run the shop, a worker and the dashboard, all in this process."""
-    mq = shop(server_url)
-    board = Dashboard(mq, **options or {"allow_all": True})
+    mq = shop(server_url, **settings)
+    board = Dashboard(mq, authorize=authorize, allow_all=authorize is None)
     async with mq, serving(board) as url:
         ids = await fill(mq)
         async with Worker(mq, name="shop-7f3a", grace=0) as worker:
@@ -127,10 +151,10 @@ async def scene(server_url: str, **options: Any) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
-async def serving(board: Dashboard) -> AsyncIterator[str]:
-    """Serve a dashboard on this machine; return its address."""
+async def serving(board: Dashboard, app: ASGIApp | None = None) -> AsyncIterator[str]:
+    """Serve a dashboard on this machine, or what it is mounted in; return the address."""
     port = free_port()
-    config = uvicorn.Config(board, port=port, log_config=None, timeout_graceful_shutdown=1)
+    config = uvicorn.Config(app or board, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - nobody announces it
@@ -144,47 +168,14 @@ async def serving(board: Dashboard) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def chromium() -> AsyncIterator[Browser]:
-    """Run a real browser without a window."""
+async def chromium(fonts: Path | None = None) -> AsyncIterator[Browser]:
+    """Run a real browser without a window; it also knows what is in `fonts` / "fonts"."""
+    env: dict[str, str | float | bool] = {**os.environ}
+    if fonts is not None:
+        env["XDG_DATA_HOME"] = str(fonts)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], env=env
         )
         yield browser
         await browser.close()
-
-
-def make_up_an_hour(board: Dashboard) -> None:
-    """Put a plausible hour into the memory of the charts: pictures shall not take that long."""
-    chance, now = random.Random(7), time.time()
-    sampler = board.parts.sampler
-    latest = sampler.latest
-    assert latest is not None
-    scale = {"orders": 1.0, "mails": 0.6, "payments": 0.15, "invoices": 0.05, "reports": 0.001}
-    for series, size in (
-        (sampler.series(None), 1.8),
-        *((sampler.series(topic), scale.get(topic, 0.1)) for topic in latest.stats),
-    ):
-        known = series.chart(0, 10_000)
-        series._numbers = type(series._numbers)("d")
-        backlog = 0.0
-        for second in range(-int(KEPT), 0, 2):
-            wave = 1 + 0.35 * math.sin(second / 420) + 0.12 * chance.random()
-            trouble = -1500 < second < -1100
-            rate_in = 120 * size * wave
-            rate_out = rate_in * (0.35 if trouble else 1) + min(backlog / 60, 60 * size)
-            backlog = max(0.0, backlog + (rate_in - rate_out) * 2 + chance.uniform(-4, 4) * size)
-            point = {
-                "pending": round(backlog + 14 * size * wave),
-                "processing": round(18 * size * wave),
-                "delayed": round(9 * size + (40 * size if trouble else 0)),
-                "dead": round((0 if second < -1300 else 16) * (size > 0.1)),
-                "quarantined": round((0 if second < -900 else 2) * (size > 0.1)),
-                "oldest": backlog / max(rate_out, 0.1) + 0.02,
-                "produced": rate_in,
-                "completed": rate_out,
-                "failed": 4 * size if trouble else 0.05 * size,
-            }
-            series.add(now + second, point)
-        for place, at in enumerate(known["at"]):
-            series.add(at or now, {name: known[name][place] for name in FIGURES})

@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq import MessageQueue, State
 from mx_rmq.dashboard import Dashboard
 from mx_rmq.dashboard.search import Search
-from tests.dashboard.scene import Scene, chromium, make_up_an_hour, scene, serving
+from tests.dashboard.hour import bustle
+from tests.dashboard.scene import Scene, chromium, scene, serving
+from tests.dashboard.small import smaller
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
-    from playwright.async_api import Browser
+    from playwright.async_api import Browser, FloatRect
 
-FOLDER: Final = Path(__file__).parents[2] / "docs" / "images" / "dashboard"
+ROOT: Final = Path(__file__).parents[2]
+FOLDER: Final = ROOT / "docs" / "images" / "dashboard"
+TOOLS: Final = ROOT / ".tools"
 
 DESK: Final = (1280, 800)
 PHONE: Final = (390, 844)
+TALLEST: Final = 1600
+"""Pixels of a page that are on its picture, at the most; on a phone half as many again."""
 
 
 def pages(one: Scene) -> dict[str, str]:
@@ -29,7 +35,8 @@ def pages(one: Scene) -> dict[str, str]:
     ids = one.ids
     return {
         "overview": "/",
-        "topic": "/topics/orders",
+        "job": "/jobs/1",
+        "topic": "/topics/mails",
         "topic-paused": "/topics/invoices",
         "search": "/topics/payments?state=dead&error=BankAway&last=1h",
         "message": f"/topics/payments/message?id={ids['dead']}",
@@ -40,7 +47,6 @@ def pages(one: Scene) -> dict[str, str]:
         "dead-letters": "/dead",
         "quarantine": "/quarantine",
         "workers": "/workers",
-        "job": "/jobs/1",
         "log": "/log",
         "help": "/help",
         "not-found": "/topics/orderz",
@@ -62,7 +68,12 @@ async def take(browser: Browser, url: str, name: str, size: tuple[int, int], dar
         await page.locator("input[name=span][value='3600']").check(force=True)
         await page.wait_for_timeout(300)
     path = FOLDER / f"{name}-{'dark' if dark else 'light'}.png"
-    await page.screenshot(path=path, full_page=True)
+    whole = await page.evaluate("document.documentElement.scrollHeight")
+    tallest = TALLEST if size == DESK else TALLEST * 1.5
+    clip: FloatRect = {"x": 0, "y": 0, "width": width, "height": min(whole, tallest)}
+    png = await page.screenshot(full_page=True, clip=clip)
+    await page.goto("about:blank")
+    path.write_bytes(await smaller(page, png))
     await context.close()
 
 
@@ -84,8 +95,8 @@ async def act(one: Scene) -> None:
         topic="invoices",
         state=State.PENDING,
         search=Search(text="order"),
-        limit=40,
-        rate=4,
+        limit=60,
+        rate=2,
     )
 
 
@@ -93,13 +104,15 @@ async def main(wanted: set[str]) -> None:
     logging.getLogger("mx_rmq").setLevel(logging.CRITICAL)  # the scene is full of failures
     FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, Server(Kind.VALKEY_9_1, Path(folder)) as server:
-        async with chromium() as browser, MessageQueue(server.url) as mq:
+        async with chromium(TOOLS) as browser, MessageQueue(server.url) as mq:
             if not wanted or "empty" in wanted:
                 async with serving(Dashboard(mq, allow_all=True)) as url:
                     for dark in (False, True):
                         await take(browser, url, "empty", DESK, dark)
-            async with scene(server.url, authorize=lambda request: "anna") as one:
-                make_up_an_hour(one.board)
+            async with (
+                scene(server.url, authorize=lambda request: "anna") as one,
+                bustle(one, server.url),
+            ):
                 await act(one)
                 shots = {**pages(one)}
                 for name in ("overview", "topic", "message", "dead-letters"):

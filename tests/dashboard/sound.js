@@ -4,7 +4,12 @@
 
   // Contrast by the rules of WCAG 2: 4.5 to 1 for every text.
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const known = new Map();
   const rgba = (css) => {
+    if (!known.has(css)) known.set(css, drawn(css));
+    return known.get(css);
+  };
+  const drawn = (css) => {
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = css;
     canvas.fillRect(0, 0, 1, 1);

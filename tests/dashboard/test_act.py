@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import logging
@@ -137,7 +138,7 @@ async def test_what_cannot_be_requeued_is_said_and_noted(
     await raw.hset(contents, id, b"not a record")
     answer = await visitor.post(f"/topics/{TOPIC}/requeue?id={id}", 400)
     assert "no worker could read it" in answer.text
-    assert "failed: message" in await visitor.page("/log")
+    assert "refused: message" in await visitor.page("/log")
 
 
 # many
@@ -161,6 +162,40 @@ async def test_many_are_counted_first_and_then_requeued_in_the_background(
     stats = await mq.admin.stats(TOPIC)
     assert (stats.dead, stats.pending) == (20, 10)
     assert "done: 10 messages" in await visitor.page("/log")
+
+
+@pytest.mark.parametrize(
+    ("act", "state", "query"),
+    [
+        ("discard", State.DEAD, "&last=1h"),
+        ("requeue", State.QUARANTINED, ""),
+        ("cancel", State.PENDING, ""),
+        ("cancel", State.DELAYED, "&text=%22number%22"),
+    ],
+)
+async def test_only_what_was_counted_is_done(
+    mq: MessageQueue, visitor: Visitor, board: Dashboard, act: str, state: State, query: str
+) -> None:
+    async def more(count: int) -> None:
+        if state in ARCHIVES:
+            await archived(mq.store, state, count)
+        else:
+            delay = 60 if state is State.DELAYED else None
+            await mq.produce_many(TOPIC, [{"number": 1}] * count, delay=delay)
+
+    await more(3)
+    page = await visitor.page(f"/topics/{TOPIC}/bulk?act={act}&state={state}{query}")
+    assert f"{act.capitalize()} 3 {state} messages?" in page
+    await asyncio.sleep(0.005)  # the server counts milliseconds
+    await more(5)
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
+    sent = {str(name): html.unescape(value) for name, value in fields.items()}
+    await visitor.post(f"/topics/{TOPIC}/bulk", 303, **sent)
+    job = board.parts.jobs.get(1)
+    assert job is not None
+    await until(lambda: job.stage == "done")
+    assert job.done == 3
+    assert getattr(await mq.admin.stats(TOPIC), state) == 5
 
 
 async def test_a_job_can_be_stopped(mq: MessageQueue, visitor: Visitor, board: Dashboard) -> None:

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
+from mx_rmq.cli.dashboard import _name
 from tests.lab.messages import TOPIC, pending
 
 if TYPE_CHECKING:
@@ -29,8 +30,10 @@ COMMAND = (sys.executable, "-m", "mx_rmq.cli", "dashboard", "--port", "0")
 
 
 class Running:
-    def __init__(self, *words: str) -> None:
-        self.process = subprocess.Popen([*COMMAND, *words], stdout=subprocess.PIPE, text=True)
+    def __init__(self, words: tuple[str, ...], command: tuple[str, ...]) -> None:
+        self.process = subprocess.Popen(
+            [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
         self.url = self.said.split()[1]
@@ -41,15 +44,16 @@ class Running:
 
 
 @contextmanager
-def running(*words: str) -> Iterator[Running]:
-    one = Running(*words)
+def running(*words: str, command: tuple[str, ...] = COMMAND) -> Iterator[Running]:
+    one = Running(words, command)
     try:
         yield one
     finally:
         one.process.kill()
         one.process.wait()
-        assert one.process.stdout is not None
-        one.process.stdout.close()
+        for pipe in (one.process.stdout, one.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -78,11 +82,6 @@ async def test_others_reach_it_with_a_password_alone(
     store: Store, server: Server, tmp_path: Path
 ) -> None:
     words = ("--url", server.url, "--host", "0.0.0.0")
-    refused = subprocess.run(
-        [*COMMAND, *words], capture_output=True, text=True, timeout=30, check=False
-    )
-    assert refused.returncode == 2
-    assert "needs a password: --password-file FILE" in refused.stderr
     password = tmp_path / "password"
     password.write_text("correct horse\n")
     with running(*words, "--password-file", str(password), "--user", "anna") as one:
@@ -94,13 +93,41 @@ async def test_others_reach_it_with_a_password_alone(
         assert one.end() == 0
 
 
+async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
+    store: Store, server: Server
+) -> None:
+    few = ("prlimit", "--nofile=256", *COMMAND)
+    with running("--url", server.url, "--log-level", "info", command=few) as one:
+        port = int(one.url.rstrip("/").rpartition(":")[2])
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+        try:
+            for part in idle:
+                with suppress(OSError):
+                    part.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            assert httpx.get(f"{one.url}healthz", timeout=20).text == "ok\n"
+            idle[-1].settimeout(20)
+            with suppress(ConnectionResetError):
+                assert idle[-1].recv(1) == b""  # it was given five seconds
+        finally:
+            for part in idle:
+                part.close()
+        assert one.end() == 0
+        assert one.process.stderr is not None
+        assert "Traceback" not in one.process.stderr.read()
+
+
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_text("x\n")
+    bytes_ = tmp_path / "bytes"
+    bytes_.write_bytes(b"\xff" * 20)
     for words, said in (
+        (["--host", "0.0.0.0"], "needs a password: --password-file FILE"),
         (["--password-file", str(tmp_path / "none")], "No such file"),
         (["--password-file", str(short)], "shorter than 8"),
+        (["--password-file", str(bytes_)], "is not UTF-8"),
         (["--origin", "queues.example.org"], "not of the form https://"),
+        (["--origin", "https://["], "not of the form https://"),
         (["--tls-cert", str(short)], "go together"),
         (["--url", "embedded://no/such/directory"], "there is no directory"),
     ):
@@ -108,6 +135,11 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         assert failed.exit_code == 2
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+def test_a_proxy_may_have_an_address_for_a_name() -> None:
+    assert _name("http://[2001:DB8::1]:8080/") == "[2001:db8::1]"
+    assert _name("https://Queues.example") == "queues.example"
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:

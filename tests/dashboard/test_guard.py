@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import hashlib
+import hmac
+import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -13,7 +18,7 @@ from starlette.routing import Mount
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard, Password, access
+from mx_rmq.dashboard import Dashboard, Password, access, journal
 from mx_rmq.dashboard.app import _routes
 from mx_rmq.dashboard.guard import LOOPBACK
 from tests.dashboard.visitor import HERE, Visitor
@@ -31,7 +36,7 @@ POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ()
 
 
 def filled(path: str) -> str:
-    return path.replace("{topic}", TOPIC).replace("{number:int}", "1")
+    return path.replace("{topic}", TOPIC).replace("{number}", "1")
 
 
 # headers
@@ -74,7 +79,21 @@ async def test_the_session_cookie_is_kept_from_scripts_and_other_sites(
         assert cookie.endswith("; Secure")
 
 
+async def test_behind_a_proxy_with_tls_the_cookie_is_secure(mq: MessageQueue) -> None:
+    board = Dashboard(mq, allow_all=True, origins=["https://queues.example"])
+    async with Visitor(board) as visitor:
+        cookie = (await visitor.get("/workers")).headers["set-cookie"]
+        assert cookie.startswith("__Host-mx_rmq=")
+        assert cookie.endswith("; Secure")
+
+
 # forms of other pages
+
+
+def made_up(session: str) -> str:
+    """Return a token as somebody would make it who knows the code, but no secret."""
+    mac = hmac.new(session.encode(), b"dashboard", hashlib.sha256)
+    return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
 
 
 async def test_no_action_is_taken_from_elsewhere(mq: MessageQueue, visitor: Visitor) -> None:
@@ -85,11 +104,14 @@ async def test_no_action_is_taken_from_elsewhere(mq: MessageQueue, visitor: Visi
         ({"token": token}, {"Origin": "http://evil.example"}),
         ({"token": token}, {"Origin": "null"}),
         ({"token": token}, {"Origin": "http://localhost:81"}),
+        ({"token": token}, {"Origin": "https://localhost"}),
+        ({"token": token}, {"Origin": "http://["}),
         ({"token": token}, {"Sec-Fetch-Site": "cross-site"}),
         ({"token": token}, {}),
         ({"state": "dead"}, ours),
         ({"token": "x"}, ours),
         ({"token": token}, {**ours, "Cookie": "mx_rmq=another"}),
+        ({"token": made_up("a")}, {**ours, "Cookie": "mx_rmq=a"}),
     )
     for path in POSTS:
         address = f"{filled(path)}?id={id}"
@@ -107,12 +129,12 @@ async def test_a_browser_without_an_origin_header_and_a_named_proxy_pass(
     mq: MessageQueue,
 ) -> None:
     await mq.produce(TOPIC, 1)
-    board = Dashboard(mq, allow_all=True, origins=["https://Queues.example/"])
+    board = Dashboard(mq, allow_all=True, origins=["http://Queues.example/"])
     async with Visitor(board) as visitor:
         token = await visitor.token()
         for headers in (
             {"Sec-Fetch-Site": "same-origin"},
-            {"Origin": "https://queues.example"},
+            {"Origin": "http://queues.example"},
             {"Origin": "http://localhost", "Host": "localhost:80"},
         ):
             answer = await visitor.client.post(
@@ -120,6 +142,95 @@ async def test_a_browser_without_an_origin_header_and_a_named_proxy_pass(
             )
             assert answer.status_code == 303
     await board.close()
+
+
+async def test_processes_with_the_same_secret_take_forms_of_each_other(mq: MessageQueue) -> None:
+    await mq.produce(TOPIC, 1)
+    async with Visitor(Dashboard(mq, allow_all=True, secret="same")) as visitor:
+        token = await visitor.token()
+        cookies = visitor.client.cookies
+    async with Visitor(Dashboard(mq, allow_all=True, secret="same"), cookies=cookies) as visitor:
+        await visitor.post(f"/topics/{TOPIC}/pause", token=token)
+    async with Visitor(Dashboard(mq, allow_all=True), cookies=cookies) as visitor:
+        answer = await visitor.post(f"/topics/{TOPIC}/pause", 403, token=token)
+        assert "load the page again" in answer.text
+
+
+async def test_what_is_broken_gets_a_page_that_says_so(mq: MessageQueue, visitor: Visitor) -> None:
+    await mq.produce(TOPIC, 1)
+    for path, code in (
+        ("/workers?" + "&".join(map(str, range(2000))), 400),
+        ("/jobs/" + "1" * 5000, 404),
+        (f"/topics/{TOPIC}?until=9999-12-31T23:59:59-14:00", 400),
+    ):
+        answer = await visitor.get(path, code)
+        assert answer.headers["cache-control"] == "no-store"
+        assert "</html>" in answer.text
+    headers = {"Origin": HERE, "Content-Type": "application/x-www-form-urlencoded"}
+    pause = f"/topics/{TOPIC}/pause"
+    answer = await visitor.client.post(pause, content=b"token=%FF", headers=headers)
+    assert answer.status_code == 403
+
+
+async def test_an_authorize_that_fails_lets_nobody_in(mq: MessageQueue) -> None:
+    def fail(request: Request) -> str:
+        raise RuntimeError("the directory is away")
+
+    async with Visitor(Dashboard(mq, authorize=fail)) as visitor:
+        answer = await visitor.get("/workers", 500)
+        assert "default-src" in answer.headers["content-security-policy"]
+        assert "directory" not in answer.text
+
+
+async def test_every_refusal_is_written_down_with_its_reason(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await mq.produce(TOPIC, 1)
+
+    def said() -> list[tuple[str, str, str]]:
+        lines = [json.loads(record.getMessage()) for record in caplog.records]
+        caplog.clear()
+        return [(one.get("who", ""), one["did"], one["outcome"]) for one in lines]
+
+    monkeypatch.setattr(access, "WRONG", 0)
+    board = Dashboard(mq, authorize=Password("anna", "correct horse"))
+    with caplog.at_level(logging.INFO, "mx_rmq.dashboard.audit"):
+        async with Visitor(board, headers=basic("anna", "correct horse")) as visitor:
+            await visitor.post(f"/topics/{TOPIC}/pause", 403, token="x")
+            await visitor.post("/topics/none/pause", 404)
+            await visitor.post(f"/topics/{TOPIC}/bulk", 400, act="requeue", state="pending")
+            (token, topic, act) = said()
+            assert token[:2] == ("anna", "pause")
+            assert token[2].startswith("refused: The form is from another session")
+            assert topic[2].startswith("refused: no topic 'none'")
+            assert act[1:] == (
+                "bulk",
+                "refused: act='requeue' is nothing that can be done with pending messages",
+            )
+            for _ in range(journal.REFUSED + 40):
+                await visitor.get("/", 401, headers=basic("anna", "wrong horse"))
+            guesses = said()
+            assert guesses == [("", "sign in", "refused: answered with 401")] * journal.REFUSED
+            monkeypatch.setattr(journal, "SPAN", -1)
+            await visitor.get("/", 401, headers=basic("anna", "wrong horse"))
+            assert "40 more were refused before" in await visitor.page("/log")
+        async with Visitor(Dashboard(mq, allow_all=True, read_only=True)) as visitor:
+            said()
+            await visitor.post(f"/topics/{TOPIC}/pause", 403, token="")
+            ((who, did, outcome),) = said()
+            assert (who, did) == ("dashboard", "pause")
+            assert outcome.startswith("refused: This dashboard is read-only")
+
+
+async def test_a_flood_of_guesses_does_not_hold_up_anybody(mq: MessageQueue) -> None:
+    board = Dashboard(mq, authorize=Password("anna", "correct horse"))
+    async with Visitor(board) as visitor:
+        wrong = basic("anna", "wrong horse")
+        guesses = [visitor.client.get("/help", headers=wrong) for _ in range(50)]
+        answers = await asyncio.wait_for(asyncio.gather(*guesses), 10)
+        codes = [answer.status_code for answer in answers]
+        assert (codes.count(401), codes.count(429)) == (access.GUESSES, 50 - access.GUESSES)
+        await visitor.get("/help", headers=basic("anna", "correct horse"))
 
 
 async def test_a_form_that_is_too_long_is_refused(mq: MessageQueue, visitor: Visitor) -> None:

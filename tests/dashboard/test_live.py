@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard, live, sampler
+from mx_rmq.dashboard import Dashboard, live, sampler, source
 from mx_rmq.dashboard.series import FIGURES, KEPT, Series
 from tests.dashboard.visitor import Visitor
 from tests.lab.archives import archived
@@ -19,6 +20,8 @@ from tests.lab.messages import TOPIC
 from tests.runtime.stage import until
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from mx_rmq import MessageQueue
     from tests.lab.servers import Server
 
@@ -137,8 +140,32 @@ async def test_listeners_are_let_go_when_it_closes_and_too_many_are_refused(
     await until(lambda: listener.events("sample"))
     async with Visitor(board) as visitor:
         await visitor.get("/live", 503)
+        await asyncio.wait_for(visitor.client.head("/live"), 5)
     await board.close()
     await asyncio.wait_for(listener.task, 5)
+    assert board.parts.sampler.listeners == 0
+
+
+async def test_of_many_that_come_at_once_no_more_than_allowed_may_listen(
+    mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "STREAMS", 3)
+    listeners = [Listener(board) for _ in range(10)]
+    await until(lambda: sum(bool(one.events("sample")) for one in listeners) == 3)
+    assert sum("Too many pages" in one.text for one in listeners) == 7
+    for one in listeners:
+        await one.leave()
+    assert board.parts.sampler.listeners == 0
+
+
+async def test_a_stream_ends_by_itself_and_says_so(
+    mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "LASTS", 0.5)
+    listener = Listener(board)
+    await asyncio.wait_for(listener.task, 5)
+    assert listener.events("sample")
+    assert listener.text.endswith("event: again\ndata: {}\n\n")
 
 
 async def test_charts_get_the_last_hour(mq: MessageQueue, visitor: Visitor) -> None:
@@ -177,6 +204,43 @@ async def test_metrics_are_served_if_somebody_makes_them(mq: MessageQueue) -> No
         await visitor.get("/metrics", 404)
 
 
+async def test_of_many_topics_some_are_looked_at_and_a_page_hears_of_its_own(
+    mq: MessageQueue, board: Dashboard, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MOST", 3)
+    monkeypatch.setattr(sampler, "ROWS", 2)
+    for topic in ("a", "all", "b", "c"):
+        await mq.produce(topic, 1)
+    rows = [
+        re.findall(r'data-topic-row="([^"]+)"', await visitor.page(f"/?page={number}"))
+        for number in (1, 2, 3)
+    ]
+    assert rows == [["a", "all"], ["b"], []]
+    page = await visitor.page("/")
+    assert 'data-next href="/?page=2#topics-title"' in page
+    assert "Of 4 topics the first 3 by name are looked at." in page
+    assert 'data-live="*"' in page  # no topic has this name
+    assert list((await visitor.get("/live/sparks?page=2")).json()) == ["b"]
+    listeners = [Listener(board, "page=2"), Listener(board, "page=2"), Listener(board, "topic=c")]
+    await until(lambda: all(one.events("sample") for one in listeners))
+    assert [list(one.events("sample")[-1]["topics"]) for one in listeners] == [["b"], ["b"], ["c"]]
+    assert listeners[0].events("sample")[-1]["count"] == 3
+    for one in listeners:
+        await one.leave()
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_is_gone_is_forgotten(
+    mq: MessageQueue, board: Dashboard, raw: Redis
+) -> None:
+    await mq.produce(TOPIC, 1)
+    kept = board.parts.sampler
+    await kept.first()
+    assert len(kept.series(TOPIC)) > 0
+    await raw.flushall()
+    await until(lambda: not len(kept.series(TOPIC)))
+
+
 async def test_a_slow_look_is_given_up_and_said(
     mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,5 +251,7 @@ async def test_a_slow_look_is_given_up_and_said(
     monkeypatch.setattr(board.parts.source, "overall", never)
     began = time.monotonic()
     async with Visitor(board) as visitor:
-        assert "The server is away" in await visitor.page("/", 503)
+        page = await visitor.page("/", 503)
+    assert "It took too long" in page
+    assert "The server answers" in page
     assert time.monotonic() - began < 5

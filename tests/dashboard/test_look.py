@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 import re
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mx_rmq import MessageQueue, Worker
+from mx_rmq.admin import MessageView
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard
+from mx_rmq.dashboard import Dashboard, source
 from tests.dashboard.visitor import HOSTILE, Visitor
 from tests.lab.archives import archived
 from tests.lab.messages import TOPIC, bring, leased
@@ -144,14 +146,34 @@ async def test_a_message_has_a_history_also_when_it_is_finished(
     assert answer.headers["location"] == f"/topics/mails/message?id={id}"
 
 
-async def test_a_huge_payload_is_shown_in_part_and_lists_stay_small(
-    mq: MessageQueue, visitor: Visitor
+async def test_a_huge_payload_is_shown_in_part_and_not_decoded(
+    mq: MessageQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    id = await mq.produce(TOPIC, "x" * 900_000)
+    id = await mq.produce(TOPIC, [{"n": number, "x": [1, 2]} for number in range(40_000)])
+
+    def never(message: MessageView) -> str:
+        raise AssertionError("a long payload was decoded")
+
+    monkeypatch.setattr(MessageView, "_decoded", property(never))
     page = await visitor.page(f"/topics/{TOPIC}/message?id={id}")
-    assert len(page) < 100_000
-    assert "more characters" in page
-    assert len(await visitor.page(f"/topics/{TOPIC}")) < 30_000
+    assert len(page) < 500_000  # every quotation mark has five characters
+    assert "There is more: " in page
+    page = await visitor.page(f"/topics/{TOPIC}")
+    assert "KiB: [{&#34;n&#34;:0," in page
+    assert len(page) < 30_000
+    assert "0,&#34;x" in await visitor.page(f"/topics/{TOPIC}/cancel?id={id}")
+
+
+async def test_times_without_a_date_are_shown_as_numbers(
+    mq: MessageQueue, visitor: Visitor, raw: Redis
+) -> None:
+    id = await mq.produce(TOPIC, 1)
+    payload = mq.store.keys.of(TOPIC).payload
+    record = json.loads(await raw.hget(payload, id) or b"")
+    for created_at in (99_999_999_999_999_999, 9_223_372_036_854_775_807):
+        await raw.hset(payload, id, json.dumps({**record, "created_at": created_at}))
+        for path in (f"/topics/{TOPIC}?state=pending", f"/topics/{TOPIC}/message?id={id}"):
+            assert f"{created_at / 1000:g} s" in await visitor.page(path)
 
 
 async def test_whatever_foreign_hands_wrote_is_shown_and_nothing_of_it_is_markup(
@@ -191,7 +213,9 @@ def harmless(page: str) -> None:
     assert not re.search("[\x00-\x08\x0b-\x1f\u202e]", page)
 
 
-async def test_an_id_is_found_in_whichever_topic_has_it(mq: MessageQueue, visitor: Visitor) -> None:
+async def test_an_id_is_found_in_whichever_topic_has_it(
+    mq: MessageQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await mq.produce("a", 1, id="same")
     await mq.produce("b", 1, id="same")
     await mq.produce("b", 1, id="alone")
@@ -199,6 +223,8 @@ async def test_an_id_is_found_in_whichever_topic_has_it(mq: MessageQueue, visito
     assert answer.headers["location"] == "/topics/b/message?id=alone"
     assert "is in 2 topics" in text_of(await visitor.page("/find?id=same"))
     assert "Not found" in text_of(await visitor.page("/find?id=none"))
+    monkeypatch.setattr(source, "FIND_WITHIN", 0)
+    assert "no time to look into all topics" in text_of(await visitor.page("/find?id=none"))
 
 
 async def test_workers_show_what_they_run(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from playwright._impl._driver import compute_driver_executable
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.dashboard import render
@@ -34,7 +39,9 @@ if TYPE_CHECKING:
         (render.size, 3 * 1024**2, "3.0 MiB"),
         (render.when, 0, "1970-01-01 00:00:00"),
         (render.when, 1e30, "1e+30 s"),
+        (render.when, 1e17, "1e+17 s"),
         (render.iso, 1e30, ""),
+        (render.iso, 1e17, ""),
         (render.exact, 1.2345, "1970-01-01 00:00:01.234"),
     ],
 )
@@ -55,6 +62,23 @@ def test_what_cannot_be_seen_is_written_as_json_writes_it() -> None:
         "a\\u0000b\\u202ec\\ud800\\u007f\\u200b"
     )
     assert render.shown("tab\tline\nünï 日本") == "tab\tline\nünï 日本"
+
+
+COLOUR = """
+const token = %s, ends = ['"', '\\\\', ""];
+const text = JSON.stringify({a: '"'.repeat(60000)}, null, 2).slice(0, 65535);
+const texts = ends.map((end) => text + end);
+const spaced = ['""' + " ".repeat(65000), '"" '.repeat(20000), '{"a": [1.5e3, true, "b:"]}'];
+console.log(JSON.stringify([...texts, ...spaced].map((text) => [...text.matchAll(token)].length)));
+"""
+
+
+def test_no_payload_holds_up_the_browser_that_colours_it() -> None:
+    script = (Path(render.__file__).parent / "static" / "app.js").read_text()
+    (token,) = re.findall(r"^const token = (/.*/g);", script, re.MULTILINE)
+    node, _ = compute_driver_executable()
+    told = subprocess.run([node, "-e", COLOUR % token], capture_output=True, timeout=15, check=True)
+    assert json.loads(told.stdout) == [2, 2, 2, 1, 20000, 4]
 
 
 def test_a_search_becomes_a_form_and_comes_back() -> None:

@@ -25,6 +25,7 @@ READS: Final = {
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("SCARD", "SISMEMBER"), "SET"),
+    **dict.fromkeys(("XLEN", "XREVRANGE"), "STREAM"),
     **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
@@ -35,6 +36,7 @@ WRITES: Final = {
     **dict.fromkeys(("HDEL", "HEXPIRE", "HSET"), "HASH"),
     **dict.fromkeys(("LPUSH", "LREM", "LTRIM", "RPUSH"), "LIST"),
     **dict.fromkeys(("SADD", "SREM"), "SET"),
+    "XTRIM": "STREAM",
     **dict.fromkeys(("ZADD", "ZREM", "ZREMRANGEBYRANK"), "ZSET"),
 }
 """The writing commands, likewise; '': any type."""

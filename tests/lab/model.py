@@ -49,6 +49,8 @@ class Model:
 
     records: dict[str, bytes] = field(default_factory=dict)
     pending: dict[str, list[str]] = field(default_factory=lambda: {x: [] for x in LEVELS})
+    cancelled: set[str] = field(default_factory=set)
+    """Ids of which one place among the pending ones does not count."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
     leases: dict[str, Lease] = field(default_factory=dict)
     deadlines: dict[str, int] = field(default_factory=dict)
@@ -93,6 +95,7 @@ class Model:
             high=self.pending["high"],
             normal=self.pending["normal"],
             low=self.pending["low"],
+            cancelled=self.cancelled,
             delayed_high=self.delayed["high"],
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
@@ -190,6 +193,7 @@ class Model:
         reply: list[Any] = [str(now)]
         if self.paused or (call.named["alone"] == "1" and self.leases):
             return reply
+        self._pass_over()
         taken: dict[str, list[str]] = {level: [] for level in LEVELS}
         for _ in range(call.named["max_count"]):
             order = {4: ("normal", "high", "low"), 9: ("low", "high", "normal")}
@@ -212,6 +216,14 @@ class Model:
         self.rung |= any(self.pending.values())
         self._receipt(call, "".join(answer))
         return reply
+
+    def _pass_over(self) -> None:
+        """Take out the places that do not count; no walk has more than a call passes over."""
+        for level in LEVELS:
+            for id in list(self.pending[level]):
+                if id in self.cancelled:
+                    self.cancelled.remove(id)
+                    self.pending[level].remove(id)
 
     def _still_held(self, call: Call, answer: str) -> Any:
         reply: list[Any] = [str(call.named["now_ms"])]
@@ -245,7 +257,7 @@ class Model:
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
-        for id, _, record, priority, delay in mine:
+        for id, _, record, priority, delay, _ in mine:
             self._unlease(id)
             self.records[id] = _bytes(record)
             due = call.named["now_ms"] + int(delay)
@@ -396,11 +408,24 @@ class Model:
         if id not in self.records:
             return self._receipt(call, "0")
         del self.records[id]
-        for level in LEVELS:
-            self.delayed[level].pop(id, None)
-            if id in self.pending[level]:
-                self.pending[level].remove(id)
+        if not any(self.delayed[level].pop(id, None) for level in LEVELS):
+            self._take_place(id, int(call.named["walk"]))
         return self._receipt(call, "1")
+
+    def _take_place(self, id: str, walk: int) -> None:
+        """Take a pending id out, or leave it where it is, if that is deep in a list."""
+        lists = list(self.pending.values())
+        for ids in lists:
+            if id in ids[-walk:]:
+                _remove_last(ids, id)
+                return
+            if id in ids[:walk]:
+                ids.remove(id)
+                return
+        if id not in self.cancelled:
+            self.cancelled.add(id)
+        else:
+            _remove_last(next(ids for ids in lists if id in ids), id)
 
     def pause_topic(self, call: Call) -> Any:
         was, self.paused = self.paused, True
@@ -419,6 +444,10 @@ class Model:
     def _receipt(self, call: Call, answer: str) -> str:
         self.receipts[call.lane] = (call.named["call"], answer)
         return answer
+
+
+def _remove_last(ids: list[str], id: str) -> None:
+    del ids[len(ids) - 1 - ids[::-1].index(id)]
 
 
 def _bytes(text: str) -> bytes:

@@ -63,7 +63,10 @@ MUTANTS = [
         "'turn'",
     ),
     Mutant(
-        "dispatch serves the newest first", "dispatch_message", "i = #tail, 1, -1", "i = 1, #tail"
+        "dispatch serves the newest first",
+        "dispatch_message",
+        "i = #tail, 1, -1 do\n      count",
+        "i = 1, #tail do\n      count",
     ),
     Mutant("low starves", "dispatch_message", "[9] = {3, 1, 2}", "[9] = {1, 2, 3}"),
     Mutant("dispatch ignores the pause", "dispatch_message", "if paused then return reply end", ""),
@@ -210,7 +213,18 @@ MUTANTS = [
         "if redis.call('HEXISTS', processing, id) == 1 then",
         "if false then",
     ),
-    Mutant("cancel leaves the id pending", "cancel_message", "redis.call('LREM', key, 1, id)", ""),
+    Mutant(
+        "cancel leaves the id pending", "cancel_message", "redis.call('LREM', list, from, id)", ""
+    ),
+    Mutant(
+        "cancel forgets that a place does not count",
+        "cancel_message",
+        "redis.call('SADD', cancelled, id)",
+        "",
+    ),
+    Mutant(
+        "dispatch gives what stands in a cancelled place", "dispatch_message", "places > 0", "false"
+    ),
     Mutant(
         "a tick fires again and again",
         "produce_cron_message",

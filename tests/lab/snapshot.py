@@ -19,6 +19,8 @@ class Snapshot:
     high: list[str] = field(default_factory=list)
     normal: list[str] = field(default_factory=list)
     low: list[str] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    """Ids of which one place in these lists does not count."""
     delayed_high: dict[str, int] = field(default_factory=dict)
     delayed: dict[str, int] = field(default_factory=dict)
     delayed_low: dict[str, int] = field(default_factory=dict)
@@ -50,6 +52,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         pipe.execute_command("LRANGE", key, 0, -1)
     for key in sets:
         pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
+    pipe.execute_command("SMEMBERS", keys.cancelled)
     found = iter(await pipe.execute())
     records, leases, dead_letters, quarantined, meta = (
         {_text(id): data for id, data in next(found).items()} for _ in hashes
@@ -65,6 +68,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         high=high,
         normal=normal,
         low=low,
+        cancelled={_text(id) for id in next(found)},
         delayed_high=delayed_high,
         delayed=delayed,
         delayed_low=delayed_low,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
 
-READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages"}
+READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
 BESIDE = {*READS, "preflight", "register_topics"}
 """What moves no message."""
 
@@ -113,6 +113,9 @@ class Walk(RuleBasedStateMachine):
         # Names of lanes that come by chance would break ties differently in a second run.
         self.names = patch("mx_rmq.store.lane.secrets", Random(0))
         self.names.start()
+        # A list of three has a middle that is too deep to be walked to.
+        self.shallow = patch("mx_rmq.store.transitions.WALK", 1)
+        self.shallow.start()
         self.clock = Clock()
         self.model = Model()
         self.claims: list[tuple[str, Leased | TakenOver]] = []
@@ -423,6 +426,7 @@ class Walk(RuleBasedStateMachine):
             self.run(self._drain())
         finally:
             self.names.stop()
+            self.shallow.stop()
             self.run(self.caller.servers.close())
 
     async def _drain(self) -> None:

@@ -89,6 +89,14 @@ def test_a_port_that_is_taken_ends_it_before_it_begins(app: App) -> None:
     assert not app.noted("begun")
 
 
+def test_one_of_several_ports_that_is_taken_ends_it_before_any_begins(app: App) -> None:
+    port = two_free_ports()
+    with socket.create_server(("127.0.0.1", port + 1)):
+        said = app.refused("app", "--processes", "2", "--metrics-port", str(port))
+    assert said.startswith(f"Error: cannot listen on 127.0.0.1, port {port + 1}: Address already")
+    assert not app.noted("begun")
+
+
 def test_ports_that_do_not_exist_are_refused(app: App) -> None:
     said = app.refused("app", "--processes", "10", "--metrics-port", "65530")
     assert said == "Error: there are no 10 ports from 65530 on for the metrics\n"

@@ -150,6 +150,25 @@ def test_promtool_is_content(promtool: str, words: tuple[str, ...]) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+def test_promtool_is_content_with_what_kubernetes_is_asked_for(
+    promtool: str, tmp_path: Path
+) -> None:
+    text = (PROMETHEUS / "prometheus-kubernetes.yml").read_text()
+    found = "kubernetes_sd_configs:\n      - role: pod\n"  # some builds know nothing of it
+    assert text.count(found) == 1
+    text = text.replace(found, "static_configs: []\n").replace("- alerts.yml", "[]")
+    file = tmp_path / "prometheus.yml"
+    file.write_text(text)
+    ended = subprocess.run(
+        [promtool, "check", "config", str(file)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 def test_promtool_can_read_every_query_of_the_dashboard(promtool: str, tmp_path: Path) -> None:
     rules = [
         {"record": f"panel:{number}", "expr": expression.replace("$__rate_interval", "5m")}

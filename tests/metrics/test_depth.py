@@ -6,18 +6,22 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from redis.crc import key_slot
 
 from mx_rmq import MessageQueue
 from mx_rmq.metrics import Depth, depth
+from mx_rmq.store.keys import Keys
+from tests.lab.cluster import Cluster, slot_of
 from tests.metrics.asking import rendered
 from tests.runtime.stage import commands, on_a_server, queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
-    from tests.lab.servers import Server
+    from tests.lab.servers import Kind, Server
 
 pytestmark = on_a_server
 
@@ -98,6 +102,35 @@ async def test_a_failure_shows_no_old_numbers(
     assert shown.pop("mx_rmq_depth_scrape_seconds") >= 0
     assert shown == {"mx_rmq_depth_up": 0}
     assert "the depth of the queue cannot be had: the queue is not open" in caplog.text
+
+
+async def test_a_node_that_is_away_hides_no_topic_of_the_others(
+    kind: Kind,
+    short_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(depth, "EACH", 0.5)
+    topics = [f"t{number}" for number in range(9)]
+    async with (
+        Cluster(short_path, "--cluster-require-full-coverage", "no", kind=kind) as cluster,
+        MessageQueue(cluster.url) as mq,
+    ):
+        for topic in topics:
+            await mq.produce(topic, 1)
+        knows = cluster.node_of(key_slot(Keys().topics.encode()))  # which topics there are
+        away = next(node for topic in topics if (node := cluster.node_of(slot_of(topic))) != knows)
+        cluster.nodes[away].freeze()
+        found = Depth(lambda: mq.admin)
+        await found.refresh()
+    shown = rendered(found.registry)
+    assert (shown["mx_rmq_depth_up"], shown["mx_rmq_topics"]) == (1, len(topics))
+    there = {topic: cluster.node_of(slot_of(topic)) != away for topic in topics}
+    assert {topic: shown[f"mx_rmq_topic_up{{topic={topic}}}"] for topic in topics} == there
+    for topic in topics:
+        assert (f"mx_rmq_depth{{state=pending,topic={topic}}}" in shown) is there[topic]
+    first = min(topic for topic in topics if not there[topic])
+    assert f"the depth of {first} cannot be had" in caplog.text
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_long(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -40,6 +39,7 @@ async def server() -> AsyncIterator[HttpServer]:
     yield server
     await server.stop()
     assert not server._open
+    assert not server._silent
 
 
 @pytest.fixture
@@ -105,6 +105,7 @@ async def test_a_request_gets_the_answer_that_it_deserves(
 async def test_who_asks_half_a_question_or_reads_half_an_answer_is_left(
     server: HttpServer, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(http, "ASK_WITHIN", 0.1)
     monkeypatch.setattr(http, "WITHIN", 0.2)
     writers = []
     for request in (b"", b"GET /plain HTTP/1.1\r\nHos", b"GET /large HTTP/1.1\r\n\r\n"):
@@ -117,18 +118,30 @@ async def test_who_asks_half_a_question_or_reads_half_an_answer_is_left(
         writer.close()
 
 
-async def test_more_connections_than_allowed_are_closed_and_the_others_served(
+async def test_who_says_nothing_keeps_nobody_else_away(server: HttpServer, port: int) -> None:
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(http.MAX_OPEN)]
+    await until(lambda: len(server._open) == http.MAX_OPEN)
+    for _ in range(5):
+        assert (await get(port, "/plain")).status == 200
+    (first, _), (last, _) = silent[0], silent[-1]
+    assert await first.read() == b""
+    assert not last.at_eof(), "one place was enough for all that came one by one"
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_who_does_not_read_keeps_nobody_else_away(
     server: HttpServer, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "MAX_OPEN", 2)
     writers = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(2)]
-    await until(lambda: len(server._open) == 2)
-    with suppress(ConnectionResetError):
-        assert await say(port, b"GET /plain HTTP/1.1\r\n\r\n") == b""
+    for writer in writers:
+        writer.write(b"GET /large HTTP/1.1\r\n\r\n")
+    await until(lambda: len(server._open) == 2 and not server._silent)
+    assert (await get(port, "/plain")).status == 200
+    assert len(server._open) == 1
     for writer in writers:
         writer.close()
-    await until(lambda: not server._open)
-    assert (await get(port, "/plain")).status == 200
 
 
 async def test_stopping_ends_what_is_open_and_frees_the_port(server: HttpServer, port: int) -> None:

@@ -298,6 +298,28 @@ async def test_a_broken_topic_does_not_cost_the_others_their_leases(
         assert after > before
 
 
+async def test_a_keeper_that_ends_by_itself_while_it_is_told_to_ends_all_the_same(
+    raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with queue(server.url) as mq:
+        mq.handler("t")(lambda payload: None)
+        async with Worker(mq) as worker:
+            assert worker._cast is not None
+            keeper = worker._cast._keeper
+            await until(lambda: keeper._wake)
+            loop, thread = keeper._loop, keeper._thread
+            assert loop is not None
+            assert thread is not None
+            tell = loop.call_soon_threadsafe
+
+            def too_late(*args: Any) -> Any:
+                thread.join()
+                return tell(*args)
+
+            monkeypatch.setattr(loop, "call_soon_threadsafe", too_late)
+        assert loop.is_closed()
+
+
 async def steal(mq: MessageQueue, raw: Redis, id: str) -> Claim:
     """Let a lease run out, and take the message over for ten minutes."""
     async with asyncio.timeout(5):

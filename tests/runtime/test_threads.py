@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -172,3 +174,30 @@ async def test_a_call_that_has_left_its_thread_interrupts_nobody() -> None:
     assert await call.done == 5
     call.interrupt()
     assert sum(1 for _ in range(100_000)) == 100_000
+
+
+PROFILED = """
+import asyncio, cProfile, time
+from mx_rmq.runtime.threads import Interrupted, Threads
+
+def sleeps_on():
+    try:
+        time.sleep(0.2)
+        time.sleep(0)
+    except Interrupted:
+        return "struck"
+
+async def main():
+    loop = asyncio.get_running_loop()
+    interrupt_soon = lambda interrupt: loop.call_later(0.1, interrupt)
+    print(await Threads(1).run(sleeps_on, (), interrupt_soon))
+
+asyncio.run(main())
+cProfile.run("asyncio.run(asyncio.sleep(0))")
+"""
+
+
+def test_a_process_in_which_a_thread_was_interrupted_can_be_profiled() -> None:
+    program = [sys.executable, "-c", PROFILED]  # it would hang, deaf to signals
+    done = subprocess.run(program, timeout=30, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("struck")

@@ -18,6 +18,9 @@ from mx_rmq import MessageQueue, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.store.finding import Finding, Severity
+from mx_rmq.store.health import examine
+from mx_rmq.store.rights import OPERATOR
 from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
@@ -45,10 +48,10 @@ COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
 OLDER = {"+hrandfield", "+hstrlen"}
 """What the audit needs where HSCAN has no NOVALUES."""
 
-LONG = {"+scard", "+sadd", "+sismember", "+srem"}
+LONG = {"+scard", "+sadd", "+smismember", "+srem"}
 """What is needed when a message is cancelled among more than 10,000."""
 
-WHOLE = {"+ltrim", "+pexpire", "+pttl", "+zadd", "+zmscore"}
+WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
 """What an operator has so that no script which it might run is left half done."""
 
 UNGRANTED = {"client|setinfo", "client", "hexpire"}
@@ -238,6 +241,35 @@ async def test_a_role_without_one_of_its_commands_is_told_which(
                 await play(role, url)
 
 
+def selectors_of(rules: list[str]) -> list[tuple[str, str, str]]:
+    """Return each right of a selector on keys of messages, with the selector without it."""
+    return [
+        (right, selector, selector.replace(f"{right} ", ""))
+        for selector in rules
+        if selector.startswith("(") and "{*}" in selector
+        for right in re.findall(r"\+\w+", selector)
+    ]
+
+
+SPARED = {"+hincrby", "+xadd", "+scard", "+zrange"}
+"""What is only counted and written down, asked for where there is a cap, or to spare a ring."""
+
+
+@with_selectors
+async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    rules = rules_of("producer", kind)
+    for right, selector, less in selectors_of(rules):
+        if right not in SPARED:
+            url = await admit("producer", [less if rule == selector else rule for rule in rules])
+            for key in await raw.keys("mx-rmq:{*"):  # ids that live already need fewer rights
+                if b"dlq" not in key and b"error" not in key:
+                    await raw.delete(key)
+            with pytest.raises(MxRmqError, match=r"(?i)permission|access"):
+                await play("producer", url)
+
+
 @each_role
 async def test_a_role_without_a_courtesy_works_all_the_same(
     role: str, admit: Admit, kind: Kind
@@ -312,12 +344,14 @@ NOT_FOR_PRODUCERS = [
     *(f"HRANDFIELD {DEAD_LETTERS}", f"HDEL {DEAD_LETTERS} dead", f"HSET {DEAD_LETTERS} dead x"),
     f"EVAL return(redis.call('HGET',KEYS[1],'dead')) 1 {DEAD_LETTERS}",
     *(f"HGETALL {PAYLOAD}", f"HSCAN {PAYLOAD} 0", f"HKEYS {PAYLOAD}", f"HDEL {PAYLOAD} pending"),
+    *(f"PEXPIRE {PAYLOAD} 1", f"SET {PAYLOAD} x", f"SET mx-rmq:{{{TOPIC}}}:pending x"),
     *(f"LRANGE mx-rmq:{{{TOPIC}}}:pending 0 -1", f"LPOP mx-rmq:{{{TOPIC}}}:pending"),
+    f"ZREM mx-rmq:{{{TOPIC}}}:delay_tasks delayed",
     f"ZRANGE mx-rmq:{{{TOPIC}}}:dlq 0 -1",
     f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
     *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
 ]
-NOT_ON_6_2 = re.compile(r"payload|pending|topics")
+NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks")
 """What a producer may all the same where keys and commands cannot be granted together."""
 
 
@@ -350,6 +384,51 @@ async def refused(client: Redis, words: str) -> None:
     # A script says it in other words, each server in its own.
     no = r"(?i)no permissions|can't (run|access)|NOPERM"
     assert isinstance(caught.value, NoPermissionError) or re.search(no, str(caught.value)), words
+
+
+# what the doctor says of it
+
+one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+MORE = ["+slowlog|get", "+scan", "+acl|whoami"]
+"""What the README offers to operators for the doctor."""
+
+
+async def findings(url: str) -> list[Finding]:
+    return list((await examine(url, prefix="mx-rmq", patience=3)).findings)
+
+
+@one_kind
+async def test_the_doctor_names_every_right_that_an_operator_lacks(
+    admit: Admit, kind: Kind
+) -> None:
+    rules = rules_of("operator", kind)
+    granted = {right[1:].upper() for right in commands_in(rules)}
+    assert granted >= OPERATOR.keys()
+    courtesy = {"TYPE", "SADD", "SREM"}  # SADD, SREM: only where very many are pending
+    for command in granted - courtesy - {"TIME"}:  # without the time, nothing can be examined
+        found = await findings(await admit("operator", without(rules, f"+{command.lower()}")))
+        worse = [str(one) for one in found if one.severity in (Severity.WARN, Severity.BAD)]
+        assert any(re.search(rf"\b{command}\b", one, re.IGNORECASE) for one in worse), command
+
+
+@one_kind
+async def test_the_doctor_finds_no_fault_with_an_operator(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    await raw.config_set("appendonly", "yes")
+    await raw.config_set("slowlog-log-slower-than", -1)  # a busy machine is no fault of theirs
+    await raw.slowlog_reset()
+    try:
+        shipped = rules_of("operator", kind)
+        found = await findings(await admit("operator", shipped))
+        assert {one.severity for one in found} == {Severity.OK, Severity.SKIP}
+        skipped = [one.what for one in found if one.severity is Severity.SKIP]
+        assert [re.findall("slow log|SCAN", one) for one in skipped] == [["slow log"], ["SCAN"]]
+        found = await findings(await admit("operator", [*shipped, *MORE]))
+        assert {one.severity for one in found} == {Severity.OK}
+    finally:
+        await raw.config_set("appendonly", "no")
+        await raw.config_set("slowlog-log-slower-than", 10_000)
 
 
 # the files

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 KIND = Kind.REDIS_7_0
 """Of the usual servers the only one that was built with TLS."""
 
-LEASE = 1.0
+LEASE = 3.0
+"""Seconds. The keeper has a third to connect, which takes half a second on a busy machine."""
+
 PATIENCE = 30.0
 AT_ONCE = 8.0
 """Seconds; a call that waits for patience to end takes longer."""
@@ -82,9 +84,9 @@ async def test_producers_workers_doorbells_and_leases_work_over_tls(
             ids.append(await mq.produce(TOPIC, {}, delay=0.2))
             await until(lambda: handled(history, ids))
             assert time.monotonic() - began < AT_ONCE  # by doorbells: looking around takes longer
-            (id,) = long = [await mq.produce(TOPIC, {"sleep": 3 * LEASE})]
+            (id,) = long = [await mq.produce(TOPIC, {"sleep": 2 * LEASE})]
             await until(lambda: handled(history, long))
-            assert history.ids("start").count(id) == 1  # its lease was extended
+            assert history.ids("start").count(id) == 1, member.said()  # extended more than once
             assert "ERROR" not in member.said()
         for topic in await mq.admin.topics():
             assert await mq.admin.audit(topic) == []

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mx_rmq.core.config import Limits
+from mx_rmq.core.errors import QueueFull
 from mx_rmq.core.message import State
 from mx_rmq.store import transitions
 from mx_rmq.store.answers import Placed, Settled
@@ -38,8 +40,8 @@ SETS = {Priority.HIGH: "delayed_high", Priority.NORMAL: "delayed", Priority.LOW:
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let three pending messages be so many that no list is walked."""
-    monkeypatch.setattr(transitions, "WALK", 2)
+    """Let a place be deep in a list that is not the first or the last."""
+    monkeypatch.setattr(transitions, "WALK", 1)
 
 
 def without(found: Snapshot, id: str) -> dict[str, bytes]:
@@ -216,29 +218,108 @@ async def test_where_many_wait_a_cancelled_one_is_left_to_dispatch_and_is_no_acc
         resend_next(store, raw)
         assert await store.cancel_message(TOPIC, id) is Settled.REPEATED
         assert await store.cancel_message(TOPIC, id) is Settled.LOST
+    assert await raw.scard(store.keys.of(TOPIC).cancelled) == 2  # the first was at an end
     counts = await store.views.counts(TOPIC)
     assert (counts.pending, counts.ever["cancelled"]) == (3, 3)
     assert await store.audit.topic(TOPIC) == []
     assert len(await store.views.pages.next_records(TOPIC)) == 1
     assert [one.id for one in await take(store, 10)] == ids[1::2]
+    await assert_all_passed_over(store, raw)
+
+
+async def assert_all_passed_over(store: Store, raw: Redis) -> None:
     counts = await store.views.counts(TOPIC)
     assert (counts.pending, counts.dropped) == (0, 0)
     assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+    assert await store.audit.topic(TOPIC) == []
 
 
-async def test_an_id_that_comes_again_before_its_old_place_is_reached_is_run_once(
-    store: Store, raw: Redis, clock: Clock, many: None
-) -> None:
-    await pending(store, 6, id=None)
+@pytest.fixture
+async def old_place(store: Store, clock: Clock, many: None) -> list[str]:
+    """The message "own" was cancelled deep in a list; its id may be used again. The others wait."""
+    ids = await pending(store, 3)
     await pending(store, id="own")
+    ids += await pending(store, 3)
     assert await store.cancel_message(TOPIC, "own") is Settled.DONE
     clock.advance(120_000)
-    await pending(store, id="own", priority=Priority.LOW)
+    return ids
+
+
+async def test_an_id_that_comes_again_is_run_once_and_in_its_turn(
+    store: Store, raw: Redis, old_place: list[str]
+) -> None:
+    await pending(store, id="own")
+    assert (await store.views.counts(TOPIC)).pending == 7
     assert await store.audit.topic(TOPIC) == []
-    taken = await take(store, 100)
-    assert [one.id for one in taken].count("own") == 1
-    assert (await store.views.counts(TOPIC)).dropped == 0
-    assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+    assert [one.id for one in await take(store, 100)] == [*old_place, "own"]
+    await assert_all_passed_over(store, raw)
+
+
+async def test_an_id_that_comes_again_with_another_priority_is_run_once(
+    store: Store, raw: Redis, old_place: list[str]
+) -> None:
+    await pending(store, id="own", priority=Priority.HIGH)
+    taken = [one.id for one in await take(store, 100)]
+    assert [id for id in taken if id != "own"] == old_place
+    assert taken.count("own") == 1
+    await assert_all_passed_over(store, raw)
+
+
+async def test_an_id_that_comes_again_with_a_delay_is_not_taken_for_the_old_one(
+    store: Store, raw: Redis, old_place: list[str]
+) -> None:
+    await delayed(store, 3_600_000, id="own")
+    assert [one.id for one in await take(store, 100)] == old_place
+    assert (await store.views.counts(TOPIC)).delayed == 1
+    await assert_all_passed_over(store, raw)
+
+
+async def test_an_id_that_is_cancelled_again_has_one_old_place_still(
+    store: Store, raw: Redis, old_place: list[str]
+) -> None:
+    await pending(store, id="own")
+    old_place += await pending(store, 3)
+    assert await store.cancel_message(TOPIC, "own") is Settled.DONE
+    counts = await store.views.counts(TOPIC)
+    assert counts.pending == 9
+    assert await store.audit.topic(TOPIC) == []
+    assert [one.id for one in await take(store, 100)] == old_place
+    await assert_all_passed_over(store, raw)
+
+
+async def test_many_old_places_are_passed_over_in_one_call_and_the_rest_keeps_its_order(
+    store: Store, raw: Redis, many: None
+) -> None:
+    ids = await pending(store, 150)
+    for id in ids[1:99]:
+        await store.cancel_message(TOPIC, id)
+    assert [one.id for one in await take(store, 1)] == [ids[0]]
+    assert [one.id for one in await take(store, 1)] == [ids[99]]
+    assert [one.id for one in await take(store, 100)] == ids[100:]
+    await assert_all_passed_over(store, raw)
+
+
+async def test_where_all_places_are_old_ones_they_go_too(
+    store: Store, raw: Redis, many: None
+) -> None:
+    ids = await pending(store, 300)
+    for id in [*ids[1:-1], ids[0], ids[-1]]:
+        await store.cancel_message(TOPIC, id)
+    assert (await store.views.counts(TOPIC)).pending == 0
+    for _ in range(4):
+        assert await take(store, 1) == []
+    await assert_all_passed_over(store, raw)
+
+
+async def test_a_cap_does_not_count_old_places(store: Store, raw: Redis, many: None) -> None:
+    ids = await pending(store, 10)
+    for id in ids[1:-1]:
+        await store.cancel_message(TOPIC, id)
+    store.limits = Limits(max_pending=4)
+    await pending(store)
+    await delayed(store, 1000)
+    with pytest.raises(QueueFull):
+        await pending(store)
 
 
 async def test_a_delayed_one_is_taken_out_at_once_however_many_wait(
@@ -249,3 +330,13 @@ async def test_a_delayed_one_is_taken_out_at_once_however_many_wait(
     assert await store.cancel_message(TOPIC, id) is Settled.DONE
     assert (await snapshot(raw, TOPIC)).delayed == {}
     assert not await raw.exists(store.keys.of(TOPIC).cancelled)
+
+
+@pytest.mark.corrupts
+async def test_the_audit_names_a_cancelled_place_that_is_not_there(
+    store: Store, raw: Redis
+) -> None:
+    await pending(store)
+    await raw.sadd(store.keys.of(TOPIC).cancelled, "nobody")
+    (wrong,) = await store.audit.topic(TOPIC)
+    assert str(wrong) == "orders: nobody: a place was cancelled that it does not have"

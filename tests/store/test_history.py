@@ -10,8 +10,8 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
-from mx_rmq.store.history import STEP
-from tests.lab.archives import archived
+from mx_rmq.store.history import LOOK, STEP
+from tests.lab.archives import ARCHIVES, archived, limits
 from tests.lab.broken import broken
 from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
 from tests.lab.servers import Kind, chosen
@@ -74,10 +74,33 @@ async def test_it_keeps_the_newest_entries_and_about_as_many_as_it_shall(
 @one_kind
 async def test_a_message_is_found_however_much_has_come_since(store: Store) -> None:
     (id,) = await pending(store)
-    for _ in range(STEP + 10):
+    for _ in range(2 * LOOK):
         await store.produce_normal_message(TOPIC, [draft()])
     assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["produced"]
-    assert await store.views.history.of(TOPIC, id[:-1]) == []
+
+
+async def test_a_message_is_found_by_its_whole_id_and_by_no_part_of_others(store: Store) -> None:
+    ids = ("a.b", "a", "ba", "ab", "a-a")
+    await store.produce_normal_message(TOPIC, [draft(id=id) for id in ids])
+    for id in ids:
+        (entry,) = await store.views.history.of(TOPIC, id)
+        assert (entry.what, entry.ids) == ("produced", (id,))
+    for id in ("b", "a.", "", " ", "a ba", "a.b a", "*", "%a", "produced"):
+        assert await store.views.history.of(TOPIC, id) == []
+
+
+@one_kind
+async def test_only_what_is_found_travels(store: Store, raw: Redis) -> None:
+    key = store.keys.of(TOPIC).history
+    ids = " ".join(str(number) * 60 for number in range(25))
+    for number in range(3 * LOOK):
+        what = {"what": "dispatched", "by": "", "ids": f"{ids} mine-{number}", "about": ""}
+        assert await raw.xadd(key, what)  # type: ignore[arg-type]
+    await store.views.history.of(TOPIC, "x")  # so that the server knows the script
+    before = (await raw.info("stats"))["total_net_output_bytes"]
+    (entry,) = await store.views.history.of(TOPIC, "mine-7")
+    assert entry.what == "dispatched"
+    assert (await raw.info("stats"))["total_net_output_bytes"] - before < 10_000
 
 
 async def test_a_life_begins_with_its_last_birth(store: Store, clock: Clock) -> None:
@@ -127,3 +150,129 @@ async def test_a_history_of_a_wrong_type_stops_nobody(store: Store, raw: Redis) 
     for key in (keys.history, keys.totals):
         async with broken(raw, key):
             assert len(await leased(store)) == 1
+
+
+# many histories
+
+
+async def fill(raw: Redis, store: Store, topics: dict[str, range]) -> None:
+    """Write an entry into a topic's history at each of some milliseconds."""
+    pipe = raw.pipeline(transaction=False)
+    for topic, times in topics.items():
+        key = store.keys.of(topic).history
+        for at in times:
+            pipe.execute_command("XADD", key, f"{at}-1", "what", "due", "ids", "x")
+    await pipe.execute()
+
+
+@one_kind
+async def test_what_is_read_of_many_histories_at_once_is_bounded_and_nothing_is_left_out(
+    store: Store, raw: Redis
+) -> None:
+    topics = {f"t/{number}": range(number, 1000, 20) for number in range(1, 201)}
+    topics |= {"busy": range(1, 3000)}
+    await fill(raw, store, topics)
+    places = dict.fromkeys(topics, "0-0")
+    seen: list[tuple[str, int]] = []
+    while some := await store.views.history.after(places):
+        assert len(some) <= 2 * STEP
+        assert [entry.at for _, entry in some] == sorted(entry.at for _, entry in some)
+        places |= {topic: entry.place for topic, entry in some}
+        seen += [(topic, entry.at) for topic, entry in some]
+    assert sorted(seen) == sorted((topic, at) for topic, times in topics.items() for at in times)
+
+
+@one_kind
+async def test_a_busy_history_holds_up_no_quiet_ones_nor_they_it(store: Store, raw: Redis) -> None:
+    quiet = {f"t/{number}": range(5, 6) for number in range(1, 1000)}
+    await fill(raw, store, {"busy": range(1, 3 * STEP), **quiet})
+    places = dict.fromkeys(("busy", *quiet), "0-0")
+    some = await store.views.history.after(places)
+    assert {topic for topic, _ in some} == set(places)
+    places |= {topic: entry.place for topic, entry in some}
+    assert len(await store.views.history.after(places)) > STEP
+
+
+@pytest.mark.corrupts
+@one_kind
+async def test_a_history_that_cannot_be_read_is_passed_over_and_told_of_once(
+    store: Store, raw: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = [f"t/{number}" for number in range(1, 12)]
+    await fill(raw, store, dict.fromkeys(topics, range(1, 3)))
+    await raw.delete(store.keys.of("t/4").history)
+    await raw.set(store.keys.of("t/4").history, "no stream")
+    for _ in range(2):
+        some = await store.views.history.after(dict.fromkeys(topics, "0-0"))
+        assert {topic for topic, _ in some} == {*topics} - {"t/4"}
+        assert len(some) == 20
+        assert await store.views.history.of("t/4", "x") == []
+        assert await store.views.history.last("t/4") == "0-0"
+    (told,) = caplog.messages
+    assert "the history of t/4 is passed over" in told
+    await raw.delete(store.keys.of("t/4").history)
+    await fill(raw, store, {"t/4": range(1, 3)})
+    assert len(await store.views.history.after(dict.fromkeys(topics, "0-0"))) == 22
+
+
+# how long it is
+
+
+@one_kind
+async def test_the_partitions_of_a_topic_share_its_history(store: Store, raw: Redis) -> None:
+    store.limits = Limits(history=400)
+    await store.register("t", 2)
+    for part in ("t", "t/1"):
+        for _ in range(500):
+            await store.produce_normal_message(part, [draft()])
+        assert 200 <= await raw.xlen(store.keys.of(part).history) <= 300
+    await store.register("t", 8)
+    await store.produce_normal_message("t/1", [draft()])
+    assert 100 <= await raw.xlen(store.keys.of("t/1").history) <= 200
+
+
+@pytest.mark.parametrize(("history", "left"), [(0, range(1)), (100, range(100, 201))])
+async def test_a_history_that_shall_be_shorter_is_shortened_also_when_nothing_happens(
+    store: Store, raw: Redis, history: int, left: range
+) -> None:
+    for _ in range(500):
+        await store.produce_normal_message(TOPIC, [draft()])
+    store.limits = Limits(history=history)
+    assert await store.trim_archive(TOPIC, State.DEAD) == 0
+    assert await raw.xlen(store.keys.of(TOPIC).history) in left
+
+
+# what is dropped from the archives
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_what_an_archive_has_no_room_for_is_told_of(
+    store: Store, clock: Clock, state: State
+) -> None:
+    ids = await archived(store, state, 30, clock=clock)
+    store.limits = limits(state, keep=2)
+    (last,) = await archived(store, state, clock=clock)
+    dropped = ids[:29]
+    found = [one for _, one in await store.views.history.after({TOPIC: "0-0"})]
+    trimmed = [one for one in found if one.what == "trimmed"]
+    assert [len(one.ids) for one in trimmed] == [25, 4]
+    assert [id for one in trimmed for id in one.ids] == dropped
+    assert (await store.views.counts(TOPIC)).ever["trimmed"] == 29
+    *_, end = await store.views.history.of(TOPIC, ids[0])
+    assert end.what == "trimmed"
+    *_, end = await store.views.history.of(TOPIC, last)
+    assert end.what == {State.DEAD: "died", State.QUARANTINED: "quarantined"}[state]
+
+
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_that_it_cannot_be_told_what_was_dropped_stops_nobody(
+    store: Store, raw: Redis, state: State
+) -> None:
+    keys = store.keys.of(TOPIC)
+    await archived(store, state, 2)
+    store.limits = limits(state, keep=1)
+    for key in (keys.history, keys.totals):
+        async with broken(raw, key):
+            await archived(store, state)
+            assert await store.trim_archive(TOPIC, state) == 0
+    assert (await store.views.counts(TOPIC)).total == 1

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 class TestProduceDelayMessage(ProduceContract):
     name = "produce_delay_message"
 
+    def given(self, new: Sequence[Draft]) -> Sequence[Draft]:
+        return [msgspec.structs.replace(one, delay=1000 + number) for number, one in enumerate(new)]
+
     async def produce(self, store: Store, new: Sequence[Draft]) -> list[Produced]:
-        later = [
-            msgspec.structs.replace(one, delay=1000 + number) for number, one in enumerate(new)
-        ]
-        return await store.produce_delay_message(TOPIC, later)
+        return await store.produce_delay_message(TOPIC, self.given(new))
 
     def waiting(self, found: Snapshot) -> list[str]:
         return list(found.delayed)

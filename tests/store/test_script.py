@@ -146,7 +146,7 @@ def test_every_key_of_a_script_is_a_topics_key_of_that_type() -> None:
 
 
 def test_every_transition_has_a_method_of_the_same_name() -> None:
-    reads = {"inspect_message", "scan_fields", "weigh_fields", "count_messages"}
+    reads = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
     assert {name for name in names() if not hasattr(Transitions, name)} == {"preflight", *reads}
 
 

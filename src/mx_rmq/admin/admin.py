@@ -125,6 +125,8 @@ class Admin:
         low, high = times(Filter(since=since, until=until), chosen)
 
         async def count(part: str) -> int:
+            if chosen is State.PENDING:
+                return (await self._store.views.counts(part)).pending
             ways = range(levels(chosen))
             return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
 
@@ -160,9 +162,12 @@ class Admin:
 
     async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
         """Yield what happens from now on, or from an instant on; in all topics or in these."""
-        for topic in topics:
-            await self.check_topic(topic)
-        async for one in follow(self._store, topics, since=since):
+
+        async def parts() -> builtins.list[str]:
+            found = await ask_all(topics or await self.topics(), self._parts)
+            return [part for some in found for part in some]
+
+        async for one in follow(self._store.views.history, parts, since=since):
             yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
@@ -244,18 +249,29 @@ class Admin:
         return await self._requeue(part, found, revived(part, found))
 
     async def edit(
-        self, topic: str, id: str, payload: Any, *, state: State | str | None = None
+        self,
+        topic: str,
+        id: str,
+        payload: Any,
+        *,
+        state: State | str | None = None,
+        archived_at: float | None = None,
     ) -> bool:
         """Send a dead or quarantined message round again, with another payload.
 
         Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state` and the answer are as of `requeue`. InvalidInput: produce would
-        refuse the payload, too.
+        can be read of them. `state` and the answer are as of `requeue`. `archived_at`: as it was
+        seen, so that what was archived under the id since then is not overwritten. InvalidInput:
+        produce would refuse the payload, too, or it is not the message that was seen.
         """
         archived = await self._archived(topic, id, state)
         if archived is None:
             return False
         part, found = archived
+        if archived_at is not None and found.archived != round(archived_at * 1000):
+            raise InvalidInput(
+                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
+            )
         limit = self._store.limits.max_payload
         return await self._requeue(part, found, edited(part, found, payload, limit=limit))
 
@@ -368,8 +384,9 @@ class Admin:
         """Remove the pending or delayed messages that a filter means; return how many it were.
 
         One partition after the other, the high ones before the normal and the low ones: of pending
-        ones the newest first, of delayed ones those that are due first. What workers hand back
-        meanwhile may be passed over. The bounds are as of `requeue_all`.
+        ones the newest first, of delayed ones those that are due first. What is produced meanwhile
+        is left alone; what workers hand back or retry meanwhile may be passed over or not. The
+        bounds are as of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> bool:
@@ -384,7 +401,7 @@ class Admin:
         self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
     ) -> int:
         parts = await self._parts(topic)
-        return await Bulk(self._pages, state, act, scope, reads=reads).run(parts)
+        return await Bulk(self._pages, state, act, scope, now=self._now, reads=reads).run(parts)
 
     async def _requeue(self, part: str, found: Found, message: Message) -> bool:
         at = found.archived or 0
@@ -436,8 +453,11 @@ class Admin:
         stamped = [at for at in created if at is not None]
         if not stamped:
             return counts, None
-        now = await self._store.views.now(self._store.keys.of(part).payload)
-        return counts, max(0, now - min(stamped)) / 1000
+        return counts, max(0, await self._now(part) - min(stamped)) / 1000
+
+    async def _now(self, part: str) -> int:
+        """Return the time of a partition's server, ms."""
+        return await self._store.views.now(self._store.keys.of(part).payload)
 
 
 def _state(state: State | str) -> State:

@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.admin.filter import Filter, matches, must_read, times
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.sweep import sweeps
+from mx_rmq.admin.view import created_at
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.pages import REPLY_BYTES, as_found
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from mx_rmq.core.message import State
     from mx_rmq.store.pages import Entry, Found, Pages
 
     Act = Callable[[str, Found], Awaitable[bool]]
     """Does it to a message of a partition; says whether it was done."""
+
+    Now = Callable[[str], Awaitable[int]]
+    """Returns the time of a partition's server, ms."""
 
 CATCH_UP: Final = 0.05
 """Seconds of acts that may be made up for after a pause."""
@@ -70,7 +74,9 @@ class Scope:
 class Bulk:
     """One act, on one state of one topic. `reads`: the act needs what messages contain."""
 
-    def __init__(self, pages: Pages, state: State, act: Act, scope: Scope, *, reads: bool) -> None:
+    def __init__(
+        self, pages: Pages, state: State, act: Act, scope: Scope, *, now: Now, reads: bool
+    ) -> None:
         wanted = scope.filter or Filter()
         self._pages = pages
         self._state = state
@@ -78,7 +84,10 @@ class Bulk:
         self._scope = scope
         self._times = times(wanted, state)
         self._wanted = wanted if must_read(wanted, state) else None
-        self._reads = reads or self._wanted is not None
+        self._reads = reads or self._wanted is not None or state is State.DELAYED
+        self._now = now
+        self._began: dict[str, int] = {}
+        """When it began, by each partition's server, ms."""
         self._done = self._looked = self._total = 0
         self._next_at = 0.0
 
@@ -87,6 +96,7 @@ class Bulk:
         ways = {part: sweeps(self._pages, part, self._state, self._times) for part in parts}
 
         async def begin(part: str) -> int:
+            self._began[part] = await self._now(part)
             return sum([await way.begin() for way in ways[part]])
 
         self._total = sum(await ask_all(parts, begin))
@@ -104,6 +114,8 @@ class Bulk:
             messages = await self._read(part, step)
             step = step[len(messages) :]
             for found in messages:
+                if found is not None and self._is_later(part, found):
+                    continue
                 self._looked += 1
                 if found is not None and self._means(part, found):
                     await self._keep_pace()
@@ -118,6 +130,12 @@ class Bulk:
         if not self._reads:
             return [as_found(self._state, entry) for entry in step]
         return await self._pages.read(part, self._state, step, most=REPLY_BYTES)
+
+    def _is_later(self, part: str, found: Found) -> bool:
+        """Say whether a delayed message was produced after the beginning; no place tells that."""
+        if self._state is not State.DELAYED:
+            return False
+        return (created_at(found.data) or 0) > self._began[part]
 
     def _means(self, part: str, found: Found) -> bool:
         return self._wanted is None or matches(self._wanted, topic_of(part), found)

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.revive import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
@@ -35,13 +35,19 @@ class Filter:
     ends, of a pending one when it was produced. Both bounds are meant, too."""
     text: str | None = None
     """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
+    as_of: float | None = None
+    """Only what came into its state by then, seconds of the server's time: dead and quarantined
+    messages that were archived, others that were produced and have last failed, not later. Of live
+    ones that cannot be read that is not known: they are not meant."""
 
     def __post_init__(self) -> None:
         for name in ("error", "text"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise InvalidInput(f"{name}={value!r:.80} is not a text")
-        for name in ("since", "until"):
+            if value == "":  # which is in every message: all would be meant, by a slip of the pen
+                raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
+        for name in ("since", "until", "as_of"):
             value = getattr(self, name)
             if value is not None and not _is_time(value):
                 raise InvalidInput(f"{name}={value!r:.80} is not a time in seconds since 1970")
@@ -50,30 +56,36 @@ class Filter:
 
     def __bool__(self) -> bool:
         """Say whether anything is asked for at all."""
-        return any(getattr(self, one.name) not in (None, "") for one in fields(self))
+        return any(getattr(self, one.name) is not None for one in fields(self))
 
 
 def times(wanted: Filter, state: State) -> tuple[float, float]:
     """Return between which times of its index a state is looked through, ms."""
-    return EVER if state is State.PENDING else _span(wanted)  # pending ones are listed by no time
+    if state is State.PENDING:
+        return EVER  # they are listed by no time
+    low, high = _span(wanted)
+    if state.is_archive and wanted.as_of is not None:
+        high = min(high, round(wanted.as_of * 1000))
+    return low, high
 
 
 def must_read(wanted: Filter, state: State) -> bool:
     """Say whether the contents of messages decide, and not their times in the index alone."""
-    if wanted.error or wanted.text:
+    if wanted.error or wanted.text or (wanted.as_of is not None and not state.is_archive):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
 
 def matches(wanted: Filter, topic: str, found: Found) -> bool:
     """Say whether a message is meant. Whatever stands in the server, this does not fail."""
-    about, data = _split(found)
+    about, data = split(found)
     try:
         message = codec.decode_as(data, topic, found.id)
     except DecodeError:
         message = None
     return (
         _in_time(wanted, found, message)
+        and _was_there(wanted, found, message)
         and _has_error(wanted, message, about)
         and _has_text(wanted, found.id, data if message is None else bytes(message.payload))
     )
@@ -105,6 +117,15 @@ def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
     return at is not None and low <= at <= high
 
 
+def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
+    if wanted.as_of is None:
+        return True
+    came = found.archived
+    if not found.state.is_archive and message is not None:
+        came = max([message.created_at, *(one.at for one in message.errors[-1:])])
+    return came is not None and came <= round(wanted.as_of * 1000)
+
+
 def _has_error(wanted: Filter, message: Message | None, about: Quarantined | None) -> bool:
     if not wanted.error:
         return True
@@ -120,16 +141,6 @@ def _has_text(wanted: Filter, id: str, content: bytes) -> bool:
         return True
     part = wanted.text.casefold()
     return part in id.casefold() or part in content.decode("utf-8", "replace").casefold()
-
-
-def _split(found: Found) -> tuple[Quarantined | None, bytes]:
-    """Return the record, and what is said about it if it is quarantined."""
-    if found.state is State.QUARANTINED:
-        try:
-            return read(found.data)
-        except DecodeError:
-            pass
-    return None, found.data
 
 
 def _is_time(value: object) -> bool:

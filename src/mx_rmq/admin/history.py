@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.view import is_number
-from mx_rmq.core.partition import partitions, topic_of
+from mx_rmq.core.partition import topic_of
+from mx_rmq.store.history import BEGINNING
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from mx_rmq.store import Store
-    from mx_rmq.store.history import Entry
+    from mx_rmq.store.history import Entry, History
 
 LOOK_EVERY: Final = 0.2
 """Seconds between two looks for something new."""
@@ -43,7 +43,7 @@ class What(StrEnum):
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
     TRIMMED = "trimmed"
-    """Dropped from an archive because of its age."""
+    """Dropped from an archive, because of its age or of the archive's cap."""
     PAUSED = "paused"
     RESUMED = "resumed"
 
@@ -82,37 +82,24 @@ def happening(part: str, entry: Entry) -> Happening | None:
 
 
 async def follow(
-    store: Store, topics: Sequence[str], *, since: float | None
+    history: History, parts: Callable[[], Awaitable[Sequence[str]]], *, since: float | None
 ) -> AsyncIterator[Happening]:
-    """Yield what happens in topics from now on, or from an instant on; of all, if none is named."""
+    """Yield what happens in partitions from now on, or from an instant on."""
     places: dict[str, str] = {}
-    start = None if since is None else f"{round(since * 1000)}-0"
+    start = None if since is None else f"{max(0, round(since * 1000))}-0"
     loop = asyncio.get_running_loop()
     learn_at = 0.0
     while True:
         if loop.time() >= learn_at:
-            for part in await _parts(store, topics):
-                if part not in places:
-                    places[part] = start or await store.views.history.last(part)
-            start, learn_at = (
-                start or "0-0",
-                loop.time() + LEARN_EVERY,
-            )  # a new topic: from its birth
-        sites: dict[int, dict[str, str]] = {}
-        for part, place in places.items():
-            sites.setdefault(store.site_of(part), {})[part] = place
-        fresh = [one for some in sites.values() for one in await store.views.history.after(some)]
-        for part, entry in sorted(fresh, key=lambda one: one[1].at):
+            new = [part for part in await parts() if part not in places]
+            ends = [start] * len(new) if start else await ask_all(new, history.last)
+            places.update(zip(new, ends, strict=True))
+            start = start or BEGINNING  # what is new later, is told from its birth
+            learn_at = loop.time() + LEARN_EVERY
+        fresh = await history.after(places)
+        for part, entry in fresh:
             places[part] = entry.place
             if (seen := happening(part, entry)) is not None:
                 yield seen
         if not fresh:
             await asyncio.sleep(LOOK_EVERY)
-
-
-async def _parts(store: Store, topics: Sequence[str]) -> list[str]:
-    names = list(topics) or await store.views.topics()
-    counts = await ask_all(names, store.views.partitions)
-    return [
-        part for name, count in zip(names, counts, strict=True) for part in partitions(name, count)
-    ]

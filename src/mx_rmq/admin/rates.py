@@ -25,6 +25,8 @@ class Totals:
     requeued: int = 0
     discarded: int = 0
     cancelled: int = 0
+    trimmed: int = 0
+    """Dropped from an archive, because of its age or of the archive's cap."""
 
     @property
     def failed(self) -> int:

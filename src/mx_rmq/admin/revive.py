@@ -28,8 +28,8 @@ _TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) i
 
 def revived(part: str, found: Found) -> Message:
     """Return an archived message as it goes round again; refuse what no worker could read."""
+    _, data = split(found)
     try:
-        _, data = _split(found)
         return codec.decode_as(data, topic_of(part), found.id).revived()
     except DecodeError as error:
         raise InvalidInput(
@@ -50,10 +50,7 @@ def edited(part: str, found: Found, payload: Any, *, limit: int) -> Message:
 
 def _saved(topic: str, found: Found) -> Message:
     """Return what is known of a message whose record cannot be read."""
-    about: Quarantined | None = None
-    data = found.data
-    with suppress(DecodeError):  # then it is as if these were the bytes
-        about, data = _split(found)
+    about, data = split(found)
     fields = _fields(data)
     if about is not None:
         error = Failure(
@@ -80,5 +77,9 @@ def _fields(data: bytes) -> dict[str, Any]:
     return fields
 
 
-def _split(found: Found) -> tuple[Quarantined | None, bytes]:
-    return read(found.data) if found.state is State.QUARANTINED else (None, found.data)
+def split(found: Found) -> tuple[Quarantined | None, bytes]:
+    """Return the record, and what is said about it if it is quarantined."""
+    if found.state is State.QUARANTINED:
+        with suppress(DecodeError):  # then it is as if these were the bytes
+            return read(found.data)
+    return None, found.data

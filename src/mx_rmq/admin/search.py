@@ -14,7 +14,6 @@ from mx_rmq.admin.paging import cursor_at, positions
 from mx_rmq.admin.spread import ask_all
 from mx_rmq.admin.view import Page, message_view
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of, topic_of
 from mx_rmq.store.pages import REPLY_BYTES, check_count, levels
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin.filter import Filter
     from mx_rmq.admin.view import MessageView
+    from mx_rmq.core.message import State
     from mx_rmq.store.pages import Entry, Pages
 
 LOOK: Final = 5000
@@ -77,7 +77,7 @@ async def _pass_early(
 ) -> None:
     """Pass what stands before the times that are meant, unseen."""
     low, high = times(filter, state)
-    if _newest_first(state):
+    if state.is_archive:
         before = math.nextafter(high, math.inf), math.inf
     else:
         before = -math.inf, math.nextafter(low, -math.inf)
@@ -95,10 +95,6 @@ def _until_late(ids: list[Entry], state: State, filter: Filter) -> list[Entry]:
     """Return the ids up to the first that stands behind the times that are meant."""
     low, high = times(filter, state)
     for number, entry in enumerate(ids):
-        if entry.at is not None and (entry.at < low if _newest_first(state) else entry.at > high):
+        if entry.at is not None and (entry.at < low if state.is_archive else entry.at > high):
             return ids[:number]
     return ids
-
-
-def _newest_first(state: State) -> bool:
-    return state in (State.DEAD, State.QUARANTINED)

@@ -1,7 +1,9 @@
 """Going through the messages of a state, a step at a time, while they are taken away.
 
 What has a time is gone through by it: a step goes on at the time where the last one ended, so it
-does not matter what has gone before it. Pending messages have none. They are gone through from the
+does not matter what has gone before it. What comes later stands behind, but of delayed messages it
+may stand between, for they are listed by when they are due: their records tell. Pending messages
+have no time. They are gone through from the
 back, the newest first: what is produced meanwhile stands behind, and what workers take in front
 only brings some ids up a second time.
 """
@@ -40,7 +42,7 @@ class Sweep:
         """What came up in the last step, or all at the time where it ended."""
 
     async def begin(self) -> int:
-        """Look how many there are, and return it: what comes later is left alone."""
+        """Look how many there are, and return it. Of delayed ones, later ones may come up, too."""
         where = self._part, self._state, self._level
         self._left = await self._pages.count(*where, self._low, self._high)
         if self._left and self._state is not State.PENDING:
@@ -53,8 +55,10 @@ class Sweep:
             if self._state is State.PENDING:
                 fresh = await self._backward()
             else:
-                fresh = (await self._onward())[: self._left]
-                self._left -= len(fresh)
+                fresh = await self._onward()
+                if self._state is not State.DELAYED:
+                    fresh = fresh[: self._left]
+                    self._left -= len(fresh)
             if fresh:
                 return fresh
         return []

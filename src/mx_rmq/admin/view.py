@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -80,21 +81,21 @@ class FailureView:
     traceback: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MessageView:
-    """A message, as far as it can be read."""
+    """A message, as far as it can be read. Its payload is decoded when somebody asks for it."""
 
     id: str
     topic: str
     state: State
-    payload: Any = None
-    """Decoded JSON; None too if it is unreadable."""
-    raw: bytes
+    raw: bytes = field(repr=False)
     """The record as it is stored; of a quarantined message, the bytes that were set aside."""
     length: int
     """How long `raw` was. Of a very long quarantined message less is kept."""
-    unreadable: str = ""
-    """Why the record or its payload cannot be read; empty when it can."""
+    content: bytes = field(default=b"", repr=False)
+    """The payload as it is stored, JSON; nothing if the record cannot be read."""
+    broken: str = ""
+    """Why the record cannot be read; empty when it can."""
     priority: Priority | None = None
     attempts: int = 0
     """Attempts that have failed, crashes included."""
@@ -122,6 +123,26 @@ class MessageView:
     error: str = ""
     partition: int = 0
     """In which partition of its topic it is."""
+
+    @property
+    def payload(self) -> Any:
+        """Decoded JSON; None too if it is unreadable."""
+        return self._decoded[0]
+
+    @property
+    def unreadable(self) -> str:
+        """Why the record or its payload cannot be read; empty when it can."""
+        return self.broken or self._decoded[1]
+
+    @cached_property
+    def _decoded(self) -> tuple[Any, str]:
+        """The payload, and why there is none."""
+        if self.broken:
+            return None, self.broken
+        try:
+            return msgspec.json.decode(self.content), ""
+        except (ValueError, RecursionError, MemoryError) as error:
+            return None, f"the payload is not JSON: {error}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +207,7 @@ def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView
             fields.update(error_type=about.error_type, error=about.error, worker=about.worker)
         fields |= _message_fields(codec.decode_as(raw, topic, found.id))
     except DecodeError as error:
-        fields["unreadable"] = error.reason
+        fields["broken"] = error.reason
     if found.lease is not None:
         token, _, worker = found.lease.decode("utf-8", "backslashreplace").partition(":")
         fields.update(worker=worker, token=int(token) if is_number(token) else None)
@@ -205,14 +226,8 @@ def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView
 
 
 def _message_fields(message: Message) -> dict[str, Any]:
-    payload, unreadable = None, ""
-    try:
-        payload = msgspec.json.decode(message.payload)
-    except (ValueError, RecursionError, MemoryError) as error:
-        unreadable = f"the payload is not JSON: {error}"
     return {
-        "payload": payload,
-        "unreadable": unreadable,
+        "content": bytes(message.payload),
         "priority": message.priority,
         "attempts": message.attempts,
         "crashes": message.crashes,

@@ -13,11 +13,12 @@ from mx_rmq.cli.dashboard import dashboard
 from mx_rmq.cli.demo import demo
 from mx_rmq.cli.doctor import doctor
 from mx_rmq.cli.edit import edit
-from mx_rmq.cli.life import tail
 from mx_rmq.cli.look import list_messages, stats, workers
 from mx_rmq.cli.produce import produce
+from mx_rmq.cli.program import Program
 from mx_rmq.cli.server import server
 from mx_rmq.cli.show import show
+from mx_rmq.cli.tail import tail
 from mx_rmq.cli.topic import grow, pause, resume
 from mx_rmq.cli.work import worker
 
@@ -27,10 +28,13 @@ Exit codes:
   1    it was looked for and is not there, or something wrong was found
   2    it could not be done: a wrong call, or the server is away
   130  interrupted
+  141  nobody reads its output any more, as behind | head
 """
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+@click.group(
+    cls=Program, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES
+)
 @click.version_option(package_name="mx-rmq")
 def main() -> None:
     """mx-rmq: a message queue for Python on Redis and Valkey."""

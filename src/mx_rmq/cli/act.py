@@ -15,7 +15,7 @@ from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.filters import filter_of, with_filters
 from mx_rmq.cli.output import as_json, count, print_json, printable, say
 from mx_rmq.cli.progress import bar
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, MxRmqError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,15 +83,11 @@ async def requeue(
     no worker could read stays. Exit code 1: not all of IDS were there. 2: it could not be done.
     130: interrupted; each message is either requeued or as it was.
     """
-
-    async def one(id: str) -> bool:
-        return await admin.requeue(topic, id, state=state)
-
     deed = Deed(
         verb="requeue",
         done="requeued",
         asks=False,
-        one=one,
+        one=lambda id: admin.requeue(topic, id, state=state),
         many=admin.requeue_all,
         states=ARCHIVES,
     )
@@ -114,15 +110,11 @@ async def discard(
     all of IDS were there. 2: it could not be done. 130: interrupted; each message is either deleted
     or as it was.
     """
-
-    async def one(id: str) -> bool:
-        return await admin.discard(topic, id, state=state)
-
     deed = Deed(
         verb="discard",
         done="discarded",
         asks=True,
-        one=one,
+        one=lambda id: admin.discard(topic, id, state=state),
         many=admin.discard_all,
         states=ARCHIVES,
     )
@@ -179,7 +171,7 @@ async def _do(
     if all_of_them and state is None:
         raise click.UsageError(f"--all of which state? --state {' or --state '.join(deed.states)}")
     for name, value in options.items():
-        if value and not all_of_them:
+        if value not in (None, False) and not all_of_them:
             raise click.UsageError(f"--{name.replace('_', '-')} goes with --all.")
     await admin.check_topic(topic)
     if state is not None and all_of_them:
@@ -216,10 +208,11 @@ class _Many:
         self._rate = rate
         self._dry_run = dry_run
         self._as_json = as_json
-        self._done = 0
+        self._done: int | None = None
+        """On how many it was done so far; None: it has not begun."""
 
     async def do(self, *, yes: bool) -> int:
-        """Ask, then do it; if somebody interrupts, tell how far it came."""
+        """Ask, then do it; if it ends in the middle, tell how far it came."""
         if self._dry_run:
             return self._told(await self._go("meant", dry_run=True))
         if not yes:
@@ -228,7 +221,10 @@ class _Many:
         try:
             return self._told(await self._go(self._deed.done, dry_run=False))
         except asyncio.CancelledError:
-            self._told(self._done, interrupted=True)
+            self._tell_how_far("interrupted", interrupted=True)
+            raise
+        except MxRmqError as error:
+            self._tell_how_far("stopped", error=str(error))
             raise
 
     async def _number(self) -> int:
@@ -239,6 +235,7 @@ class _Many:
         return there if self._limit is None else min(there, self._limit)
 
     async def _go(self, said: str, *, dry_run: bool) -> int:
+        self._done = None
         with bar(said, quiet=self._as_json) as show:
 
             def progress(one: Progress) -> None:
@@ -255,17 +252,30 @@ class _Many:
                 progress=progress,
             )
 
-    def _told(self, done: int, *, interrupted: bool = False) -> int:
-        name = "would" if self._dry_run else self._deed.done
+    def _told(self, done: int) -> int:
         if self._as_json:
-            more = {"interrupted": True} if interrupted else {}
-            print_json({"topic": self._topic, "state": self._state, name: done, **more})
+            self._print_json(done)
         elif self._dry_run:
             say(f"would {self._deed.verb} {self._messages(done)} of {self._topic}")
         else:
-            said = f"{self._messages(done)} of {self._topic} {self._deed.done}"
-            say(f"interrupted: {said}, and perhaps one more" if interrupted else said)
+            say(self._said(done))
         return 0
+
+    def _tell_how_far(self, how: str, **more: Any) -> None:
+        """Tell on how many it was done, if it had begun. Of one, nobody knows."""
+        if self._done is None:
+            return
+        if self._as_json:
+            self._print_json(self._done, **more)
+        else:
+            say(f"{how}: {self._said(self._done)}, and perhaps one more")
+
+    def _print_json(self, done: int, **more: Any) -> None:
+        name = "would" if self._dry_run else self._deed.done
+        print_json({"topic": self._topic, "state": self._state, name: done, **more})
+
+    def _said(self, done: int) -> str:
+        return f"{self._messages(done)} of {self._topic} {self._deed.done}"
 
     def _messages(self, number: int) -> str:
         return count(number, f"{self._state} message")
@@ -276,16 +286,18 @@ async def _each(deed: Deed, topic: str, ids: tuple[str, ...], *, as_json: bool) 
     done: list[str] = []
     absent: list[str] = []
     refused: dict[str, str] = {}
-    for id in dict.fromkeys(ids):
-        try:
-            there = await deed.one(id)
-        except InvalidInput as error:
-            refused[id] = str(error)
-            click.echo(printable(f"Error: {error}"), err=True)
-            continue
-        (done if there else absent).append(id)
-        if not as_json:
-            say(f"{id}: {deed.done}" if there else f"{id}: not there")
-    if as_json:
-        print_json({"topic": topic, deed.done: done, "absent": absent, "refused": refused})
+    try:
+        for id in dict.fromkeys(ids):
+            try:
+                there = await deed.one(id)
+            except InvalidInput as error:
+                refused[id] = str(error)
+                click.echo(printable(f"Error: {error}"), err=True)
+                continue
+            (done if there else absent).append(id)
+            if not as_json:
+                say(f"{id}: {deed.done}" if there else f"{id}: not there")
+    finally:  # also if it ends in the middle
+        if as_json:
+            print_json({"topic": topic, deed.done: done, "absent": absent, "refused": refused})
     return 2 if refused else int(bool(absent))

@@ -53,6 +53,7 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
                 "topics": len(chosen),
                 "messages": messages,
                 "violations": [asdict(one) for one in violations],
+                "away": away,
             }
         )
     else:

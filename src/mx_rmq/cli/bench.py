@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import platform
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +16,7 @@ from mx_rmq.bench.load import Trouble
 from mx_rmq.bench.parts import PARTS
 from mx_rmq.bench.place import PREFIX, look, place, prefix_of_its_own
 from mx_rmq.bench.size import LONG, QUICK, USUAL, Size
+from mx_rmq.cli.asking import ask
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.measuring import run_unless_stopped
 from mx_rmq.cli.output import as_json, print_json, print_table, printable
@@ -82,7 +82,7 @@ def bench(
         if asked.url is not None:
             check_url(asked.url)
             asyncio.run(_look(asked.url, asked))
-            _ask(asked)
+            ask("measure that server", yes=asked.yes)
         run_unless_stopped(_run(asked))
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
@@ -156,16 +156,6 @@ async def _look(url: str, asked: Asked) -> None:
         "those keys at the end. It changes no setting, and resets no statistic."
     )
     _tell(f"Other clients send {strangers:,.0f} commands a second there now.")
-
-
-def _ask(asked: Asked) -> None:
-    """Go on only if somebody says yes."""
-    if asked.yes:
-        return
-    if not sys.stdin.isatty():
-        raise CannotDo("nobody is there to be asked whether to measure that server: say --yes")
-    if not click.confirm("Measure it?", err=True):
-        raise CannotDo("nothing was done")
 
 
 def _introduce(here: Place) -> None:

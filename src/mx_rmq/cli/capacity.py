@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,6 +15,7 @@ from mx_rmq.bench.costs import QUICK, USUAL, measure, own_place
 from mx_rmq.bench.load import Trouble
 from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
+from mx_rmq.cli.asking import ask
 from mx_rmq.cli.bench import forget_settings
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.measuring import run_unless_stopped
@@ -180,12 +180,7 @@ def _ask(url: str, prefix: str, *, yes: bool) -> None:
         ),
         err=True,
     )
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CannotDo("nobody is there to be asked whether to measure that server: say --yes")
-    if not click.confirm("Measure it?", err=True):
-        raise CannotDo("nothing was done")
+    ask("measure that server", yes=yes)
 
 
 async def _measure(extent: Extent, url: str | None, prefix: str, patience: float) -> Costs:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import getpass
 import logging
+import os
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -44,6 +46,15 @@ class CannotDo(click.ClickException):
         super().__init__(printable(message))
 
 
+class Interrupted(CannotDo):
+    """Somebody interrupted it while it waited for them."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; nothing was done")
+
+
 @dataclass(frozen=True, slots=True)
 class Queue:
     """Which queue a command is about."""
@@ -74,7 +85,17 @@ class Queue:
         finally:
             log.setLevel(level)
         async with store:
-            yield Admin(store)
+            yield Admin(store, operator=_operator())
+
+
+def _operator() -> str:
+    """Return who sits here, for the history: as MX_RMQ_OPERATOR says, else by the login."""
+    if name := os.environ.get("MX_RMQ_OPERATOR"):
+        return name
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in a container, a user may be nothing but a number
+        return f"uid {os.getuid()}"
 
 
 def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:

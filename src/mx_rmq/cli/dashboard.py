@@ -118,15 +118,8 @@ def _dashboard(
         from mx_rmq.dashboard.guard import LOOPBACK
     except ImportError as error:
         raise CannotDo(str(error)) from error
-    for origin in origins:
-        parts = urlsplit(origin)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise InvalidInput(f"--origin {origin} is not of the form https://queues.example.org")
-    authorize = None
-    if password_file is not None:
-        password = password_file.read_text(encoding="utf-8").strip("\r\n")
-        authorize = Password(user, password)
-    names = (*LOOPBACK, host, *(urlsplit(origin).hostname or "" for origin in origins))
+    authorize = None if password_file is None else Password(user, _password(password_file))
+    names = (*LOOPBACK, _in_url(host), *map(_name, origins))
     return Dashboard(
         mq,
         authorize=authorize,
@@ -136,6 +129,24 @@ def _dashboard(
         origins=origins,
         metrics=_metrics(mq),
     )
+
+
+def _name(origin: str) -> str:
+    """Return the host in the address of a proxy, as a browser writes it."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+        raise InvalidInput(f"--origin {origin} is not of the form https://queues.example.org")
+    return _in_url(parts.hostname)
+
+
+def _password(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip("\r\n")
+    except UnicodeDecodeError:
+        raise InvalidInput(f"--password-file {path} is not UTF-8") from None
 
 
 def _metrics(mq: MessageQueue) -> Metrics | None:
@@ -156,6 +167,8 @@ def _metrics(mq: MessageQueue) -> Metrics | None:
 async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     import uvicorn
 
+    from mx_rmq.dashboard.door import BACKLOG, Door
+
     loop = asyncio.get_running_loop()
 
     class Server(uvicorn.Server):
@@ -174,6 +187,9 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        http=Door,
+        ws="none",
+        backlog=BACKLOG,
         timeout_graceful_shutdown=LEAVE_WITHIN,
         **options,
     )
@@ -186,8 +202,11 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
 
 def _address(server: uvicorn.Server) -> str:
     config, port = server.config, server.servers[0].sockets[0].getsockname()[1]
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"{'https' if config.ssl_certfile else 'http'}://{host}:{port}/"
+    return f"{'https' if config.ssl_certfile else 'http'}://{_in_url(config.host)}:{port}/"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _is_loopback(host: str) -> bool:

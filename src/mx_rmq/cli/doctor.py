@@ -57,11 +57,13 @@ async def doctor(queue: Queue, quick: bool, strict: bool, as_json: bool) -> int:
             Finding(Severity.WARN, "the topics were not looked at", "Put the server right first")
         )
     found = {one.severity for one in findings}
+    bad = Severity.BAD in found
+    failed = bad or (strict and Severity.WARN in found)
     if as_json:
-        bad = Severity.BAD in found
-        print_json({"bad": bad, "findings": [asdict(one) for one in findings]})
+        document = {"ok": not failed, "bad": bad, "findings": [asdict(one) for one in findings]}
+        print_json(document)
     else:
         for one in findings:
             click.secho(f"{one.severity:<5}", fg=COLOURS[one.severity], nl=False)
             say(str(one))
-    return int(Severity.BAD in found or (strict and Severity.WARN in found))
+    return int(failed)

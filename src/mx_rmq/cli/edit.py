@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
+from itertools import dropwhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mx_rmq.admin import ARCHIVES
-from mx_rmq.cli.asking import ask, yes_option
+from mx_rmq.cli.asking import ask, let_edit, waiting, yes_option
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
-from mx_rmq.cli.output import as_json, cut, payload_text, print_json, say
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.cli.output import as_json, cut, payload_text, print_json, printable, say
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError, InvalidInput
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, MessageView
+
+HINT: Final = "// "
+"""How a line begins in the editor that is no part of the JSON."""
+
+LONGEST_HINT: Final = 300
+
+RECORD: Final = frozenset(("v", "id", "payload"))
+"""By which a record is told from a payload."""
 
 
 @click.command(short_help="Give a dead or quarantined message another payload, and requeue it.")
@@ -48,17 +57,21 @@ async def edit(
 ) -> int:
     """Give message ID of TOPIC another payload and send it round again.
 
-    Its id, headers and priority stay. Exit code 1: it is neither dead nor quarantined. 2: it could
-    not be done, or the payload is no JSON.
+    Its id, headers and priority stay. Of a message that no worker could read, the editor shows the
+    record; of the mended record the payload is taken. Exit code 1: it is neither dead nor
+    quarantined. 2: it could not be done, the payload is no JSON, or the message has died anew
+    meanwhile.
     """
     if payload is not None and payload_file is not None:
         raise click.UsageError("Either --payload or --payload-file.")
     message = await admin.get(topic, id)
     done = False
     if message is not None and message.state in ((state,) if state else ARCHIVES):
-        value = _parsed(await _text(message, payload, payload_file))
+        value = await _value(message, payload, payload_file)
         ask(f"requeue {message.state} message {id} of {topic} with this payload", yes=yes)
-        done = await admin.edit(topic, id, value, state=message.state)
+        done = await admin.edit(
+            topic, id, value, state=message.state, archived_at=message.archived_at
+        )
     if as_json:
         print_json({"topic": topic, "id": id, "edited": done})
     elif done:
@@ -74,23 +87,55 @@ def _states(state: str | None) -> str:
     return state or " or ".join(ARCHIVES)
 
 
-async def _text(message: MessageView, payload: str | None, file: Path | None) -> str | bytes:
+async def _value(message: MessageView, payload: str | None, file: Path | None) -> Any:
     """Return the new payload, from wherever it is to come."""
     if payload is not None:
-        return payload
+        return _parsed(payload)
     if file is not None:
-        return _read(file)
+        return _parsed(_read(file))
     if not sys.stdin.isatty():
         raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
     before = _before(message)
-    edited = await asyncio.to_thread(click.edit, before, extension=".json")
-    if edited is None or edited.strip() == before.strip():
+    edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
+    if edited is None or _without_hint(edited) == before.strip():
         raise CannotDo("the payload was not changed, so nothing was done")
-    return edited
+    value = _parsed(_without_hint(edited))
+    return _payload_in(value, message) if message.unreadable else value
 
 
 def _read(file: Path) -> bytes:
-    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    if str(file) != "-":
+        return file.read_bytes()
+    with waiting():
+        return sys.stdin.buffer.read()
+
+
+def _hint(message: MessageView) -> str:
+    whose = f"{message.state} message {message.id} of {message.topic}"
+    if not message.unreadable:
+        return printable(f"The payload of {whose}")
+    return cut(
+        f"The record of {whose}: mend it, or leave nothing but the payload. "
+        f"Nobody could read it: {message.unreadable}",
+        LONGEST_HINT,
+    )
+
+
+def _without_hint(text: str) -> str:
+    """Return the text below the lines that are ours; no JSON begins so."""
+    lines = text.strip().split("\n")
+    return "\n".join(dropwhile(lambda line: line.startswith(HINT.strip()), lines)).strip()
+
+
+def _payload_in(value: Any, message: MessageView) -> Any:
+    """Return the payload, of the record if somebody has mended that."""
+    if not isinstance(value, dict) or not value.keys() >= RECORD:
+        return value
+    try:
+        record = codec.decode_as(json.dumps(value).encode(), message.topic, message.id)
+    except DecodeError as error:
+        raise InvalidInput(f"{error.reason}; mend it, or write the payload alone") from None
+    return json.loads(bytes(record.payload))
 
 
 def _before(message: MessageView) -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Admin
 
 UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+FARTHEST: Final = 1000 * 365.25 * UNITS["d"]
+"""Seconds that a span may have."""
+
 _SPAN: Final = re.compile(r"(\+?)([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d|w)", re.ASCII)
 
 _OPTIONS: Final = (
@@ -42,16 +45,18 @@ async def filter_of(
     wanted = Filter(
         error=error,
         text=text,
-        since=None if since is None else _instant("--since", since, now),
-        until=None if until is None else _instant("--until", until, now),
+        since=None if since is None else instant("--since", since, now),
+        until=None if until is None else instant("--until", until, now),
     )
     return wanted or None
 
 
-def _instant(option: str, text: str, now: float) -> float:
+def instant(option: str, text: str, now: float) -> float:
     """Return the time that a text names: so long before now, or behind it, or by its date."""
     if span := _SPAN.fullmatch(text.strip()):
         seconds = float(span[2]) * UNITS[span[3]]
+        if seconds > FARTHEST:
+            raise InvalidInput(f"{option} {text!r:.80} is more than 1,000 years away")
         return now + seconds if span[1] else now - seconds
     try:
         at = datetime.fromisoformat(text.strip())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mx_rmq.admin import Page, Progress
+from mx_rmq.admin.rates import rates
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.filters import filter_of, with_filters
@@ -37,7 +39,7 @@ from mx_rmq.store.pages import MAX_PAGE
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from mx_rmq.admin import Admin, Filter, MessageView, Stats, WorkerView
+    from mx_rmq.admin import Admin, Filter, MessageView, Rates, Stats, Totals, WorkerView
 
 TIME_OF = {
     State.PENDING: ("created", "created_at"),
@@ -65,8 +67,9 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     """Count the messages of TOPICS, or of all topics, state by state.
 
     The age is that of the oldest message among those that are taken next. A topic of several
-    partitions is counted as one. With --watch and --json, one line of JSON each time. Exit code 2:
-    not all topics could be counted.
+    partitions is counted as one. With --watch, also how fast messages came and went since the look
+    before; and with --json, one line of JSON each time. Exit code 2: not all topics could be
+    counted.
     """
     if watch is not None:
         return await _watch(admin, topics, watch, as_json=as_json)
@@ -74,7 +77,7 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     if away and not found:
         raise CannotDo("\n".join(away))
     if as_json:
-        print_json({"topics": [_document(one) for one in found]})
+        print_json({"topics": [_document(one) for one in found], "away": away})
     else:
         show_table(_table(found)) if found else say("no topics yet")
     for line in away:
@@ -94,24 +97,41 @@ async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], li
 
 
 async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool) -> int:
-    """Count again and again. To interrupt it is how it ends."""
+    """Count again and again, and say how fast it went. To interrupt it is how it ends."""
+    seen: dict[str, tuple[float, Totals]] = {}
     with suppress(asyncio.CancelledError), screen() as show:
         while True:
             try:
                 found, away = await _count(admin, topics)
             except (ServerUnavailable, OutcomeUnknown) as error:  # it may come back
                 found, away = [], [str(error)]
+            speeds = _speeds(seen, found)
             if as_json:
-                print_line({"topics": [_document(one) for one in found], "away": away})
+                lines = [_document(one, speeds.get(one.topic)) for one in found]
+                print_line({"topics": lines, "away": away})
             else:
-                show(_table(found), [f"not counted: {line}" for line in away])
+                show(_table(found, speeds), [f"not counted: {line}" for line in away])
             await asyncio.sleep(seconds)
     return 0
 
 
-def _table(found: list[Stats]) -> Table:
+def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
+    """Return how fast messages came and went since each topic was `seen`, which is brought up."""
+    now, speeds = time.monotonic(), {}
+    for one in found:
+        at, before = seen.get(one.topic, (now, one.totals))
+        if at < now:
+            speeds[one.topic] = rates(one.topic, before, one.totals, now - at)
+        seen[one.topic] = now, one.totals
+    return speeds
+
+
+def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
+    """Return a table of topics. Given `speeds`, it has their columns, also while they are empty."""
+    columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
+    fast = () if speeds is None else ("produced/s", "completed/s", "failed/s")
     return table(
-        ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest", ""),
+        (*columns, *fast, ""),
         (
             (
                 one.topic,
@@ -121,11 +141,16 @@ def _table(found: list[Stats]) -> Table:
                 one.dead,
                 one.quarantined,
                 duration(one.oldest_pending),
+                *([] if speeds is None else _fast(speeds.get(one.topic))),
                 _notes(one),
             )
             for one in found
         ),
     )
+
+
+def _fast(speed: Rates | None) -> tuple[float | None, ...]:
+    return (None,) * 3 if speed is None else (speed.produced, speed.completed, speed.failed)
 
 
 @click.command("list", short_help="List the messages of a topic that are in a state.")
@@ -251,10 +276,13 @@ def _running(found: list[WorkerView]) -> Table:
     return table(columns, rows)
 
 
-def _document(stats: Stats) -> dict[str, Any]:
+def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
     document = asdict(stats)
     if stats.partitions == 1:
         del document["partitions"]
+    if speed is not None:
+        document["rates"] = asdict(speed)
+        del document["rates"]["topic"]
     return document
 
 

@@ -67,7 +67,7 @@ def print_line(document: Any) -> None:
 
 
 def _json(document: Any, *, indent: int | None) -> str:
-    return json.dumps(document, indent=indent, default=_plain).replace("\x7f", "\\u007f")
+    return json.dumps(document, indent=indent, default=_plain)
 
 
 def _plain(value: object) -> Any:
@@ -79,9 +79,10 @@ def _plain(value: object) -> Any:
 def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
     """Return a message as JSON has it; its bytes in Base64, if wanted."""
     document = asdict(message)
-    if not raw:
-        del document["raw"]
-    return document
+    for name in ("content", "broken") if raw else ("content", "broken", "raw"):
+        del document[name]
+    first = {name: document.pop(name) for name in ("id", "topic", "state")}
+    return {**first, "payload": message.payload, "unreadable": message.unreadable, **document}
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
@@ -89,7 +90,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     rows = list(rows)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        numeric = any(isinstance(row[number], int) for row in rows)
+        numeric = any(isinstance(row[number], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
@@ -129,8 +130,13 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
         yield update
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise  # rich would end the program with exit code 1  # noqa: PLE0704
+
+
 def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = _Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE
     return console
@@ -139,7 +145,9 @@ def _console() -> Console:
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else printable(str(value))
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.1f}" if isinstance(value, float) else printable(str(value))
 
 
 def payload_text(message: MessageView, *, indent: int | None = None) -> str:
@@ -155,7 +163,7 @@ def when(seconds: float | None) -> str | None:
         return None
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, OSError):  # each for another kind of too large
         return f"{seconds:g} s"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from contextlib import nullcontext
@@ -130,7 +131,7 @@ def worker(
                     asked.command(metrics_port=None),
                     processes,
                     name=settings.name,
-                    metrics_port=_ports(settings.metrics_port, processes),
+                    metrics_port=_ports(settings, processes),
                     drain=drain,
                 ),
                 asked,
@@ -228,10 +229,22 @@ def _split(topics: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(topic.strip() for one in topics for topic in one.split(",") if topic.strip())
 
 
-def _ports(first: int, count: int) -> int:
-    """Return the first of so many ports, or refuse them; 0: none are wanted."""
+def _ports(settings: WorkerSettings, count: int) -> int:
+    """Return the first of so many ports, or refuse them; 0: none are wanted.
+
+    Each is tried now: a process that finds its own taken would be started again and again, beside
+    others that work.
+    """
+    host, first = settings.metrics_host, settings.metrics_port
     if first and first + count - 1 > 65_535:
         raise InvalidInput(f"there are no {count} ports from {first} on for the metrics")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in range(first, first + count) if first else ():
+        try:
+            socket.create_server((host, port), family=family).close()
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise InvalidInput(f"cannot listen on {host}, port {port}: {why}") from error
     return first
 
 

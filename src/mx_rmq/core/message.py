@@ -43,6 +43,11 @@ class State(StrEnum):
     QUARANTINED = "quarantined"
     """Its bytes could not be read; kept exactly as they were."""
 
+    @property
+    def is_archive(self) -> bool:
+        """Whether messages stay there until an operator decides, the newest listed first."""
+        return self in (State.DEAD, State.QUARANTINED)
+
 
 class Priority(StrEnum):
     """High before normal before low; a share of every batch keeps the lower ones moving."""

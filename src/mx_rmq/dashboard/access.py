@@ -26,8 +26,8 @@ LEAST: Final = 8
 """Characters of a password, at the least."""
 
 GUESSES: Final = 4
-"""Wrong passwords that are answered at the same time, each after WRONG seconds. A right one does
-not wait, so nobody can be locked out."""
+"""Wrong passwords that wait for their answer at the same time, each for WRONG seconds; one more is
+refused at once. A right one does not wait, so nobody can be locked out."""
 WRONG: Final = 1.0
 
 
@@ -49,6 +49,8 @@ class Password:
         if given is not None and hmac.compare_digest(_digest(*given), self._digest):
             return self.user
         if given is not None:
+            if self._guesses.locked():
+                return PlainTextResponse("Too many wrong passwords at once.\n", status_code=429)
             async with self._guesses:
                 await asyncio.sleep(WRONG)
         return PlainTextResponse(

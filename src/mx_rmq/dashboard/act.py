@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled
-from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.core.message import State
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.dashboard import render
-from mx_rmq.dashboard.look import ACTS
+from mx_rmq.dashboard.look import ACTS, state_of
 from mx_rmq.dashboard.search import Search
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from mx_rmq.admin import MessageView, Progress
+    from mx_rmq.core.message import State
     from mx_rmq.dashboard.ask import Ask
 
     T = TypeVar("T")
@@ -30,7 +30,7 @@ COUNT_WITHIN: Final = 0.15
 """Seconds for which messages are counted before somebody is asked."""
 
 EDITABLE: Final = 1_048_576
-"""Characters of a payload that can be edited in a browser."""
+"""Bytes of a payload that can be edited in a browser."""
 
 
 # one topic
@@ -92,10 +92,10 @@ async def cancel(ask: Ask, form: dict[str, str]) -> Response:
 async def ask_edit(ask: Ask) -> Response:
     """Show the payload, to be changed."""
     message = await _message(ask, "requeue")
-    text = "" if message.unreadable else render.payload_text(message)
-    if len(text) > EDITABLE:
-        raise InvalidInput(f"a payload of {len(text):,} characters cannot be edited in a browser")
-    return ask.page("edit.html", here="overview", message=message, text=text, error="")
+    if len(message.content) > EDITABLE:
+        size = render.size(len(message.content))
+        raise InvalidInput(f"a payload of {size} cannot be edited in a browser")
+    return _editor(ask, message, "" if render.unreadable(message) else render.editable(message))
 
 
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
@@ -107,14 +107,24 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
         if _has_surrogates(text, payload):
             raise ValueError("it holds bytes that are not UTF-8")
     except (ValueError, RecursionError) as error:
-        message = await _message(ask, "requeue")
-        said = f"This is not JSON: {error}"
-        return ask.page(
-            "edit.html", status=400, here="overview", message=message, text=text, error=said
-        )
+        ask.note_refused("edit", f"not JSON: {error}")
+        return _editor(ask, await _message(ask, "requeue"), text, f"This is not JSON: {error}")
     work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state)
-    done = await _noted(ask, "edit and requeue", work, id)
+    done = await _noted(ask, "edit", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
+
+
+def _editor(ask: Ask, message: MessageView, text: str, error: str = "") -> Response:
+    return ask.page(
+        "edit.html",
+        status=400 if error else 200,
+        here="overview",
+        message=message,
+        note=render.note(message),
+        unreadable=render.unreadable(message),
+        text=text,
+        error=error,
+    )
 
 
 async def _confirm(ask: Ask, act: str) -> Response:
@@ -146,16 +156,12 @@ _DONE: Final = {"requeue": "requeued", "discard": "discarded", "cancel": "cancel
 async def _addressed(ask: Ask, form: dict[str, str]) -> tuple[str, State | None]:
     """Return which message is meant. The id is in the address: a form could not carry any bytes."""
     await ask.parts.source.check_topic(ask.topic)
-    return ask.query.get("id", ""), _state(form["state"]) if form.get("state") else None
+    return ask.query.get("id", ""), state_of(form["state"]) if form.get("state") else None
 
 
 async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
-    """Do it, and write down what became of it, whatever that is."""
-    try:
-        became = await work
-    except MxRmqError as error:
-        ask.note(did, f"failed: {error}", topic=ask.topic, id=id)
-        raise
+    """Do it, and write down what became of it; what fails, the caller writes down."""
+    became = await work
     outcome = str(became) if isinstance(became, Cancelled) else "done" if became else "nothing done"
     ask.note(did, outcome, topic=ask.topic, id=id)
     return became
@@ -165,12 +171,13 @@ async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
 
 
 async def ask_bulk(ask: Ask) -> Response:
-    """Count the messages that fit, and ask whether it shall be done to them."""
+    """Count the messages that fit, and ask whether it shall be done to them, and to no others."""
     source = ask.parts.source
     await source.check_topic(ask.topic)
     act, state, search = _bulk(ask.query)
+    fixed = search.counted(await source.now())
     there = getattr(await source.stats(ask.topic), state)
-    counted, whole = (there, True) if not search else await _count(ask, act, state, search)
+    counted, whole = (there, True) if not search else await _count(ask, act, state, fixed)
     return ask.page(
         "bulk.html",
         here="overview",
@@ -178,11 +185,10 @@ async def ask_bulk(ask: Ask) -> Response:
         done=_DONE[act],
         state=state,
         search=search,
-        fields=search.fixed(),
+        fields=fixed.fixed(),
         there=there,
         counted=counted,
         whole=whole,
-        asked=ask.query.get("state", ""),
     )
 
 
@@ -205,12 +211,10 @@ async def bulk(ask: Ask, form: dict[str, str]) -> Response:
 
 async def stop(ask: Ask, _: dict[str, str]) -> Response:
     """Stop a job."""
-    number = ask.request.path_params["number"]
-    if ask.parts.jobs.get(number) is None:
-        raise HTTPException(404, "This dashboard knows of no such job.")
-    ask.parts.jobs.stop(number)
-    ask.note("stop", f"job {number}")
-    return ask.go("jobs", str(number), said="stopping")
+    job = ask.job
+    ask.parts.jobs.stop(job.number)
+    ask.note("stop", f"job {job.number}", topic=job.topic)
+    return ask.go("jobs", str(job.number), said="stopping")
 
 
 async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, bool]:
@@ -231,17 +235,10 @@ async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int,
 
 
 def _bulk(fields: dict[str, str]) -> tuple[str, State, Search]:
-    act, state = fields.get("act", ""), _state(fields.get("state", ""))
+    act, state = fields.get("act", ""), state_of(fields.get("state", ""))
     if act not in ACTS[state]:
         raise InvalidInput(f"act={act!r:.80} is nothing that can be done with {state} messages")
     return act, state, Search.of(fields)
-
-
-def _state(text: str) -> State:
-    try:
-        return State(text)
-    except ValueError:
-        raise InvalidInput(f"state={text!r:.80} is not one of {', '.join(State)}") from None
 
 
 def _whole(form: dict[str, str], name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,7 +21,7 @@ from mx_rmq.dashboard.guard import ASK, Guard
 from mx_rmq.dashboard.jobs import Jobs
 from mx_rmq.dashboard.journal import Journal
 from mx_rmq.dashboard.sampler import Sampler
-from mx_rmq.dashboard.source import NoSuchTopic, Source
+from mx_rmq.dashboard.source import NoSuchTopic, Source, TookTooLong
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -46,7 +47,9 @@ class Dashboard:
     `authorize` is called with every request and says who it is, or None: nobody who may. It may
     return a response instead, to let people sign in. Without one, say `allow_all=True`: whoever
     reaches it may do everything. `hosts` are the names by which it may be called, if not all;
-    `origins` are addresses under which a proxy shows it. The application around opens the queue.
+    `origins` are addresses under which a proxy shows it. `secret` is what the forms of several
+    processes have in common, so that each takes those of the others; None: a new one. The
+    application around opens the queue.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Dashboard:
         hosts: Collection[str] | None = None,
         origins: Collection[str] = (),
         metrics: Metrics | None = None,
+        secret: str | None = None,
     ) -> None:
         if (authorize is None) != allow_all:
             raise InvalidInput(
@@ -74,8 +78,9 @@ class Dashboard:
             jobs=Jobs(source, journal),
             assets=Assets(),
             read_only=read_only,
+            secret=secret.encode() if secret else secrets.token_bytes(32),
         )
-        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic), _on_error)
+        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic, TookTooLong), _on_error)
         self._app = Starlette(
             routes=_routes(metrics),
             exception_handlers={**handlers, TimeoutError: _on_error, Exception: _on_error},
@@ -120,7 +125,7 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _page("/quarantine", look.quarantine),
         _page("/workers", look.workers),
         _page("/log", look.log),
-        _page("/jobs/{number:int}", look.job),
+        _page("/jobs/{number}", look.job),
         _page("/find", look.find),
         _page("/help", look.help_page),
         _page("/static/{version}/{name}", look.static),
@@ -135,7 +140,7 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _act(f"{topic}/cancel", act.cancel),
         _page(f"{topic}/bulk", act.ask_bulk),
         _act(f"{topic}/bulk", act.bulk),
-        _act("/jobs/{number:int}/stop", act.stop),
+        _act("/jobs/{number}/stop", act.stop),
         _page("/live", live.stream),
         _page("/live/series", live.series),
         _page("/live/sparks", live.sparks),
@@ -148,8 +153,14 @@ def _page(path: str, page: Page) -> Route:
     """Something to look at: it must come soon, and changes nothing."""
 
     async def answer(request: Request) -> Response:
-        async with asyncio.timeout(WITHIN):
-            return await page(_asked(request))
+        ask = _asked(request)
+        try:
+            async with asyncio.timeout(WITHIN):
+                return await page(ask)
+        except TimeoutError as error:
+            if await ask.parts.source.answers():
+                raise TookTooLong("There was no time for all of it.") from error
+            raise
 
     return Route(path, answer, methods=["GET"])
 
@@ -159,9 +170,18 @@ def _act(path: str, act: Act) -> Route:
 
     async def answer(request: Request) -> Response:
         ask = _asked(request)
-        if ask.parts.read_only:
-            raise HTTPException(403, "This dashboard is read-only. Nothing was done.")
-        return await act(ask, await ask.form())
+        topic = request.path_params.get("topic", "")
+        try:
+            if ask.parts.read_only:
+                raise HTTPException(403, "This dashboard is read-only. Nothing was done.")
+            return await act(ask, await ask.form())
+        except (HTTPException, InvalidInput, NoSuchTopic) as error:
+            ask.note_refused(act.__name__, getattr(error, "detail", "") or str(error))
+            raise
+        except BaseException as error:  # it may have been done
+            outcome = f"failed: {str(error) or type(error).__name__}"
+            ask.note(act.__name__, outcome, topic=topic, id=ask.query.get("id", ""))
+            raise
 
     return Route(path, answer, methods=["POST"])
 

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from mx_rmq.dashboard.assets import Assets
-    from mx_rmq.dashboard.jobs import Jobs
+    from mx_rmq.dashboard.jobs import Job, Jobs
     from mx_rmq.dashboard.journal import Journal
     from mx_rmq.dashboard.sampler import Sampler
     from mx_rmq.dashboard.source import Source
+
+SAFE: Final = ("GET", "HEAD")
+"""Methods that change nothing."""
 
 THEMES: Final = ("light", "dark")
 THEME_COOKIE: Final = "mx_rmq_theme"
@@ -61,6 +64,8 @@ class Parts:
     jobs: Jobs
     assets: Assets
     read_only: bool
+    secret: bytes
+    """What the tokens of forms are made with."""
 
 
 class Ask:
@@ -72,9 +77,13 @@ class Ask:
         self.session = session
         self.who: str | None = None
         """The operator; None: not let in."""
-        query = request.scope.get("query_string", b"").decode("latin-1")
-        self.query = _fields(query)
+        self.query: dict[str, str] = {}
+        """The fields of the address, once they are read."""
         self.base = str(request.scope.get("root_path", "")).rstrip("/")
+
+    def read_query(self) -> None:
+        """Read the fields of the address, or refuse them."""
+        self.query = _fields(self.request.scope.get("query_string", b"").decode("latin-1"))
 
     @property
     def operator(self) -> str:
@@ -85,8 +94,10 @@ class Ask:
 
     @property
     def where(self) -> str:
-        """The address that the request came from."""
-        return self.request.client.host if self.request.client else ""
+        """The address that the request came from, and for whom, if a proxy or a liar says so."""
+        host = self.request.client.host if self.request.client else ""
+        said = self.request.headers.get("x-forwarded-for", "")[:100]
+        return f"{host} for {said}" if said else host
 
     @property
     def topic(self) -> str:
@@ -94,9 +105,29 @@ class Ask:
         return str(self.request.path_params["topic"])
 
     @property
+    def page_number(self) -> int:
+        """Which page of the topics, from 1 on."""
+        number = self.query.get("page", "")
+        known = number.isascii() and number.isdigit() and len(number) < 7
+        return max(1, int(number)) if known else 1
+
+    @property
+    def job(self) -> Job:
+        """The job in the path."""
+        number = str(self.request.path_params["number"])
+        known = number.isascii() and number.isdigit() and len(number) < 10
+        found = self.parts.jobs.get(int(number)) if known else None
+        if found is None:
+            raise HTTPException(
+                404, "This dashboard knows of no such job; it may have been restarted."
+            )
+        return found
+
+    @property
     def token(self) -> str:
         """What every form of this session and this operator must bring back."""
-        mac = hmac.new(self.session.encode(), (self.who or "").encode(), hashlib.sha256)
+        whose = f"{self.session}\n{self.who or ''}".encode("utf-8", "backslashreplace")
+        mac = hmac.new(self.parts.secret, whose, hashlib.sha256)
         return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
 
     async def form(self) -> dict[str, str]:
@@ -110,11 +141,12 @@ class Ask:
         except TimeoutError:
             raise HTTPException(408, "The form did not come in time.") from None
         fields = _fields(body.decode("latin-1"))
-        if not hmac.compare_digest(fields.get("token", "").encode(), self.token.encode()):
+        given = fields.get("token", "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(given, self.token.encode()):
             raise HTTPException(
                 403,
-                "The form is from another session. Nothing was done: go back, load the page again, "
-                "and repeat it.",
+                "The form is from another session, or from before a restart of the dashboard. "
+                "Nothing was done: go back, load the page again, and repeat it.",
             )
         return fields
 
@@ -130,6 +162,13 @@ class Ask:
         """Write into the journal what was done."""
         self.parts.journal.note(
             did, outcome, who=self.operator, where=self.where, topic=topic, id=id
+        )
+
+    def note_refused(self, did: str, why: str) -> None:
+        """Write into the journal what was not done, and why."""
+        topic = str(self.request.path_params.get("topic", ""))
+        self.parts.journal.refused(
+            did, why, who=self.who or "", where=self.where, topic=topic, id=self.query.get("id", "")
         )
 
     def to(self, *path: str, **query: object) -> str:

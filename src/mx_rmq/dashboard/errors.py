@@ -15,8 +15,8 @@ from mx_rmq.core.errors import (
     ScriptFailed,
     ServerUnavailable,
 )
-from mx_rmq.dashboard.guard import SAFE
-from mx_rmq.dashboard.source import NoSuchTopic
+from mx_rmq.dashboard.ask import SAFE
+from mx_rmq.dashboard.source import NoSuchTopic, TookTooLong
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -32,6 +32,14 @@ AWAY: Final = (
 )
 KNOWN: Final[tuple[tuple[_Kind, tuple[int, str, str]], ...]] = (
     (NoSuchTopic, (404, "No such topic", "A topic exists from its first message on.")),
+    (
+        TookTooLong,
+        (
+            503,
+            "It took too long",
+            "The server answers. Search for less, or open one topic instead of all.",
+        ),
+    ),
     (InvalidInput, (400, "That cannot be done", "Go back and change it.")),
     (
         OutcomeUnknown,

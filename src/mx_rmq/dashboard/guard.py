@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import secrets
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from mx_rmq.dashboard.ask import Ask
+from mx_rmq.dashboard.ask import SAFE, Ask
+from mx_rmq.dashboard.errors import error_page
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -21,13 +23,13 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.access import Authorize
     from mx_rmq.dashboard.ask import Parts
 
+logger = logging.getLogger(__name__)
+
 ASK: Final = "mx_rmq.ask"
 """Where in the scope the request is, once it has passed."""
 
 OPEN: Final = "/healthz"
 """The one path for which nobody has to be let in: it tells whether we work, and nothing else."""
-
-SAFE: Final = ("GET", "HEAD")
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
@@ -65,10 +67,11 @@ class Guard:
         self._authorize = authorize
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
+        self._behind_tls = any(origin.startswith("https://") for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        secure = request.url.scheme == "https"
+        secure = scope.get("scheme") == "https" or self._behind_tls
         cookie = "__Host-mx_rmq" if secure else "mx_rmq"
         known = request.cookies.get(cookie, "")
         ask = Ask(self._parts, request, known or secrets.token_urlsafe(32))
@@ -88,13 +91,21 @@ class Guard:
                     )
             await send(message)
 
-        refused = await self._refused(ask)
+        try:
+            refused = await self._refused(ask)
+        except Exception as error:
+            if not isinstance(error, HTTPException):
+                logger.exception("a request could not be checked, and was refused")
+            ask.note_refused("ask", getattr(error, "detail", type(error).__name__))
+            refused = error_page(ask, error)
         await (refused or self._app)(scope, receive, with_headers)
 
     async def _refused(self, ask: Ask) -> Response | None:
         """Return why a request goes no further; None: it may pass."""
         request = ask.request
         if not self._is_our_host(request):
+            if request.method not in SAFE:
+                ask.note_refused("act", "by a name that is not ours")
             return ask.page(
                 "error.html",
                 status=421,
@@ -106,8 +117,11 @@ class Guard:
             return None
         who = await self._operator(request)
         if isinstance(who, Response):
+            if "authorization" in request.headers or request.method not in SAFE:
+                ask.note_refused("sign in", f"answered with {who.status_code}")
             return who
         if who is None:
+            ask.note_refused("sign in", "not allowed")
             return ask.page(
                 "error.html",
                 status=403,
@@ -116,8 +130,9 @@ class Guard:
                 advice="Sign in, or ask whoever runs it.",
             )
         ask.who = who
+        ask.read_query()
         if request.method not in SAFE and not self._is_our_origin(request):
-            ask.note("refused", "an action from another origin")
+            ask.note_refused("act", "from another origin")
             return ask.page(
                 "error.html",
                 status=403,
@@ -151,9 +166,9 @@ class Guard:
             return request.headers.get("sec-fetch-site") == "same-origin"
         if origin in self._origins:
             return True
-        there, here = urlsplit(origin), request.headers.get("host", "").lower()
-        port = {"http": ":80", "https": ":443"}.get(there.scheme, "")
-        return bool(there.netloc) and here in (there.netloc, there.netloc + port)
+        scheme, here = request.scope.get("scheme", "http"), request.headers.get("host", "").lower()
+        port = {"http": ":80", "https": ":443"}.get(scheme, "")
+        return origin in (f"{scheme}://{here}", f"{scheme}://{here.removesuffix(port)}")
 
 
 def _host(header: str) -> str:

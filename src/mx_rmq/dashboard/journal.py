@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger("mx_rmq.dashboard.audit")
 
 KEPT: Final = 1000
-"""Entries that the page can show."""
+KEPT_REFUSED: Final = 200
+"""Entries that the page can show, and refusals: they do not displace the others."""
+
+REFUSED: Final = 60
+SPAN: Final = 60.0
+"""Refusals that are written down in so many seconds, those of strangers and those of operators
+each; of the rest, how many there were."""
+
+LONGEST: Final = 300
+"""Characters of what somebody else has written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,29 @@ class Journal:
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._refused: deque[Entry] = deque(maxlen=KEPT_REFUSED)
+        self._quotas = {True: Quota(), False: Quota()}
+
+    def refused(
+        self, did: str, why: str, *, who: str, where: str, topic: str = "", id: str = ""
+    ) -> None:
+        """Write down what was not done, and why; not more of it than one can read."""
+        quota = self._quotas[bool(who)]
+        left_out = quota.take()
+        if left_out is None:
+            return
+        about = f"{left_out:,} more were refused before, and not written down" if left_out else ""
+        entry = Entry(
+            at=time.time(),
+            who=who,
+            where=where,
+            did=did,
+            topic=topic[:LONGEST],
+            id=id[:LONGEST],
+            about=about,
+            outcome=f"refused: {why[:LONGEST]}",
+        )
+        self._write(entry, self._refused)
 
     def note(
         self,
@@ -61,10 +93,35 @@ class Journal:
             about=about,
             outcome=outcome,
         )
-        self._entries.append(entry)
+        self._write(entry, self._entries)
+
+    @staticmethod
+    def _write(entry: Entry, kept: deque[Entry]) -> None:
+        kept.append(entry)
         fields = {name: value for name, value in asdict(entry).items() if value != ""}
         logger.info("%s", json.dumps(fields))  # plain ASCII on one line, whatever is in it
 
     def latest(self, limit: int = KEPT) -> Sequence[Entry]:
         """Return the entries, newest first."""
-        return list(reversed(self._entries))[:limit]
+        both = sorted([*self._entries, *self._refused], key=lambda one: one.at, reverse=True)
+        return both[:limit]
+
+
+class Quota:
+    """So many in a span of time."""
+
+    def __init__(self) -> None:
+        self._began = float("-inf")
+        self._taken = self._left_out = 0
+
+    def take(self) -> int | None:
+        """Return how many were left out since the last one; None: this one is, too."""
+        now = time.monotonic()
+        if now - self._began > SPAN:
+            self._began, self._taken = now, 0
+        if self._taken >= REFUSED:
+            self._left_out += 1
+            return None
+        self._taken += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out

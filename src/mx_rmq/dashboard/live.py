@@ -17,6 +17,8 @@ from mx_rmq.dashboard.series import KEPT
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from starlette.types import Receive, Scope, Send
+
     from mx_rmq.dashboard.ask import Ask
     from mx_rmq.dashboard.sampler import Round, Sampler
 
@@ -31,59 +33,76 @@ SPARK_SPAN: Final = 900.0
 STREAMS: Final = 200
 """Pages that may listen at the same time, over all operators."""
 
-BEAT: Final = 15.0
-"""Seconds after which a silent stream says that it is still there."""
+LASTS: Final = 20.0
+"""Seconds after which a stream ends, and its page asks for the next one. A server that is told to
+stop waits for its streams, and where we are mounted nobody tells us that it does."""
+
+
+class _Stream(StreamingResponse):
+    """A stream of events that is counted from before its first byte to after its last."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, sampler: Sampler, topic: str | None, page: int) -> None:
+        super().__init__(_events(sampler, topic, page), headers={"X-Accel-Buffering": "no"})
+        self._sampler = sampler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sampler.listeners += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._sampler.listeners -= 1
 
 
 async def stream(ask: Ask) -> Response:
-    """Every look at the topics, as server-sent events; of one topic, if one is named."""
-    sampler = ask.parts.sampler
-    if sampler.listeners >= STREAMS:
+    """Every look at the topics of a page, as server-sent events; or at one, if it is named."""
+    if ask.request.method == "HEAD":
+        return Response(media_type=_Stream.media_type)
+    if ask.parts.sampler.listeners >= STREAMS:
         raise HTTPException(503, "Too many pages are listening.")
-    return StreamingResponse(
-        _events(sampler, ask.query.get("topic") or None),
-        media_type="text/event-stream",
-        headers={"X-Accel-Buffering": "no"},
-    )
+    topic = ask.query.get("topic") or None
+    return _Stream(ask.parts.sampler, topic, ask.page_number)  # it is called at once
 
 
-async def _events(sampler: Sampler, topic: str | None) -> AsyncIterator[str]:
-    sampler.listeners += 1
-    try:
-        yield "retry: 3000\n\n"
-        seen = 0
-        while True:
-            try:
-                async with asyncio.timeout(BEAT):
-                    news = await sampler.next(seen)
-            except TimeoutError:
-                yield ": still here\n\n"
-                continue
-            if news is None:
-                return
-            seen = news
-            if sampler.trouble is not None:
-                text = str(sampler.trouble) or "it did not answer in time"
-                yield _event("away", {"text": text})
-            elif sampler.latest is not None:
-                yield _event("sample", _sample(sampler.latest, topic))
-    finally:
-        sampler.listeners -= 1
+async def _events(sampler: Sampler, topic: str | None, page: int) -> AsyncIterator[str]:
+    ends, seen = time.monotonic() + LASTS, 0
+    yield "retry: 3000\n\n"
+    while (left := ends - time.monotonic()) > 0:
+        try:
+            async with asyncio.timeout(left):
+                news = await sampler.next(seen)
+        except TimeoutError:
+            break
+        if news is None:
+            return
+        seen = news
+        if sampler.trouble is not None:
+            text = str(sampler.trouble) or "it did not answer in time"
+            yield _event("away", {"text": text})
+        elif sampler.latest is not None:
+            told, kind = sampler.latest.told, (topic, page)
+            if kind not in told:
+                told[kind] = _event("sample", _sample(sampler.latest, topic, page))
+            yield told[kind]
+    yield _event("again", {})
 
 
-def _sample(seen: Round, topic: str | None) -> dict[str, Any]:
-    alive = sum(worker.alive for worker in seen.workers)
-    sample: dict[str, Any] = {"at": seen.at}
+def _sample(seen: Round, topic: str | None, page: int) -> dict[str, Any]:
+    topics = seen.page(page) if topic is None else [topic]
+    sample: dict[str, Any] = {
+        "at": seen.at,
+        "topics": {name: seen.points.get(name) for name in topics},
+        "paused": [name for name in topics if name in seen.stats and seen.stats[name].paused],
+    }
     if topic is None:
+        alive = sum(worker.alive for worker in seen.workers)
         sample["all"] = seen.all
-        sample["topics"] = seen.points
+        sample["count"] = len(seen.stats)
         sample["workers"] = {"alive": alive, "silent": len(seen.workers) - alive}
         found = findings(seen)
         sample["bad"] = sum(finding.bad for finding in found)
         sample["attention"] = key_of(found)
-    else:
-        sample["topics"] = {topic: seen.points.get(topic)}
-    sample["paused"] = sorted(name for name, stats in seen.stats.items() if stats.paused)
     return sample
 
 
@@ -99,11 +118,14 @@ async def series(ask: Ask) -> Response:
 
 
 async def sparks(ask: Ask) -> Response:
-    """How many messages a second each topic completed in the last quarter of an hour."""
+    """How many messages a second each topic of a page completed in the last 15 minutes."""
     sampler, since = ask.parts.sampler, time.time() - SPARK_SPAN
     seen = await sampler.first()
     return JSONResponse(
-        {topic: sampler.series(topic).chart(since, SPARK)["completed"] for topic in seen.stats}
+        {
+            topic: sampler.series(topic).chart(since, SPARK)["completed"]
+            for topic in seen.page(ask.page_number)
+        }
     )
 
 

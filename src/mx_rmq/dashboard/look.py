@@ -17,7 +17,7 @@ from mx_rmq.dashboard.search import LAST, Search
 from mx_rmq.dashboard.source import LOOK, of_each
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import MessageView, Page
+    from mx_rmq.admin import MessageView, Page, Stats
     from mx_rmq.dashboard.ask import Ask
 
 PAGE: Final = 50
@@ -50,6 +50,7 @@ async def overview(ask: Ask) -> Response:
         "overview.html",
         here="overview",
         seen=seen,
+        number=ask.page_number,
         findings=found,
         key=key_of(found),
         alive=alive,
@@ -62,7 +63,8 @@ async def topic(ask: Ask) -> Response:
     source = ask.parts.source
     await source.check_topic(ask.topic)
     stats = await source.stats(ask.topic)
-    state = _state(ask.query.get("state", ""), stats)
+    asked = ask.query.get("state", "")
+    state = state_of(asked) if asked else _first(stats)
     search = Search.of(ask.query)
     limit = _limit(ask.query.get("limit", ""))
     page = await source.page(
@@ -100,14 +102,15 @@ async def message(ask: Ask) -> Response:
             f"There is no message {render.cut(id, 80)!r} in topic {ask.topic!r}: it was never "
             "there, or it was finished longer ago than the topic remembers.",
         )
-    text = render.payload_text(found) if found else ""
+    text, whole = render.payload_text(found) if found else ("", True)
     return ask.page(
         "message.html",
         here="overview",
         id=id,
         message=found,
-        text=text[: render.SHOWN],
-        hidden=len(text) - render.SHOWN,
+        unreadable=render.unreadable(found) if found else "",
+        text=text,
+        whole=whole,
         note=render.note(found) if found else "",
         acts=ACTS[found.state] if found else (),
         history=history,
@@ -140,10 +143,8 @@ async def quarantine(ask: Ask) -> Response:
 
 async def _archive(ask: Ask, state: State, here: str) -> Response:
     search = Search.of(ask.query)
-    overall = await ask.parts.source.overall()
-    counts = {
-        topic: count for topic, stats in overall.topics.items() if (count := getattr(stats, state))
-    }
+    overall = await ask.parts.source.counts(state)
+    counts = {topic: count for topic, count in overall.topics.items() if count}
     fullest = sorted(counts, key=lambda topic: (-counts[topic], topic))
     found: dict[str, Page] = {}
     look = max(EACH, LOOK // max(1, len(fullest[:TOPICS])))
@@ -162,6 +163,8 @@ async def _archive(ask: Ask, state: State, here: str) -> Response:
         more={topic: found[topic].cursor is not None for topic in fullest[:TOPICS]},
         others=fullest[TOPICS:],
         away=overall.away,
+        looked=len(overall.topics) + len(overall.away),
+        known=overall.known,
         search=search,
         spans=LAST,
     )
@@ -191,19 +194,17 @@ async def log(ask: Ask) -> Response:
 
 async def job(ask: Ask) -> Response:
     """How far a job is."""
-    found = ask.parts.jobs.get(ask.request.path_params["number"])
-    if found is None:
-        raise HTTPException(404, "This dashboard knows of no such job; it may have been restarted.")
+    found = ask.job
     return ask.page("job.html", here="log", job=found, running=found.stage is Stage.RUNNING)
 
 
 async def find(ask: Ask) -> Response:
     """Look for an id in all topics."""
     id = ask.query.get("id", "").strip()
-    topics = await ask.parts.source.find(id) if id else []
-    if len(topics) == 1:
+    topics, whole = await ask.parts.source.find(id) if id else ([], True)
+    if len(topics) == 1 and whole:
         return ask.go("topics", topics[0], "message", id=id)
-    return ask.page("find.html", here="overview", id=id, topics=topics)
+    return ask.page("find.html", here="overview", id=id, topics=topics, whole=whole)
 
 
 async def help_page(ask: Ask) -> Response:
@@ -221,20 +222,28 @@ async def static(ask: Ask) -> Response:
 
 def _list(page: Page, state: State) -> list[tuple[MessageView, float | None, str, str]]:
     """Return the rows of a list: the message, its time, what matters, how its payload begins."""
-    field = render.TIME_OF[state][1]
+    field = render.TIME_OF[state]
     return [
-        (one, getattr(one, field), render.cut(render.note(one)), render.payload_line(one))
+        (
+            one,
+            getattr(one, field),
+            render.cut(render.note(one, brief=True)),
+            render.payload_line(one),
+        )
         for one in page.messages
     ]
 
 
-def _state(asked: str, stats: object) -> State:
-    """Return the state that was asked for, else the first in which there is something."""
-    if asked:
-        try:
-            return State(asked)
-        except ValueError:
-            raise InvalidInput(f"state={asked!r:.80} is not one of {', '.join(State)}") from None
+def state_of(text: str) -> State:
+    """Return the state of this name, or refuse it."""
+    try:
+        return State(text)
+    except ValueError:
+        raise InvalidInput(f"state={text!r:.80} is not one of {', '.join(State)}") from None
+
+
+def _first(stats: Stats) -> State:
+    """Return the first state in which there is something."""
     return next((state for state in State if getattr(stats, state)), State.PENDING)
 
 

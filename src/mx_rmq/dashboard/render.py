@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
 import time
 from datetime import UTC, datetime
@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -25,16 +26,19 @@ CELL: Final = 140
 """Characters of a payload or an error in a list."""
 
 LONG: Final = 64 * 1024
-"""Bytes from which on a payload is not read only to show its beginning in a list."""
+"""Bytes from which on a payload is shown as it is stored, and not decoded."""
 
 TIME_OF: Final = {
-    State.PENDING: ("Produced", "created_at"),
-    State.DELAYED: ("Due", "due"),
-    State.PROCESSING: ("Lease until", "lease_deadline"),
-    State.DEAD: ("Died", "archived_at"),
-    State.QUARANTINED: ("Set aside", "archived_at"),
+    State.PENDING: "created_at",
+    State.DELAYED: "due",
+    State.PROCESSING: "lease_deadline",
+    State.DEAD: "archived_at",
+    State.QUARANTINED: "archived_at",
 }
 """By which time each state is ordered, or would be."""
+
+BEYOND: Final = (OverflowError, ValueError, OSError)
+"""What a time raises for which there is no date, each for another kind of too large."""
 
 _UNSEEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -87,37 +91,53 @@ def cut(text: str, length: int = CELL) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def payload_text(message: MessageView) -> str:
-    """Return the payload as JSON text for people, or the bytes of what cannot be read."""
-    if not message.unreadable:
-        try:
-            return json.dumps(message.payload, ensure_ascii=False, indent=2)
-        except RecursionError:
-            pass
-    return message.raw.decode("utf-8", "backslashreplace")
+def unreadable(message: MessageView) -> str:
+    """Return why a message cannot be read; of a long payload nobody finds out for a page."""
+    return message.broken if len(message.content) > LONG else message.unreadable
+
+
+def payload_text(message: MessageView) -> tuple[str, bool]:
+    """Return the payload as JSON text for people, or the bytes of what cannot be read; and whether
+    that is all of it."""
+    stored = message.raw if unreadable(message) else _laid_out(message.content)
+    text = _text(stored[: 4 * SHOWN])  # characters have up to four bytes
+    return text[:SHOWN], len(text) <= SHOWN and len(stored) <= 4 * SHOWN
+
+
+def editable(message: MessageView) -> str:
+    """Return the whole payload as JSON text."""
+    return _text(_laid_out(message.content))
 
 
 def payload_line(message: MessageView) -> str:
     """Return the beginning of the payload, on one line."""
-    if message.length > LONG:
-        return f"{size(message.length)}, on its page"
-    if message.unreadable:
-        return cut(message.raw.decode("utf-8", "backslashreplace"))
-    try:
-        return cut(json.dumps(message.payload, ensure_ascii=False))
-    except RecursionError:
-        return "nested too deeply"
+    stored = message.raw if unreadable(message) else message.content
+    line = cut(_text(stored[: 4 * CELL]))
+    return f"{size(message.length)}: {line}" if message.length > LONG else line
 
 
-def note(message: MessageView) -> str:
-    """Return what matters most about a message in its state."""
+def _laid_out(content: bytes) -> bytes:
+    """Return JSON with its parts on lines of their own, unless it is long."""
+    if len(content) <= LONG:
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            return msgspec.json.format(content, indent=2)
+    return content
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def note(message: MessageView, *, brief: bool = False) -> str:
+    """Return what matters most about a message in its state; in brief, not how often it failed."""
     if message.state is State.QUARANTINED:
         return f"{message.error_type}: {message.error}"
-    if message.unreadable:
-        return f"unreadable: {message.unreadable}"
+    if why := unreadable(message):
+        return f"unreadable: {why}"
     if message.state is State.PROCESSING:
-        return f"held by {message.worker}"
-    if message.errors and not message.reason:
+        return message.worker if brief else f"held by {message.worker}"
+    exhausted = message.reason.startswith("exhausted:")
+    if message.errors and (not message.reason or (brief and exhausted)):
         return f"{message.errors[-1].type}: {message.errors[-1].text}"
     return message.reason
 
@@ -128,7 +148,7 @@ def when(at: float | None) -> str:
         return ""
     try:
         return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except (OverflowError, ValueError):
+    except BEYOND:
         return f"{at:g} s"
 
 
@@ -141,7 +161,7 @@ def iso(at: float | None) -> str:
     """Return an instant as HTML's time element wants it; nothing if it has no such form."""
     try:
         return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-    except (OverflowError, ValueError):
+    except BEYOND:
         return ""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import MxRmqError
@@ -26,6 +26,9 @@ SHARE: Final = 10
 """A look that took a second is followed by ten without one: many topics are looked at less often,
 so that the server hardly notices."""
 
+ROWS: Final = 200
+"""Topics on a page."""
+
 WITHIN: Final = 8.0
 """Seconds that a look may take."""
 
@@ -34,7 +37,6 @@ WITHIN: Final = 8.0
 class Round:
     """What one look at all topics has seen."""
 
-    number: int
     at: float
     stats: dict[str, Stats]
     points: dict[str, Point]
@@ -43,6 +45,19 @@ class Round:
     away: dict[str, str]
     """Topics that could not be reached, and why."""
     workers: list[WorkerView]
+    known: int
+    """How many topics there are, also if that is more than were looked at."""
+    told: dict[tuple[str | None, int], str] = field(default_factory=dict)
+    """What pages of each kind are told of it, so that it is made once."""
+
+    @property
+    def pages(self) -> int:
+        """On how many pages its topics are shown."""
+        return max(1, -(-len(self.stats) // ROWS))
+
+    def page(self, number: int) -> list[str]:
+        """Return the topics on a page, from 1 on."""
+        return list(self.stats)[(number - 1) * ROWS : number * ROWS]
 
 
 class Sampler:
@@ -135,15 +150,17 @@ class Sampler:
         everything = _together(points)
         for topic, point in points.items():
             self._series.setdefault(topic, Series()).add(at, point)
+        for gone in self._series.keys() - points.keys() - overall.away.keys():
+            del self._series[gone]
         self._all.add(at, everything)
         self.latest = Round(
-            number=self._looks,
             at=at,
             stats=overall.topics,
             points=points,
             all=everything,
             away=overall.away,
             workers=workers,
+            known=overall.known,
         )
         return self.latest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
 LONGEST: Final = 200
 """Characters of a text to look for."""
 
-LAST: Final = {"15m": 900, "1h": 3600, "6h": 21_600, "1d": 86_400, "7d": 604_800}
-"""How far back one can look at a click, in seconds."""
+LAST: Final = {
+    "15m": (900, "last 15 min"),
+    "1h": (3600, "last hour"),
+    "6h": (21_600, "last 6 hours"),
+    "1d": (86_400, "last day"),
+    "7d": (604_800, "last 7 days"),
+}
+"""How far back one can look at a click: seconds, and what a page calls it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +35,12 @@ class Search:
     until: float | None = None
     last: str = ""
     """How far back was asked for instead of `since`: one of LAST."""
+    as_of: float | None = None
+    """When the messages were counted: what came into the state later is not meant."""
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.error or self.since is not None or self.until is not None)
+        times = (self.since, self.until, self.as_of)
+        return bool(self.text or self.error or any(at is not None for at in times))
 
     @classmethod
     def of(cls, form: Mapping[str, str]) -> Search:
@@ -41,14 +50,19 @@ class Search:
         if last and since is None:
             if last not in LAST:
                 raise InvalidInput(f"last={last!r:.80} is not one of {', '.join(LAST)}")
-            since = float(int(time.time()) - LAST[last])
+            since = float(int(time.time()) - LAST[last][0])
         return cls(
             text=_text(form, "text"),
             error=_text(form, "error"),
             since=since,
             until=_instant(form.get("until", ""), "until"),
             last=last if not form.get("since") else "",
+            as_of=_instant(form.get("as_of", ""), "as_of"),
         )
+
+    def counted(self, at: float) -> Search:
+        """Return the same, but not for what comes later."""
+        return replace(self, as_of=at)
 
     def fixed(self) -> dict[str, str]:
         """Return the fields that say the same later, too: 'the last hour' becomes a time."""
@@ -57,6 +71,7 @@ class Search:
             "error": self.error,
             "since": moment(self.since),
             "until": moment(self.until),
+            "as_of": moment(self.as_of, "milliseconds"),
         }
         return {name: value for name, value in fields.items() if value}
 
@@ -75,13 +90,16 @@ class Search:
             f"“{self.error}” in the error" if self.error else "",
             f"from {moment(self.since).replace('T', ' ')} UTC on" if self.since is not None else "",
             f"until {moment(self.until).replace('T', ' ')} UTC" if self.until is not None else "",
+            f"as of {moment(self.as_of).replace('T', ' ')} UTC" if self.as_of is not None else "",
         )
         return ", ".join(filter(None, parts))
 
 
-def moment(at: float | None) -> str:
+def moment(at: float | None, timespec: str = "seconds") -> str:
     """Return a time as a form's datetime-local field has it, in UTC."""
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    if at is None:
+        return ""
+    return datetime.fromtimestamp(at, UTC).replace(tzinfo=None).isoformat(timespec=timespec)
 
 
 def _instant(text: str, name: str) -> float | None:
@@ -89,7 +107,7 @@ def _instant(text: str, name: str) -> float | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+        at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
         if at.year < 1971:
             raise ValueError
         return at.timestamp()

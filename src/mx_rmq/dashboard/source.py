@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import InvalidInput, MxRmqError
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.search import Search
     from mx_rmq.queue import MessageQueue
 
+T = TypeVar("T")
+
+MOST: Final = 1000
+"""Topics that a look at all of them looks at, the first ones by name."""
+FIND_WITHIN: Final = 4.0
+"""Seconds for which an id is looked for."""
+ANSWERS_WITHIN: Final = 1.0
 AT_ONCE: Final = 8
 """Topics that are asked at the same time."""
 
@@ -37,12 +44,18 @@ class NoSuchTopic(Exception):
     """Nothing was ever produced to it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Overall:
-    """How the topics are doing, and of which of them that cannot be told now, and why."""
+class TookTooLong(Exception):
+    """There was no time for all of it, though the server is there."""
 
-    topics: dict[str, Stats]
+
+@dataclass(frozen=True, slots=True)
+class Overall(Generic[T]):
+    """What was asked of all topics, and of which of them that cannot be told now, and why."""
+
+    topics: dict[str, T]
     away: dict[str, str]
+    known: int
+    """How many topics there are, also if that is more than were looked at."""
 
 
 class Source:
@@ -79,19 +92,32 @@ class Source:
         except InvalidInput as error:
             raise NoSuchTopic(str(error)) from error
 
+    async def now(self) -> float:
+        """Return the server's time."""
+        return await self._admin().now()
+
     async def stats(self, topic: str) -> Stats:
         """Return how a topic is doing."""
         return await self._admin().stats(topic)
 
-    async def overall(self) -> Overall:
-        """Return how all topics are doing. One that cannot be reached does not hide the others."""
-        topics = await self.topics()
-        found: dict[str, Stats] = {}
+    async def overall(self) -> Overall[Stats]:
+        """Return how all topics are doing."""
+        return await self._of_all(self.stats)
+
+    async def counts(self, state: State) -> Overall[int]:
+        """Return how many messages of a state each topic has: less to ask for than all of it."""
+        return await self._of_all(lambda topic: self._admin().count(topic, state))
+
+    async def _of_all(self, of: Callable[[str], Awaitable[T]]) -> Overall[T]:
+        """Ask for all topics. One that cannot be reached does not hide the others."""
+        every = await self.topics()
+        topics = every[:MOST]
+        found: dict[str, T] = {}
         away: dict[str, MxRmqError] = {}
 
         async def ask(topic: str) -> None:
             try:
-                found[topic] = await self.stats(topic)
+                found[topic] = await of(topic)
             except MxRmqError as error:
                 away[topic] = error
 
@@ -101,6 +127,7 @@ class Source:
         return Overall(
             {topic: found[topic] for topic in topics if topic in found},
             {topic: str(error) for topic, error in sorted(away.items())},
+            len(every),
         )
 
     async def page(
@@ -126,18 +153,32 @@ class Source:
         """Return what befell a message, oldest first, as far as that is still known."""
         return await self._admin().history(topic, id)
 
-    async def find(self, id: str) -> list[str]:
-        """Return the topics that have a message of this id; else those that remember one."""
-        if has := sorted(one.topic for one in await self._admin().find(id)):
-            return has  # to look through the histories takes a hundred times as long
-        remembers: list[str] = []
+    async def find(self, id: str) -> tuple[list[str], bool]:
+        """Return the topics that have a message of this id, else those that remember one; and
+        whether there was time to look into all of them."""
+        found: list[str] = []
 
         async def ask(topic: str) -> None:
             if await self.history(topic, id):
-                remembers.append(topic)
+                found.append(topic)
 
-        await of_each(await self.topics(), ask)
-        return sorted(remembers)
+        try:
+            async with asyncio.timeout(FIND_WITHIN):
+                found += [one.topic for one in await self._admin().find(id)]
+                if not found:  # to look through the histories takes a hundred times as long
+                    await of_each(await self.topics(), ask)
+        except TimeoutError:
+            return sorted(found), False
+        return sorted(found), True
+
+    async def answers(self) -> bool:
+        """Say whether the server is there."""
+        try:
+            async with asyncio.timeout(ANSWERS_WITHIN):
+                await self.now()
+        except (MxRmqError, TimeoutError):
+            return False
+        return True
 
     async def workers(self) -> list[WorkerView]:
         """Return the workers, those that have fallen silent last."""
@@ -223,5 +264,9 @@ def _filter(search: Search) -> Filter | None:
     if not search:
         return None
     return Filter(
-        error=search.error or None, since=search.since, until=search.until, text=search.text or None
+        error=search.error or None,
+        since=search.since,
+        until=search.until,
+        text=search.text or None,
+        as_of=search.as_of,
     )

@@ -1,6 +1,7 @@
 """How full a queue is, as an operator sees it: asked for by `mq.admin`, rendered afterwards.
 
-However many ask, the server is asked once in a few seconds, and for so many topics at the most.
+However many ask, the server is asked once in a few seconds, and for so many topics at the most. A
+topic that cannot be reached hides no other.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +38,8 @@ KEEP: Final = 5.0
 """Seconds for which an answer is given again."""
 WITHIN: Final = 5.0
 """Seconds that the server has to answer."""
+EACH: Final = 2.0
+"""Seconds of these that one question may take, so that a node that is away holds up no other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,10 @@ class _Seen:
     topics: int = 0
     """How many there are, also if that is more than are looked at."""
     stats: tuple[Stats, ...] = ()
-    alive: int = 0
-    silent: int = 0
+    unknown: tuple[str, ...] = ()
+    """Topics of which nobody told."""
+    workers: dict[str, int] | None = None
+    """How many are alive and silent. None: nobody told."""
     failed: bool = False
 
 
@@ -72,35 +78,36 @@ class Depth(Collector):
                 return
             began = time.monotonic()
             try:
-                async with asyncio.timeout(WITHIN):
-                    self._seen = await self._look(self._admin(), began)
+                self._seen = await self._look(self._admin(), began)
             except (MxRmqError, TimeoutError) as error:
-                logger.warning(
-                    "the depth of the queue cannot be had: %s", str(error) or "no answer"
-                )
+                logger.warning("the depth of the queue cannot be had: %s", _said(error))
                 self._seen = _Seen(time.monotonic() - began, failed=True)
             self._fresh_until = time.monotonic() + KEEP
 
     async def _look(self, admin: Admin, began: float) -> _Seen:
-        topics = await admin.topics() if self._topics is None else self._topics
-        free = asyncio.Semaphore(AT_ONCE)
-
-        async def ask(topic: str) -> Stats | None:
-            async with free:
-                try:
-                    return await admin.stats(topic)
-                except InvalidInput:  # nobody has produced to it or served it yet
-                    return None
-
-        found = await asyncio.gather(*map(ask, topics[:MOST]))
-        workers = await admin.workers()
-        alive = sum(one.alive for one in workers)
+        end = asyncio.get_running_loop().time() + WITHIN
+        async with asyncio.timeout_at(end):
+            topics = await admin.topics() if self._topics is None else self._topics
+        look, chosen = _Look(admin), topics[:MOST]
+        with suppress(TimeoutError):  # what is known by then is shown
+            async with asyncio.timeout_at(end):
+                await asyncio.gather(look.workers(), *map(look.topic, chosen))
+        unknown = [topic for topic in chosen if topic not in look.told]
+        if not look.told and (unknown or look.errors):
+            raise next(iter(look.errors), TimeoutError())
+        if unknown:
+            logger.warning(
+                "the depth of %s cannot be had, nor of %d other topics: %s",
+                unknown[0],
+                len(unknown) - 1,
+                _said(next(iter(look.errors), None)),
+            )
         return _Seen(
             seconds=time.monotonic() - began,
             topics=len(topics),
-            stats=tuple(one for one in found if one is not None),
-            alive=alive,
-            silent=len(workers) - alive,
+            stats=tuple(one for topic in topics if (one := look.told.get(topic)) is not None),
+            unknown=tuple(unknown),
+            workers=look.counted,
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -115,14 +122,58 @@ class Depth(Collector):
         )
         if seen.failed:  # old numbers would be taken for new ones
             return
-        yield GaugeMetricFamily("mx_rmq_topics", "Topics there are.", seen.topics)
+        yield GaugeMetricFamily("mx_rmq_topics", "Topics that are told of here.", seen.topics)
         workers = GaugeMetricFamily(
             "mx_rmq_workers", "Workers that were heard of lately.", labels=["state"]
         )
-        workers.add_metric(["alive"], seen.alive)
-        workers.add_metric(["silent"], seen.silent)
+        for state, count in (seen.workers or {}).items():
+            workers.add_metric([state], count)
         yield workers
+        up = GaugeMetricFamily(
+            "mx_rmq_topic_up", "1 if the server told how full the topic is.", labels=["topic"]
+        )
+        for stats in seen.stats:
+            up.add_metric([stats.topic], 1)
+        for topic in seen.unknown:
+            up.add_metric([topic], 0)
+        yield up
         yield from _topics(seen.stats)
+
+
+class _Look:
+    """One look at topics and workers, several of them at a time."""
+
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self.told: dict[str, Stats | None] = {}
+        """None: nobody has produced to the topic or served it yet."""
+        self.counted: dict[str, int] | None = None
+        self.errors: list[MxRmqError | TimeoutError] = []
+
+    async def topic(self, topic: str) -> None:
+        async with self._free:
+            try:
+                async with asyncio.timeout(EACH):
+                    self.told[topic] = await self._admin.stats(topic)
+            except InvalidInput:
+                self.told[topic] = None
+            except (MxRmqError, TimeoutError) as error:
+                self.errors.append(error)
+
+    async def workers(self) -> None:
+        try:
+            async with asyncio.timeout(EACH):
+                found = await self._admin.workers()
+        except (MxRmqError, TimeoutError) as error:
+            self.errors.append(error)
+            return
+        alive = sum(one.alive for one in found)
+        self.counted = {"alive": alive, "silent": len(found) - alive}
+
+
+def _said(error: Exception | None) -> str:
+    return str(error or "") or "no answer"
 
 
 def _topics(found: Sequence[Stats]) -> Iterator[Metric]:

@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 MAX_HEAD: Final = 8192
 """Bytes of a request line and its headers."""
 MAX_OPEN: Final = 64
-"""Connections at the same time; one more is closed unheard."""
+"""Connections at the same time; for one more, another is dropped."""
+ASK_WITHIN: Final = 2.0
+"""Seconds from the connection to the end of the request's head."""
 WITHIN: Final = 10.0
 """Seconds from the connection to the end of the answer."""
 LINGER: Final = 0.5
@@ -49,7 +51,10 @@ class HttpServer:
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        """Every connection, the oldest first."""
+        self._silent: dict[asyncio.Task[None], None] = {}
+        """Of these, the ones that have not asked yet."""
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port, which is a free one if 0 was asked for."""
@@ -67,19 +72,37 @@ class HttpServer:
         if server is None:
             return
         server.close()
-        for task in self._open:
-            task.cancel()
-        if self._open:
-            await asyncio.wait(self._open)
+        tasks = list(self._open)
+        for task in tasks:
+            self._drop(task)
+        if tasks:
+            await asyncio.wait(tasks)
         await server.wait_closed()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MAX_OPEN:
-            writer.transport.abort()
-            return
+            self._make_room()
         task = asyncio.create_task(self._talk(reader, writer), name="mx-rmq http")
-        self._open.add(task)
-        task.add_done_callback(self._open.discard)
+        self._open[task] = writer
+        self._silent[task] = None
+        task.add_done_callback(self._ended)
+
+    def _make_room(self) -> None:
+        """Drop who has been silent for longest, else who is being answered for longest.
+
+        Not the newcomer: whoever opens connections and says nothing could then keep a probe of
+        our health away, and get the worker killed. A probe asks at once.
+        """
+        self._drop(next(iter(self._silent or self._open)))
+
+    def _drop(self, task: asyncio.Task[None]) -> None:
+        self._open[task].transport.abort()  # here: a task that has not begun never will
+        task.cancel()
+        self._ended(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._open.pop(task, None)
+        self._silent.pop(task, None)
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)  # so that drain waits for the last byte
@@ -99,9 +122,12 @@ class HttpServer:
     async def _hear(self, reader: asyncio.StreamReader) -> tuple[Answer, str]:
         """Read a request; return the answer, and the method."""
         try:
-            head = await reader.readuntil(b"\r\n\r\n")
+            async with asyncio.timeout(ASK_WITHIN):
+                head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _refused(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too long"), ""
+        if (task := asyncio.current_task()) is not None:
+            self._silent.pop(task, None)
         lines = head[:-4].decode("latin-1").split("\r\n")
         request = _REQUEST.fullmatch(lines[0])
         headers = [_HEADER.fullmatch(line) for line in lines[1:]]

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.events import LoopBlocked
@@ -97,8 +98,9 @@ class Keeper:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._ended = True
-            if self._loop is not None and self._wake is not None and not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._wake.set)
+            if self._loop is not None and self._wake is not None:
+                with suppress(RuntimeError):  # the loop is closed: it has seen by itself
+                    self._loop.call_soon_threadsafe(self._wake.set)
             await asyncio.to_thread(thread.join)
 
     # in the thread

@@ -70,7 +70,7 @@ class Call:
     def _leave(self) -> None:
         with self._lock:
             if self._thread is not None and self._interrupted:
-                _raise_in(self._thread, None)  # what has not struck by now, never shall
+                _let_strike(self._thread)  # what has not struck by now, never shall
             self._thread = None
 
     def _tell(self, result: Any, error: BaseException | None) -> None:
@@ -153,6 +153,17 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    target = None if kind is None else ctypes.py_object(kind)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), target)
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _let_strike(thread: int) -> None:
+    """Let Interrupted strike this thread here, in the place of one that may be under way.
+
+    It could be taken back instead. But then Python 3.11 waits for it for ever, in all threads, and
+    hangs as soon as a profiler or a debugger looks on.
+    """
+    with suppress(Interrupted):
+        _raise_in(thread, Interrupted)
+        while True:
+            pass

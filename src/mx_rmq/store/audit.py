@@ -54,6 +54,8 @@ class Places(NamedTuple):
     dead_letter: int
     quarantine_index: int
     quarantined_bytes: int
+    astray: int
+    """Whether a place of it was cancelled that is not there."""
 
     def wrongs(self, *, aged: bool = False) -> list[str]:
         """Return what is wrong with a message that stands in these places.
@@ -81,6 +83,8 @@ class Places(NamedTuple):
             wrongs.append("dead letters: index and contents disagree")
         if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
             wrongs.append("quarantine: index and contents disagree")
+        if self.astray:
+            wrongs.append("a place was cancelled that it does not have")
         return wrongs
 
 
@@ -106,6 +110,7 @@ class _Reading:
         """Return the ids that look wrong."""
         ids = self.records.union(
             self.pending,
+            self.cancelled,
             self.delayed,
             self.leases,
             self.deadlines,
@@ -116,18 +121,20 @@ class _Reading:
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
-    def waiting(self, id: bytes, pending: Counter[bytes]) -> int:
-        """Return how often an id waits, its place not counted if it was cancelled."""
-        return max(0, pending[id] - (id in self.cancelled))
+    def waiting(self, id: bytes, pending: Counter[bytes]) -> tuple[int, bool]:
+        """Return how often an id waits, and whether a place was cancelled that is not there."""
+        count = pending[id] - (id in self.cancelled)
+        return max(0, count), count < 0
 
     def wrongs(self, id: bytes, places: Places) -> list[str]:
         """Return what is wrong with an id in these places."""
         return places.wrongs(aged=id in self.aged)
 
     def _places(self, id: bytes) -> Places:
+        waiting, astray = self.waiting(id, self.pending)
         return Places(
             id in self.records,
-            self.waiting(id, self.pending),
+            waiting,
             self.delayed[id],
             id in self.leases,
             id in self.deadlines,
@@ -135,6 +142,7 @@ class _Reading:
             id in self.dead_letters,
             id in self.quarantine_index,
             id in self.quarantined_bytes,
+            astray,
         )
 
 
@@ -173,8 +181,8 @@ class Audit:
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
             for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
-                waiting = reading.waiting(id, pending)
-                if not reading.wrongs(id, places._replace(pending=waiting)):
+                waiting, astray = reading.waiting(id, pending)
+                if not reading.wrongs(id, places._replace(pending=waiting, astray=astray)):
                     continue
                 # Still wrong: now all of one moment, which walks the lists, so one at a time.
                 (walked,) = await self._inspect(keys, [id], walk=True)

@@ -5,7 +5,11 @@ An entry is about up to 25 messages of one call. A stream is bounded, and so is 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mx_rmq.core.errors import WrongType
+from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,8 +17,16 @@ if TYPE_CHECKING:
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
 
+logger = logging.getLogger(__name__)
+
 STEP: Final = 500
-"""Entries of one reply: of the longest ones about half a MiB."""
+"""Entries of one reply: of the longest ones about 800 KiB."""
+
+LOOK: Final = 200
+"""Entries that one step of a search looks at: 0.5 to 1.5 ms of the server's time."""
+
+BEGINNING: Final = "0-0"
+"""The place before every entry."""
 
 BIRTHS: Final = frozenset(("produced", "delayed"))
 """What a message's life begins with."""
@@ -37,48 +49,94 @@ class Entry(NamedTuple):
 
 
 class History:
-    """The histories of topics."""
+    """The histories of topics. One that holds something else is passed over, and told of once."""
 
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
+        self._told: set[str] = set()
+        """Topics whose histories could not be read."""
 
     async def of(self, topic: str, id: str) -> list[Entry]:
         """Return what has happened to a message since it was produced, oldest first."""
-        key, found = self._keys.of(topic).history, list[Entry]()
-        before, wanted = "+", id.encode("utf-8", "surrogateescape")
-        while True:
-            some = await self._caller.command("XREVRANGE", key, before, "-", "COUNT", STEP)
-            for place, fields in some:
-                if wanted not in fields.get(b"ids", b""):
-                    continue  # without a closer look: nearly all are of other messages
-                entry = _entry(place, fields)
-                if id in entry.ids:
-                    found.append(entry._replace(ids=(id,)))
-                    if entry.what in BIRTHS:
-                        return found[::-1]
-            if len(some) < STEP:
-                return found[::-1]
-            before = f"({some[-1][0].decode()}"
+        script, found = load("find_history"), list[Entry]()
+        before = "+"
+        while before and " " not in id:  # ids stand side by side: with a space, it would be two
+            args = script.arguments({"before": before, "step": LOOK, "id": _bytes(id)})
+            try:
+                reply = await self._caller.run(script, [self._keys.of(topic).history], args)
+            except WrongType as error:
+                self._pass_over(topic, error)
+                break
+            before, *words = (_text(word) for word in reply)
+            fields = iter(words)
+            for place, what, by, about in zip(fields, fields, fields, fields, strict=True):
+                found.append(Entry(place, what, by, (id,), about))
+                if what in BIRTHS:
+                    return found[::-1]
+        return found[::-1]
 
     async def last(self, topic: str) -> str:
         """Return the place of the newest entry."""
         key = self._keys.of(topic).history
-        some = await self._caller.command("XREVRANGE", key, "+", "-", "COUNT", 1)
-        return some[0][0].decode() if some else "0-0"
+        try:
+            some = await self._caller.command("XREVRANGE", key, "+", "-", "COUNT", 1)
+        except WrongType as error:
+            self._pass_over(topic, error)
+            some = []
+        return some[0][0].decode() if some else BEGINNING
 
     async def after(self, places: Mapping[str, str]) -> list[tuple[str, Entry]]:
-        """Return what has come after a place in each topic's history. They are of one site."""
+        """Return what has come after a place in each topic's history, in the order of time.
+
+        Every topic has its turn, and those that have more share a second one: about twice STEP
+        entries are the most. What a topic has beyond that, comes with the next call.
+        """
+        found, longer = await self._turn(places)
+        more, _ = await self._turn({topic: found[topic][-1].place for topic in longer})
+        for topic, entries in more.items():
+            found[topic] += entries
+        fresh = [(topic, entry) for topic, entries in found.items() for entry in entries]
+        return sorted(fresh, key=lambda one: one[1].at)
+
+    async def _turn(self, places: Mapping[str, str]) -> tuple[dict[str, list[Entry]], list[str]]:
+        """Read as much of each topic as of any other; return that, and who may have more."""
+        each = max(1, STEP // max(1, len(places)))
+        sites: dict[int, list[str]] = {}
+        for topic in places:
+            key = self._keys.of(topic).history
+            sites.setdefault(self._caller.servers.site_of(key), []).append(topic)
+        found: dict[str, list[Entry]] = {}
+        for topics in sites.values():
+            for start in range(0, len(topics), STEP):
+                chunk = {topic: places[topic] for topic in topics[start : start + STEP]}
+                found |= await self._read(chunk, each)
+        return found, [topic for topic, entries in found.items() if len(entries) == each]
+
+    async def _read(self, places: Mapping[str, str], each: int) -> dict[str, list[Entry]]:
+        """Read on in the histories of one site, up to `each` entries of each."""
         topics = {self._keys.of(topic).history: topic for topic in places}
-        if not topics:
-            return []
-        words = ["COUNT", str(STEP), "STREAMS", *topics, *places.values()]
-        reply = await self._caller.command("XREAD", *words, at=next(iter(topics)))
-        return [
-            (topics[key.decode()], _entry(place, fields))
+        words = ["COUNT", str(each), "STREAMS", *topics, *places.values()]
+        try:
+            reply = await self._caller.command("XREAD", *words, at=next(iter(topics)))
+        except WrongType as error:
+            first, *others = places
+            if not others:
+                self._pass_over(first, error)
+                return {}
+            some, half = list(places.items()), len(places) // 2  # it is in one of them
+            found = await self._read(dict(some[:half]), each)
+            return found | await self._read(dict(some[half:]), each)
+        return {
+            topics[key.decode()]: [_entry(place, fields) for place, fields in entries]
             for key, entries in _streams(reply)
-            for place, fields in entries
-        ]
+            if entries
+        }
+
+    def _pass_over(self, topic: str, error: WrongType) -> None:
+        if topic not in self._told:
+            self._told.add(topic)
+            logger.warning("the history of %s is passed over: %s", topic, error)
 
 
 def _streams(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
@@ -90,9 +148,14 @@ def _streams(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, byte
 
 def _entry(place: bytes, fields: Mapping[bytes, bytes]) -> Entry:
     """Read an entry, whoever wrote it."""
+    ids = tuple(id for id in _text(fields.get(b"ids", b"")).split(" ") if id)
+    what, by, about = (_text(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
+    return Entry(place.decode(), what, by, ids, about)
 
-    def text(name: bytes) -> str:
-        return fields.get(name, b"").decode("utf-8", "surrogateescape")
 
-    ids = tuple(id for id in text(b"ids").split(" ") if id)
-    return Entry(place.decode(), text(b"what"), text(b"by"), ids, text(b"about"))
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -19,8 +19,8 @@ them is a topic.
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
     mx-rmq:{topic}:totals                     HASH    what happened -> to how many messages, ever
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
-    mx-rmq:{topic}:cancelled                  SET     ids that are still in a long list of pending
-                                                      ones, though their messages were cancelled
+    mx-rmq:{topic}:cancelled                  SET     ids of which one place in a long list of
+                                                      pending ones does not count: cancelled
     mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             HASH    every topic that was ever produced to ->

@@ -143,7 +143,7 @@ class Pages:
         """
         keys = self._keys.of(topic)
         ids = [entry.id for entry in entries]
-        payload = keys.archive_of(state)[1] if _is_archive(state) else keys.payload
+        payload = keys.archive_of(state)[1] if state.is_archive else keys.payload
         contents = await self._contents(payload, ids, most)
         leases: list[bytes | None] = [None] * len(contents)
         if contents and state is State.PROCESSING:
@@ -227,7 +227,7 @@ class Pages:
         if state is State.PENDING:  # from the right, where ids are taken
             ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
             return [(id, None) for id in reversed(ids)]
-        command = "ZREVRANGE" if _is_archive(state) else "ZRANGE"
+        command = "ZREVRANGE" if state.is_archive else "ZRANGE"
         found = await self._caller.command(command, key, start, last, "WITHSCORES")
         return [(id, at) for id, at in found]
 
@@ -268,7 +268,7 @@ def as_found(state: State, entry: Entry, data: bytes = b"", lease: bytes | None 
         due=_ms(entry.at) if state is State.DELAYED else None,
         lease=lease,
         deadline=_ms(entry.at) if state is State.PROCESSING else None,
-        archived=_ms(entry.at) if _is_archive(state) else None,
+        archived=_ms(entry.at) if state.is_archive else None,
     )
 
 
@@ -297,13 +297,9 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
             return (keys.archive_of(state)[0],)
 
 
-def _is_archive(state: State) -> bool:
-    return state in (State.DEAD, State.QUARANTINED)
-
-
 def _rank(state: State, at: float | None) -> float:
     """Return what an id of a state is ordered by: archived ones newest first."""
-    return 0.0 if at is None else -at if _is_archive(state) else at
+    return 0.0 if at is None else -at if state.is_archive else at
 
 
 def _ms(score: float | None) -> int | None:

@@ -15,29 +15,38 @@ if TYPE_CHECKING:
     from mx_rmq.store.call import Caller
     from mx_rmq.store.script import Value
 
+KEY: Final = "KEY"
+"""Stands for the key that does not exist."""
+
 OPERATOR: Final[dict[str, tuple[Value, ...]]] = {
-    "HGET": ("f",),
-    "HGETALL": (),
-    "HKEYS": (),
-    "HMGET": ("f",),
-    "HSCAN": (0,),
-    "LLEN": (),
-    "LRANGE": (0, 0),
-    "ZCARD": (),
-    "ZCOUNT": (0, 0),
-    "ZRANGE": (0, 0),
-    "ZRANGEBYSCORE": (0, 0),
-    "ZREVRANGE": (0, 0),
-    "ZSCAN": (0,),
-    "ZSCORE": ("x",),
+    "HEXISTS": (KEY, "f"),
+    "HGET": (KEY, "f"),
+    "HGETALL": (KEY,),
+    "HKEYS": (KEY,),
+    "HLEN": (KEY,),
+    "HMGET": (KEY, "f"),
+    "HSCAN": (KEY, 0),
+    "LLEN": (KEY,),
+    "LRANGE": (KEY, 0, 0),
+    "SSCAN": (KEY, 0),
+    "XLEN": (KEY,),
+    "XREAD": ("COUNT", 1, "STREAMS", KEY, "0-0"),
+    "XREVRANGE": (KEY, "+", "-", "COUNT", 1),
+    "ZCARD": (KEY,),
+    "ZCOUNT": (KEY, 0, 0),
+    "ZRANGE": (KEY, 0, 0),
+    "ZRANGEBYSCORE": (KEY, 0, 0),
+    "ZREVRANGE": (KEY, 0, 0),
+    "ZSCAN": (KEY, 0),
+    "ZSCORE": (KEY, "x"),
 }
-"""What the admin runs to look, and with what behind the key."""
+"""What the admin runs to look, and with which words."""
 
 WORKER: Final[dict[str, tuple[Value, ...]]] = {
-    "BLPOP": ("0.01",),
-    "HDEL": ("f",),
-    "HEXISTS": ("f",),
-    "HGET": ("f",),
+    "BLPOP": (KEY, "0.01"),
+    "HDEL": (KEY, "f"),
+    "HEXISTS": (KEY, "f"),
+    "HGET": (KEY, "f"),
 }
 """What a worker runs to hear, to come and to go."""
 
@@ -79,7 +88,8 @@ async def _missing(
     missing = []
     for command, words in commands.items():
         try:
-            await caller.command(command, scratch, *words)
+            filled = (scratch if word is KEY else word for word in words)
+            await caller.command(command, *filled, at=scratch)
         except ScriptFailed:
             missing.append(command)
     return missing

@@ -30,7 +30,6 @@ async def strays(caller: Caller, keys: Keys, scratch: str) -> Finding:
     found: set[str] = set()
     cursor, steps = 0, 0
     try:
-        listed = await caller.command("HGETALL", keys.topics)
         while steps == 0 or (cursor and steps < STEPS):
             words = (cursor, "MATCH", f"{keys.prefix}:{{*", "COUNT", STEP)
             cursor, names = await caller.command("SCAN", *words, at=scratch)
@@ -39,6 +38,7 @@ async def strays(caller: Caller, keys: Keys, scratch: str) -> Finding:
                 match = holds.fullmatch(name.decode("utf-8", "replace"))
                 if match and PARTITION.fullmatch(match[1]):
                     found.add(match[1])
+        listed = await caller.command("HGETALL", keys.topics)  # last: some were born meanwhile
     except ScriptFailed:
         return Finding(
             Severity.SKIP,

@@ -60,8 +60,11 @@ CENTURY: Final = 100 * 365 * 86_400
 """Seconds; servers refuse the TTL of a field that is set for much longer."""
 
 WALK: Final = 10_000
-"""Pending messages of a topic up to which a cancelled one is taken out of its list at once: about
-0.2 ms of the server's time."""
+"""How far from the ends of a list a cancelled message is taken out of it at once: about 0.2 ms of
+the server's time."""
+
+SHORTEST: Final = 100
+"""Entries of a partition's history, at the least: the server drops them by the hundred."""
 
 MAX_TOPICS: Final = 1000
 """Topics in one call."""
@@ -571,7 +574,7 @@ class Transitions:
         """Remove a pending or delayed message."""
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r} is not a str")
-        return await self._operate("cancel_message", topic, by, id=id, most=WALK)
+        return await self._operate("cancel_message", topic, by, id=id, walk=WALK)
 
     async def pause_topic(self, topic: str, *, by: str = "") -> bool:
         """Let dispatch give nothing; return whether that is new."""
@@ -624,7 +627,8 @@ class Transitions:
     ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
         if "history" in script.place:
-            named["remember"] = self.limits.history
+            alone = keys.topic in self.partitions and self.partitions[keys.topic] == 1
+            named["remember"] = self.limits.history if alone else self._remember(keys.topic)
         known = self._names.get((name, keys.topic))
         if known is None:  # what differs from call to call is filled in below
             known = [getattr(keys, key, "") for key in script.keys]
@@ -655,8 +659,13 @@ class Transitions:
             return self.limits.dlq_max, _ms(self.limits.dlq_ttl)
         return self.limits.quarantine_max, _ms(self.limits.quarantine_ttl)
 
+    def _remember(self, topic: str) -> int:
+        """Return how long a partition's history shall be: its part of the topic's."""
+        most = self.limits.history
+        return min(most, max(SHORTEST, self._share(topic, most)))
+
     def _share(self, topic: str, most: int) -> int:
-        """Return a partition's part of how many messages of its topic may wait."""
+        """Return a partition's part of what its topic may have."""
         return ceil(most / self.partitions.get(topic_of(topic), 1))
 
 

@@ -8,7 +8,7 @@ const KEPT = 3600;
 // live figures
 
 const charts = [...document.querySelectorAll("[data-chart]")].map((figure) => new Chart(figure));
-const live = body.dataset.live; // "all", a topic, or nothing
+const live = body.dataset.live; // "*" for all, a topic, or nothing
 let columns = null, span = 900, stream = null;
 
 function redraw() {
@@ -28,8 +28,8 @@ function write(topic, point) {
     const name = cell.dataset.figure, value = point[name];
     const text = name === "oldest" ? duration(value) : number(value);
     if (cell.textContent !== text) cell.textContent = text;
-    const holder = cell.closest("td.num, .tile");
-    if (holder && cell.matches("a, strong")) holder.classList.toggle("zero", !value);
+    const holder = cell.closest("td.num, .tile, .tabs a");
+    if (holder && cell.matches("a, b, strong")) holder.classList.toggle("zero", !value);
   }
 }
 
@@ -64,15 +64,14 @@ function onSample(sample) {
   away("");
   pulse("live", `live, ${new Date(sample.at * 1000).toISOString().slice(11, 19)} UTC`);
   for (const [topic, point] of Object.entries(sample.topics)) write(topic, point);
-  if (live === "all") {
+  if (live === "*") {
     write("", sample.all);
     append(sample.at, sample.all);
     const alive = byId("alive");
     if (alive) alive.textContent = number(sample.workers.alive);
     for (const row of document.querySelectorAll("[data-topic-row]")) row.querySelector("[data-paused]").hidden = !sample.paused.includes(row.dataset.topicRow);
-    const known = new Set([...document.querySelectorAll("[data-topic-row]")].map((row) => row.dataset.topicRow));
     const fresh = byId("new-topics");
-    if (fresh) fresh.hidden = Object.keys(sample.topics).every((topic) => known.has(topic));
+    if (fresh) fresh.hidden = sample.count === Number(fresh.dataset.count);
     if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} things need somebody now` : "Nothing needs somebody now");
     bad = sample.bad;
     if (byId("attention")?.dataset.key !== sample.attention && Date.now() - fetched > 1500) {
@@ -88,11 +87,15 @@ function onSample(sample) {
 
 function listen() {
   if (stream || document.hidden) return;
-  stream = new EventSource(`${base}/live${live === "all" ? "" : `?topic=${encodeURIComponent(live)}`}`);
+  stream = new EventSource(`${base}/live${live === "*" ? location.search : `?topic=${encodeURIComponent(live)}`}`);
   stream.addEventListener("sample", (event) => onSample(JSON.parse(event.data)));
   stream.addEventListener("away", (event) => {
     pulse("lost", "not live");
     away(`The server is away: ${JSON.parse(event.data).text}`);
+  });
+  stream.addEventListener("again", () => {
+    hush();
+    listen();
   });
   stream.addEventListener("error", () => {
     pulse("lost", "not live");
@@ -112,7 +115,7 @@ function hush() {
 
 async function fetchSeries() {
   if (!charts.length) return;
-  const answer = await fetch(`${base}/live/series${live === "all" ? "" : `?topic=${encodeURIComponent(live)}`}`);
+  const answer = await fetch(`${base}/live/series${live === "*" ? "" : `?topic=${encodeURIComponent(live)}`}`);
   if (!answer.ok) return;
   columns = await answer.json();
   redraw();
@@ -121,7 +124,7 @@ async function fetchSeries() {
 async function fetchSparks() {
   const cells = [...document.querySelectorAll("[data-spark]")];
   if (!cells.length || document.hidden) return;
-  const answer = await fetch(`${base}/live/sparks`);
+  const answer = await fetch(`${base}/live/sparks${location.search}`);
   if (!answer.ok) return;
   const values = await answer.json();
   for (const cell of cells) spark(cell, values[cell.dataset.spark] ?? []);
@@ -159,6 +162,20 @@ if (spans) {
   }
 }
 
+// A part of a page that is taken anew every few seconds, unless somebody is in it.
+const again = document.querySelector("[data-again]");
+if (again) {
+  setInterval(async () => {
+    const here = document.querySelector("[data-again]");
+    if (document.hidden || here.contains(document.activeElement) || !getSelection().isCollapsed) return;
+    const answer = await fetch(location.href).catch(() => null);
+    if (!answer?.ok) return away("The dashboard does not answer. Figures on this page are old.");
+    away("");
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-again]");
+    if (fresh) here.replaceWith(document.adoptNode(fresh));
+  }, again.dataset.again * 1000);
+}
+
 // how long ago
 
 function ago(at) {
@@ -179,7 +196,7 @@ const themeButton = byId("theme");
 function showTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
-  themeButton.textContent = themeNames[theme];
+  themeButton.querySelector("span").textContent = themeNames[theme];
   themeButton.setAttribute("aria-label", `Theme: ${themeNames[theme]}. Change it`);
 }
 
@@ -248,7 +265,7 @@ document.addEventListener("keydown", (event) => {
 
 // JSON, coloured: text nodes and spans only, so that nothing in a payload can become markup
 
-const token = /("(?:[^"\\]|\\.)*")(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g;
+const token = /("(?:[^"\\]|\\[^]?)*(?:"|$))(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g; // never backs off, so that no payload can hold it up
 for (const code of document.querySelectorAll("pre[data-json] code")) {
   const text = code.textContent, parts = document.createDocumentFragment();
   let end = 0;

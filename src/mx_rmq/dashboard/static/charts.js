@@ -1,7 +1,7 @@
 // Charts: lines over time, drawn as SVG. No library, no inline style: colours come from classes.
 
 const SVG = "http://www.w3.org/2000/svg";
-const HEIGHT = 150, LEFT = 46, RIGHT = 6, TOP = 8, BOTTOM = 20;
+const HEIGHT = 170, LEFT = 42, RIGHT = 4, TOP = 8, BOTTOM = 20;
 
 export function number(value) {
   if (value === null || value === undefined) return "–";
@@ -57,7 +57,7 @@ export class Chart {
   constructor(figure) {
     this.figure = figure;
     this.plot = figure.querySelector(".plot");
-    this.title = figure.querySelector("h3").textContent;
+    this.title = figure.querySelector("h3").firstChild.textContent;
     this.spans = figure.dataset.chart === "waiting";
     this.keys = [...figure.querySelectorAll("[data-series]")];
     this.names = this.keys.map((key) => key.dataset.series);
@@ -119,6 +119,7 @@ export class Chart {
       const at = from + this.span * part, anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
       element("text", { x: this.x(at), y: HEIGHT - 4, "text-anchor": anchor }, this.svg).textContent = clock(at);
     }
+    if (last - first < 1) element("text", { class: "soon", x: (LEFT + width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.svg).textContent = "the first figures are on their way";
     for (const name of names) this.curve(name, first, last);
     if (this.chosen !== null && this.chosen >= first && this.chosen <= last) this.mark(names);
     else this.chosen = null;
@@ -137,7 +138,7 @@ export class Chart {
     const base = this.y(0).toFixed(1);
     for (const points of runs) {
       const line = "M" + points.join("L"), begin = points[0].split(" ")[0], end = points[points.length - 1].split(" ")[0];
-      element("path", { class: `area ${name}`, d: `${line}L${end} ${base}L${begin} ${base}Z` }, this.svg);
+      if (name === this.names[0]) element("path", { class: `area ${name}`, d: `${line}L${end} ${base}L${begin} ${base}Z` }, this.svg);
       element("path", { class: `curve ${name}`, d: line }, this.svg);
     }
   }
@@ -196,10 +197,11 @@ export class Chart {
 
 // A line without axes, for a table.
 export function spark(cell, values) {
-  const known = values.map((value) => value ?? 0), top = Math.max(...known, 0), width = 80, height = 20;
+  const known = values.map((value) => value ?? 0), top = Math.max(...known, 0), width = 96, height = 24;
   cell.replaceChildren();
   if (known.length < 2 || top === 0) return;
   const points = known.map((value, i) => `${((i / (known.length - 1)) * width).toFixed(1)} ${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`);
   const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `completed a second in the last 15 minutes, ${number(top)} at the most` }, cell);
+  element("path", { class: "area", d: `M${points.join("L")}L${width} ${height}L0 ${height}Z` }, svg);
   element("path", { d: "M" + points.join("L") }, svg);
 }

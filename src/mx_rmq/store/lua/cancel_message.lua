@@ -2,11 +2,12 @@
 --
 -- Removes a message that nobody has begun. A refusal leaves a receipt too: else a copy of the call
 -- that arrives late could still cancel what its caller believes to be alive. To take an id out of a
--- list Redis walks it; where more than `most` are pending, that would hold up everybody. Then the
--- id is left to dispatch_message, and remembered, so that it is not counted as an accident there.
+-- list Redis walks it, and for long everybody waits. So it is looked for at both ends, not further
+-- than `walk`; one that stands deeper keeps its place, and dispatch_message passes over it. It has
+-- one such place at the most: of an id that comes to a second one, the list is walked after all.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 not there, p in processing
--- Cost     O(log D) when delayed; O(N) when pending, N pending and not more than `most`
+-- Cost     O(log D) when delayed; O(N) when pending, N pending and not more than six times `walk`
 
 local payload          = KEYS[1]  -- HASH  id -> record
 local pending_high     = KEYS[2]  -- LIST  ids, newest first
@@ -16,14 +17,14 @@ local processing       = KEYS[5]  -- HASH  id -> lease, token:worker
 local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
-local cancelled        = KEYS[9]  -- SET  ids that are still in a pending list
+local cancelled        = KEYS[9]  -- SET  ids of which one place in a pending list does not count
 local receipt          = KEYS[10] -- STRING  number and answer of the lane's last call
 local totals           = KEYS[11] -- HASH  how many messages ever went which way
 local history          = KEYS[12] -- STREAM  what has happened, newest last
 
 local call     = tonumber(ARGV[1]) -- its number in the lane
 local id       = ARGV[2]           -- the message
-local most     = tonumber(ARGV[3]) -- how many may be pending for the lists to be walked
+local walk     = tonumber(ARGV[3]) -- how far a list is walked from each end
 local by       = ARGV[4]           -- who wants it
 local remember = ARGV[5]           -- how many entries of the history to keep, 0: none is written
 
@@ -45,11 +46,18 @@ local delayed = false
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   delayed = redis.call('ZSCORE', key, id) or delayed
 end
-local waiting = 0
+local list, from, deep = nil, 1, false
 for _, key in ipairs({pending_high, pending, pending_low}) do
-  waiting = waiting + redis.call('LLEN', key)
+  deep = redis.call('LLEN', key) > 2 * walk or deep
+  if answer ~= '1' or delayed or list then
+    -- it is nowhere in here, or found
+  elseif redis.call('LPOS', key, id, 'MAXLEN', walk) then
+    list = key
+  elseif redis.call('LPOS', key, id, 'RANK', '-1', 'MAXLEN', walk) then
+    list, from = key, -1
+  end
 end
-redis.call('SCARD', cancelled)
+local passed = redis.call('SISMEMBER', cancelled, id) == 1
 
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
@@ -58,10 +66,14 @@ if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
   end
-elseif answer == '1' and waiting > most then
+elseif list then
+  redis.call('LREM', list, from, id)
+elseif answer == '1' and deep and not passed then
   redis.call('SADD', cancelled, id)
-elseif answer == '1' then
-  for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 1, id) end
+elseif answer == '1' and deep then
+  for _, key in ipairs({pending_high, pending, pending_low}) do
+    if redis.call('LREM', key, 1, id) == 1 then break end
+  end
 end
 
 local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil

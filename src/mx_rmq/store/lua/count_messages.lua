@@ -16,7 +16,7 @@ local processing        = KEYS[7]  -- HASH  id -> lease, token:worker
 local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
 local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
-local cancelled         = KEYS[11] -- SET  ids that are still in a pending list
+local cancelled         = KEYS[11] -- SET  ids of which one place in a pending list does not count
 local totals            = KEYS[12] -- HASH  how many messages ever went which way
 
 local waiting, delayed = 0, 0

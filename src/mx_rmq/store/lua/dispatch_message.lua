@@ -3,8 +3,10 @@
 -- Hands up to max_count messages to a worker, each with a lease: a deadline, and a token that
 -- only grows (also when a failover has lost the counter, since it is never behind the clock).
 -- High goes before normal before low, but of every ten turns one offers normal first and one low
--- first, so that nobody starves. An id without a record, or with a lease, is dropped, and counted
--- unless its message was cancelled.
+-- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
+-- The place of one that was cancelled is passed over, before anything is read of its message: by
+-- now the id may be in use again, and then the next place is its. So that many in a row cost
+-- little, a hundred go in one call.
 -- A level whose key has a wrong type is passed over. With alone, nothing is given while a message
 -- is in processing: so a worker that handles its batch one by one keeps the order. One reply holds
 -- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
@@ -22,7 +24,7 @@ local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local cancelled      = KEYS[9]  -- SET  ids that are still in a pending list
+local cancelled      = KEYS[9]  -- SET  ids of which one place in a pending list does not count
 local receipt        = KEYS[10] -- STRING  number and answer of the lane's last call
 local totals         = KEYS[11] -- HASH  how many messages ever went which way
 local history        = KEYS[12] -- STREAM  what has happened, newest last
@@ -77,6 +79,30 @@ for level, key in ipairs(levels) do
   local length = redis.pcall('LLEN', key)
   left[level] = type(length) == 'number' and length or 0
 end
+
+-- Where places are to be passed over, `kept` are the others of the last ones, and `behind` is how
+-- many stand before these.
+local kept, behind, read, surplus, gone = {}, {0, 0, 0}, {0, 0, 0}, {}, {}
+local places = redis.pcall('SCARD', cancelled)
+if type(places) == 'number' and places > 0 then
+  for level, key in ipairs(levels) do
+    if left[level] > 0 then
+      local tail = redis.call('LRANGE', key, -max_count - 100, '-1')
+      local marks, others = redis.call('SMISMEMBER', cancelled, unpack(tail)), {}
+      for i = #tail, 1, -1 do
+        local id = tail[i]
+        if marks[i] == 1 and not gone[id] then
+          gone[id], surplus[#surplus + 1] = true, id
+        else
+          others[#others + 1] = id
+        end
+      end
+      kept[level], read[level], behind[level] = others, #tail, left[level] - #tail
+      left[level] = #others
+    end
+  end
+end
+
 local usual, offers = {1, 2, 3}, {[4] = {2, 1, 3}, [9] = {3, 1, 2}}
 turn = math.floor(tonumber(turn) or 0)
 if not (turn >= 0 and turn < 10) then turn = 0 end -- also if it is no number at all
@@ -91,7 +117,10 @@ end
 
 local ids, count = {}, 0
 for level, key in ipairs(levels) do
-  if take[level] > 0 then
+  if kept[level] then
+    for i = 1, take[level] do ids[count + i] = kept[level][i] end
+    count = count + take[level]
+  elseif take[level] > 0 then
     local tail = redis.call('LRANGE', key, -take[level], '-1')
     for i = #tail, 1, -1 do
       count = count + 1
@@ -99,7 +128,29 @@ for level, key in ipairs(levels) do
     end
   end
 end
-if count == 0 then return reply end
+
+-- Takes ids out of the lists: those that are given, and those that are passed over.
+local function take_out()
+  for level, key in ipairs(levels) do
+    local others = kept[level]
+    if others and #others < read[level] then
+      redis.call('LTRIM', key, '0', -read[level] - 1)
+      local back = {}
+      for i = #others, take[level] + 1, -1 do back[#back + 1] = others[i] end
+      if #back > 0 then redis.call('RPUSH', key, unpack(back)) end
+    elseif take[level] > 0 then
+      redis.call('LTRIM', key, '0', -take[level] - 1)
+    end
+  end
+  if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
+end
+
+local rung = redis.call('LLEN', doorbell)
+if count == 0 then
+  if #surplus > 0 then take_out() end
+  if behind[1] + behind[2] + behind[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+  return reply
+end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
@@ -118,9 +169,7 @@ until fit < upto or fit == #ids
 -- end
 
 local held = redis.call('HMGET', processing, unpack(ids))
-local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
-local surplus, gone = {}, {}
 
 local too_many = count - fit
 for level = 3, 1, -1 do
@@ -158,17 +207,13 @@ for i = 1, fit do
     answer[two + 2] = length_text
     answer[two + 3] = id
     token, digit, given = token + 1, digit + 1, given + 1
-  elseif not gone[id] and redis.pcall('SISMEMBER', cancelled, id) == 1 then
-    gone[id], surplus[#surplus + 1] = true, id
   else
     dropped = dropped + 1
   end
 end
 answer = table.concat(answer)
 
-for level, key in ipairs(levels) do
-  if take[level] > 0 then redis.call('LTRIM', key, '0', -take[level] - 1) end
-end
+take_out()
 if given > 0 then
   -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until
   -- something in it is longer than 64 bytes. So before many come together, something long comes,
@@ -185,10 +230,10 @@ if given > 0 then
   if flat_set then redis.call('ZREM', expire_monitor, long) end
 end
 redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
-if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
+for level = 1, 3 do left[level] = left[level] + behind[level] end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 local what, by, done, about = 'dispatched', worker, taken, nil

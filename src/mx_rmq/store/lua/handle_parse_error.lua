@@ -80,6 +80,15 @@ redis.call('ZADD', archive, now, id)
 if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS', 1, id) end
 -- end
 
+-- shared: tell of those that were dropped; that this fails is no reason to fail
+if #victims > 0 then redis.pcall('HINCRBY', totals, 'trimmed', #victims) end
+for first = 1, remember == '0' and 0 or #victims, 25 do
+  local ids = table.concat(victims, ' ', first, math.min(first + 24, #victims))
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', 'trimmed', 'by', '',
+    'ids', ids, 'about', '')
+end
+-- end
+
 local what, by, done, about = 'quarantined', worker, {id}, {why}
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail

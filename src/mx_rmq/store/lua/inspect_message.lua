@@ -4,8 +4,8 @@
 -- cancelled one in a list does not count.
 --
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
---          dead letter, quarantine index, quarantined bytes. Pending counts to 2, and stays 0
---          unless walk is 1.
+--          dead letter, quarantine index, quarantined bytes, and 1 if a place was cancelled that
+--          is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
 -- Cost     O(log N) an id; with walk O(N), N pending
 
 local payload             = KEYS[1]  -- HASH  id -> record
@@ -21,7 +21,7 @@ local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
 local dlq_payload         = KEYS[11] -- HASH  id -> final record
 local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
 local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
-local cancelled           = KEYS[14] -- SET  ids that are still in a pending list
+local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
 
 local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
 local each = 2                 -- per message: id
@@ -32,15 +32,17 @@ for i = each, #ARGV do
   for _, key in ipairs(walk == 1 and {pending_high, pending, pending_low} or {}) do
     waiting = waiting + #redis.call('LPOS', key, id, 'COUNT', 3)
   end
-  waiting = math.min(2, math.max(0, waiting - redis.call('SISMEMBER', cancelled, id)))
+  waiting = waiting - redis.call('SISMEMBER', cancelled, id)
+  local astray = walk == 1 and waiting < 0 and 1 or 0
+  waiting = math.min(2, math.max(0, waiting))
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     if redis.call('ZSCORE', key, id) then delayed = delayed + 1 end
   end
-  reply[#reply + 1] = string.format('%d%d%d%d%d%d%d%d%d',
+  reply[#reply + 1] = string.format('%d%d%d%d%d%d%d%d%d%d',
     redis.call('HEXISTS', payload, id), waiting, delayed,
     redis.call('HEXISTS', processing, id), redis.call('ZSCORE', expire_monitor, id) and 1 or 0,
     redis.call('ZSCORE', dlq, id) and 1 or 0, redis.call('HEXISTS', dlq_payload, id),
     redis.call('ZSCORE', error_parse_queue, id) and 1 or 0,
-    redis.call('HEXISTS', error_parse_payload, id))
+    redis.call('HEXISTS', error_parse_payload, id), astray)
 end
 return reply

@@ -19,7 +19,8 @@ local forms = {
   LREM = {1, 'x'},
   ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZMSCORE = {'x'}, ZCARD = {},
   ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
-  XADD = {'*', 'f', 'v'}, SCARD = {}, SISMEMBER = {'x'},
+  XADD = {'*', 'f', 'v'}, XLEN = {}, XREVRANGE = {'+', '-'}, XTRIM = {'MAXLEN', 0},
+  SCARD = {}, SISMEMBER = {'x'}, SMISMEMBER = {'x'},
 }
 
 local function denied(reply)

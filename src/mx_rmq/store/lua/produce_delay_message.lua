@@ -18,9 +18,10 @@ local dlq_payload         = KEYS[8]  -- HASH  id -> final record
 local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
 local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell_delay      = KEYS[11] -- LIST  at most one ring: an earlier due time
-local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
-local totals              = KEYS[13] -- HASH  how many messages ever went which way
-local history             = KEYS[14] -- STREAM  what has happened, newest last
+local cancelled           = KEYS[12] -- SET  ids of which one place in a pending list does not count
+local receipt             = KEYS[13] -- STRING  number and answer of the lane's last call
+local totals              = KEYS[14] -- HASH  how many messages ever went which way
+local history             = KEYS[15] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -152,7 +153,8 @@ if max_pending > 0 and #fresh > 0 then
     local length = redis.pcall('ZCARD', key)
     waiting = waiting + (type(length) == 'number' and length or 0)
   end
-  full = waiting > max_pending
+  local passed = redis.pcall('SCARD', cancelled)
+  full = waiting - (type(passed) == 'number' and passed or 0) > max_pending
   if full then answer = string.format('full %d', #answer) end
 end
 -- end

@@ -7,8 +7,8 @@
 -- whether it was stored.
 --
 -- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
--- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 15 low' an own one
--- that a lane made whose receipt is KEYS[15]. A record comes without its first brace: that and the
+-- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 16 low' an own one
+-- that a lane made whose receipt is KEYS[16]. A record comes without its first brace: that and the
 -- server's time are put before it here.
 --
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
@@ -27,9 +27,10 @@ local dlq_payload         = KEYS[8]  -- HASH  id -> final record
 local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
 local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
 local doorbell            = KEYS[11] -- LIST  at most one ring: something is pending
-local receipt             = KEYS[12] -- STRING  number and answer of the lane's last call
-local totals              = KEYS[13] -- HASH  how many messages ever went which way
-local history             = KEYS[14] -- STREAM  what has happened, newest last
+local cancelled           = KEYS[12] -- SET  ids of which one place in a pending list does not count
+local receipt             = KEYS[13] -- STRING  number and answer of the lane's last call
+local totals              = KEYS[14] -- HASH  how many messages ever went which way
+local history             = KEYS[15] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -147,7 +148,8 @@ if max_pending > 0 and #fresh > 0 then
     local length = redis.pcall('ZCARD', key)
     waiting = waiting + (type(length) == 'number' and length or 0)
   end
-  full = waiting > max_pending
+  local passed = redis.pcall('SCARD', cancelled)
+  full = waiting - (type(passed) == 'number' and passed or 0) > max_pending
   if full then answer = string.format('full %d', #answer) end
 end
 -- end

@@ -1,7 +1,7 @@
 -- trim_archive: dead | quarantined -> (gone), by age and count
 --
 -- What every archiving call does too, for a topic in which nothing is archived any more. At most
--- 200 a call.
+-- 200 a call. Shortens the history, too, by at most 10,000 entries.
 --
 -- Returns  how many it dropped
 -- Cost     O(log A) a message, A archived
@@ -25,6 +25,7 @@ end
 -- end
 
 local arriving = 0
+redis.pcall('XLEN', history)
 
 -- shared: who is over the age or the cap
 local victims = {}
@@ -46,16 +47,16 @@ if #victims > 0 then
 end
 -- end
 
-local what, by, done, about = 'trimmed', '', victims, nil
-
--- shared: count what has happened, and write it down; that this fails is no reason to fail
-if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
-for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
-  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
-  local more = about and about[first] or ''
-  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
-    'about', more)
+-- shared: tell of those that were dropped; that this fails is no reason to fail
+if #victims > 0 then redis.pcall('HINCRBY', totals, 'trimmed', #victims) end
+for first = 1, remember == '0' and 0 or #victims, 25 do
+  local ids = table.concat(victims, ' ', first, math.min(first + 24, #victims))
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', 'trimmed', 'by', '',
+    'ids', ids, 'about', '')
 end
 -- end
+
+-- The history may be longer than it shall be by now, and perhaps nobody adds to it.
+redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
 
 return #victims

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,7 +26,7 @@ async def test_tail_tells_what_has_happened_a_line_each(store: Store, server: Se
     await store.produce_normal_message("other", [draft(id="own")])
     (one,) = await leased(store)
     await store.complete_message(TOPIC, "w1", [one.claim])
-    told = await run(server, "tail", TOPIC, "--ago", "60", "--limit", "4")
+    told = await run(server, "tail", TOPIC, "--since", "1970-01-01", "--limit", "4")
     assert told.exit_code == 0
     lines = [line.split()[2:] for line in told.stdout.splitlines()]
     assert [line[0] for line in lines] == ["produced", "produced", "dispatched", "completed"]
@@ -35,10 +36,31 @@ async def test_tail_tells_what_has_happened_a_line_each(store: Store, server: Se
 
 async def test_tail_as_json_is_a_document_a_line(store: Store, server: Server) -> None:
     await store.produce_normal_message(TOPIC, [draft(id="own")])
-    told = await run(server, "tail", "--ago", "60", "--limit", "1", "--json")
+    told = await run(server, "tail", "--since", "1970-01-01", "--limit", "1", "--json")
     happening = json.loads(told.stdout)
     assert (happening["topic"], happening["what"]) == (TOPIC, "produced")
     assert (happening["ids"], happening["by"], happening["about"]) == (["own"], "", "")
+
+
+async def test_tail_begins_a_span_before_the_servers_now(
+    store: Store, raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds, _ = await raw.time()
+    await store.produce_normal_message(TOPIC, [draft(id="own")])
+    key = store.keys.of(TOPIC).history
+    await raw.delete(key)
+    for ago in (7300, 7100, 60):
+        entry = {"what": "died", "by": "", "ids": f"m-{ago}", "about": ""}
+        await raw.xadd(key, entry, id=f"{seconds - ago}000-0")  # type: ignore[arg-type]
+    monkeypatch.setattr(time, "time", lambda: 0.0)  # whatever this machine's clock says
+    told = await run(server, "tail", "--since", "2h", "--limit", "2")
+    assert [line.split()[-1] for line in told.stdout.splitlines()] == ["m-7100", "m-60"]
+    told = await run(server, "tail", "--since", "1000d", "--limit", "1")
+    assert told.stdout.split()[-1] == "m-7300"
+    for far in ("9" * 400 + "d", "100"):
+        refused = await run(server, "tail", "--since", far, "--limit", "1")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert refused.stderr.startswith(f"Error: --since '{far[:70]}")
 
 
 async def test_an_unknown_topic_is_refused(store: Store, server: Server) -> None:
@@ -54,7 +76,7 @@ async def test_a_foreign_hand_cannot_harm_the_terminal(
     await store.produce_normal_message(TOPIC, [draft(id="own")])
     entry = {"what": "died", "by": HOSTILE, "ids": HOSTILE, "about": HOSTILE}
     await raw.xadd(store.keys.of(TOPIC).history, entry)  # type: ignore[arg-type]
-    told = await run(server, "tail", "--ago", "60", "--limit", "2")
+    told = await run(server, "tail", "--since", "1970-01-01", "--limit", "2")
     assert harmless(told.stdout)
 
 

@@ -1,0 +1,78 @@
+"""The door of `mx-rmq dashboard`: how many connections are open, and for how long they may be so
+without asking for anything. uvicorn itself sets no bound to either."""
+
+from __future__ import annotations
+
+import resource
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+IDLE: Final = 5.0
+"""Seconds from its begin, or from an answer, in which a connection must bring a whole request."""
+
+BACKLOG: Final = 20
+"""Connections that are taken at a time, before we see the first of them. When there are no files
+left, Python logs a traceback for as many, every second."""
+
+
+def _most() -> int:
+    """Return how many connections may be open: a third of the files that this process may open."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1000 if files == resource.RLIM_INFINITY else max(8, min(1000, files // 3))
+
+
+MOST: Final = _most()
+
+
+class Door(H11Protocol):
+    """One connection. If there are too many, the one that has been idle longest has to go."""
+
+    _idle_since = 0.0
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+        if len(self.connections) > MOST:
+            idle = (one for one in self.connections if isinstance(one, Door) and not one.is_busy)
+            min(idle, key=lambda one: one._idle_since).drop()  # at the least, this one is
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def drop(self) -> None:
+        """Close it at once, whatever has arrived of a request."""
+        self._forget()
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Let the time run while nothing is asked for: it does not begin anew with every byte."""
+        if self.is_busy or self.transport.is_closing():
+            self._forget()
+        elif self._late is None:
+            self._idle_since = self.loop.time()
+            self._late = self.loop.call_later(IDLE, self.drop)
+
+    def _forget(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None

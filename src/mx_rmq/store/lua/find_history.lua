@@ -1,0 +1,32 @@
+-- find_history: read
+--
+-- One step back through a history, for what is about one message. Entries about others, nearly
+-- all of them, stay on the server.
+--
+-- Returns  where to go on ('': that was the last step), then of each entry that was found: its
+--          place, what, by and about; newest first
+-- Cost     O(step)
+
+local history = KEYS[1]  -- STREAM  what has happened, newest last
+
+local before = ARGV[1] -- where to go on, '+' at first
+local step   = ARGV[2] -- how many entries to look at
+local id     = ARGV[3] -- the message
+
+local entries = redis.call('XREVRANGE', history, before, '-', 'COUNT', step)
+local reply, alone = {''}, ' ' .. id .. ' '
+if #entries == tonumber(step) then reply[1] = '(' .. entries[#entries][1] end
+for _, entry in ipairs(entries) do
+  local fields, ids = entry[2], ''
+  for at = 1, #fields, 2 do
+    if fields[at] == 'ids' then ids = fields[at + 1] break end
+  end
+  -- Looked for as it is first: it is seldom there, and then nothing is copied.
+  if string.find(ids, id, 1, true) and string.find(' ' .. ids .. ' ', alone, 1, true) then
+    local told = {}
+    for at = 1, #fields, 2 do told[fields[at]] = fields[at + 1] end
+    reply[#reply + 1] = entry[1]
+    for _, name in ipairs({'what', 'by', 'about'}) do reply[#reply + 1] = told[name] or '' end
+  end
+end
+return reply
