@@ -7,7 +7,6 @@ the same minute, and the middle one counts: the machine's mood changes from roun
 from __future__ import annotations
 
 import asyncio
-import os
 import statistics
 import time
 from contextlib import suppress
@@ -73,13 +72,11 @@ QUICK: Final = Extent(rounds=1, messages=1_000)
 async def compare(place: Place, extent: Extent, tell: Callable[[str], None]) -> Results:
     """Measure all settings, round by round."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in SETTINGS}
-    load = os.getloadavg()[0]
     for number in range(extent.rounds):
         tell(f"extras, round {number + 1} of {extent.rounds}")
         for name in list(SETTINGS)[:: 1 if number % 2 == 0 else -1]:
             found[name].append(await _once(place, extent.messages, SETTINGS[name]))
     return {
-        "load": load,
         "rounds": extent.rounds,
         "messages": extent.messages,
         "settings": {name: _middle(turns) for name, turns in found.items()},
