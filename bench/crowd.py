@@ -81,7 +81,7 @@ class Extent:
 
 
 USUAL: Final = Extent()
-QUICK: Final = Extent(messages=2_000, quarantined=500, others=3, each=100, workers=20, long=8)
+QUICK: Final = Extent(messages=1_000, quarantined=200, others=2, each=50, workers=60, long=8)
 
 
 @dataclass(slots=True)

@@ -61,12 +61,12 @@ AGAINST: Final = {USUALLY: BARE, METRICS: USUALLY, TRACES: USUALLY}
 class Extent:
     """How much is measured."""
 
-    rounds: int = 8
+    rounds: int = 12
     messages: int = 60_000
 
 
 USUAL: Final = Extent()
-QUICK: Final = Extent(rounds=1, messages=2_000)
+QUICK: Final = Extent(rounds=1, messages=1_000)
 
 
 async def compare(place: Place, extent: Extent, tell: Callable[[str], None]) -> Results:

@@ -47,7 +47,7 @@ PARTS = ("looks", "extras")
 TIMES = 5
 """How often a page is asked for."""
 STARTS_WITHIN = 30.0
-WARM = 3.0
+WARM = 2.0
 """Seconds of traffic before anybody looks."""
 
 
@@ -132,7 +132,7 @@ async def _look(
                     looks.operator(url, prefix, address, moving=moving) as operator,
                 ):
                     full = crowd.Crowd(extent)
-                    await operator.look(full, 2 if options.quick else TIMES)
+                    await operator.look(full, 1 if options.quick else TIMES)
                     await operator.act(full)
                 found[name] = {"load": load, **operator.times.summary()}
     if options.nice:

@@ -163,7 +163,8 @@ def _extras(extras: Results) -> str:
     verdict = "met" if max(costs) < GOAL else "**missed**"
     return (
         table(head, rows)
-        + "\nSide by side, the middle ratio, and in brackets the middle half of them:\n\n"
+        + f"\nSide by side, {extras['rounds']} rounds of {extras['messages']:,} messages: the "
+        "middle ratio, and in brackets the middle half of them:\n\n"
         + table(head, compared)
         + f"\nHistory costs {costs[0]:.1%} of a drain and {costs[1]:.1%} of a produce; the goal is "
         f"under {GOAL:.0%} of throughput: {verdict}.\n"

@@ -88,6 +88,8 @@ class Member:
         mq = MessageQueue(duty.url, prefix=duty.prefix, history=duty.history, middleware=around)
         for topic in self._duty.topics:
             self._declare(mq, topic)
+        worker = Worker(mq, concurrency=duty.concurrency)
+        watched = _endpoint(worker, duty.metrics) if duty.metrics else nullcontext()
         async with mq:
             threading.Thread(target=self._obey, daemon=True).start()
             await self._go.wait()
@@ -95,8 +97,6 @@ class Member:
             if self._duty.handler == "none":
                 await self._produce(mq)
             else:
-                worker = Worker(mq, concurrency=duty.concurrency)
-                watched = _endpoint(worker, duty.metrics) if duty.metrics else nullcontext()
                 async with watched, worker:
                     await self._stop.wait()
 
