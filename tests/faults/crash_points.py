@@ -63,6 +63,7 @@ CALLS: Final = {
         ("operator", "cancel_message"),
         ("operator", "count_messages"),
         ("operator", "scan_fields"),
+        ("operator", "weigh_fields"),
     ),
     "worker": (
         ("registry", "register_topics"),

@@ -108,13 +108,16 @@ class Node(Server):
         role, *rest = await self.ask("ROLE")
         return bool(role == b"master" or rest[2] == b"connected")
 
-    async def has_followers(self, count: int) -> bool:
-        """Say whether it sends what it does to so many replicas, and each has confirmed it once.
+    async def is_followed(self, count: int) -> bool:
+        """Say whether so many replicas confirm what it does now. In a cluster it cannot be asked.
 
-        A replica calls itself connected a moment earlier; what is done until then, only waits.
+        A replica calls itself connected a moment before it hears what its primary does.
         """
-        role, *rest = await self.ask("ROLE")
-        return role == b"master" and sum(int(one[2]) > 0 for one in rest[1]) >= count
+        async with Redis.from_url(self.url, socket_timeout=5) as client:
+            await client.set("lab", "?")
+            confirmed = await client.wait(count, 1000)
+            await client.delete("lab")
+        return int(confirmed) >= count
 
     def _end(self, number: signal.Signals) -> None:
         if self.is_frozen and number != signal.SIGKILL:

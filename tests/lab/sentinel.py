@@ -200,7 +200,7 @@ class Watched:
             for node in self.nodes:
                 await until_true(node.is_in_step, f"{node.address} follows")
             count = len(self.nodes) - 1
-            await until_true(lambda: self.nodes[0].has_followers(count), "all are followed up")
+            await until_true(lambda: self.nodes[0].is_followed(count), "the replicas hear it")
             for sentinel in self.sentinels:
                 sentinel.start()
             await self.until_settled()

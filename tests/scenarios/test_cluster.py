@@ -11,6 +11,7 @@ import pytest
 
 from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.core.message import State
 from mx_rmq.store.call import Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.gauge import Gauge
@@ -81,6 +82,9 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
             assert (await store.views.counts(topic)).dropped == 0
             await store.get_next_delay_task(topic)
             await store.survey_topics([topic])
+            assert await store.views.history.of(topic, "nobody") == []
+            ids = await store.views.pages.entries(topic, State.PENDING, (0, 0, 0), 10)
+            await store.views.pages.read(topic, State.PENDING, ids)
             assert await store.audit.topic(topic) == []
             # The audit confirms a suspect with every key of the topic at once.
             await caller.command("HSET", keys.of(topic).payload, "stray", "?")

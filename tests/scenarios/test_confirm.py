@@ -41,6 +41,7 @@ async def replica(kind: Kind, alone: Node, short_path: Path) -> AsyncIterator[No
     with Node(kind, short_path / "replica", *AOF, port=free_ports(1)[0]) as node:
         await node.ask("REPLICAOF", "127.0.0.1", alone.port)
         await until_true(node.is_in_step, "the replica follows")
+        await until_true(lambda: alone.is_followed(1), "the replica hears it")
         yield node
 
 
@@ -104,6 +105,7 @@ async def test_producing_again_with_the_ids_waits_again_and_makes_no_second_mess
         with pytest.raises(NotConfirmed):
             await mq.produce(TOPIC, 1, id=id, confirm="replicated")
         replica.thaw()
+        await until_true(lambda: alone.is_followed(1), "the replica is back")
         assert await mq.produce(TOPIC, 1, id=id, confirm="replicated") == id
         assert id in await ids_on(replica)
         assert (await mq.admin.stats(TOPIC)).pending == 2
