@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import Dashboard
+from mx_rmq.dashboard import Dashboard, act
 from tests.dashboard.visitor import Visitor
 from tests.lab.archives import ARCHIVES, archived
 from tests.lab.messages import TOPIC, leased
@@ -273,3 +273,13 @@ async def test_every_action_is_written_down_on_one_line_and_shown(
     assert all("\n" not in record.getMessage() for record in caplog.records)
     assert "nn &lt;b&gt;" in page
     assert page.index('<td data-label="Did">pause') < page.index('<td data-label="Did">requeue')
+
+
+async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
+    mq: MessageQueue, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await archived(mq.store, State.DEAD, 3)
+    monkeypatch.setattr(act, "COUNT_WITHIN", 0)
+    page = await visitor.page(f"/topics/{TOPIC}/bulk?act=discard&state=dead&text=nowhere")
+    assert "at least 0 dead messages" in page
+    assert "There was time to look at 0 of them." in page

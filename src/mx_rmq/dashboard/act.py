@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
 
-from mx_rmq.admin import Cancelled
+from mx_rmq.admin import Cancelled, Progress
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.look import ACTS, state_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from starlette.responses import Response
 
-    from mx_rmq.admin import MessageView, Progress
+    from mx_rmq.admin import MessageView
     from mx_rmq.core.message import State
     from mx_rmq.dashboard.ask import Ask
 
@@ -184,7 +184,7 @@ async def ask_bulk(ask: Ask) -> Response:
     act, state, search = _bulk(ask.query)
     fixed = search.counted(await source.now())
     there = getattr(await source.stats(ask.topic), state)
-    counted, whole = (there, True) if not search else await _count(ask, act, state, fixed)
+    counted, looked = (there, None) if not search else await _count(ask, act, state, fixed)
     return ask.page(
         "bulk.html",
         here="overview",
@@ -195,7 +195,7 @@ async def ask_bulk(ask: Ask) -> Response:
         fields=fixed.fixed(),
         there=there,
         counted=counted,
-        whole=whole,
+        looked=looked,
     )
 
 
@@ -224,21 +224,21 @@ async def stop(ask: Ask, _: dict[str, str]) -> Response:
     return ask.go("jobs", str(job.number), said="stopping")
 
 
-async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, bool]:
-    """Return how many messages fit, and whether all were looked at in the time there is."""
-    so_far = 0
+async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, int | None]:
+    """Return how many messages fit, and among how many, if there was no time to look at all."""
+    so_far = Progress(0, 0, 0)
 
     def heed(progress: Progress) -> None:
         nonlocal so_far
-        so_far = progress.done
+        so_far = progress
 
     try:
         async with asyncio.timeout(COUNT_WITHIN):
             return await ask.parts.source.bulk(
                 ask.operator, act, ask.topic, state, search, dry_run=True, progress=heed
-            ), True
+            ), None
     except TimeoutError:
-        return so_far, False
+        return so_far.done, so_far.looked
 
 
 def _bulk(fields: dict[str, str]) -> tuple[str, State, Search]:
