@@ -28,6 +28,7 @@ from tests.lab.messages import (
     leased,
     message,
     pending,
+    settle,
     take,
 )
 from tests.lab.servers import Kind
@@ -156,6 +157,19 @@ async def test_the_oldest_pending_message_is_as_old_as_its_produce(
         age = (await Admin(now).stats(TOPIC)).oldest_pending
         assert age is not None
         assert 100 <= age < 160
+
+
+async def test_a_delayed_message_is_old_since_it_was_due_and_a_requeued_one_since_nobody_knows_when(
+    store: Store, admin: Admin, clock: Clock
+) -> None:
+    await delayed(store, 60_000)
+    clock.advance(70_000)
+    await store.process_delay_message(TOPIC, count=1)
+    assert (await admin.stats(TOPIC)).oldest_pending == 10
+    (one,) = await take(store)
+    await settle(store, one, State.DEAD)
+    assert await admin.requeue(TOPIC, one.id)
+    assert (await admin.stats(TOPIC)).oldest_pending is None
 
 
 @pytest.mark.corrupts

@@ -10,7 +10,10 @@ import pytest
 from mx_rmq import Delivery, MessageQueue, Worker
 from mx_rmq.admin import Happening, What
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
+from tests.lab.archives import archived
 from tests.lab.crew import until
+from tests.lab.messages import TOPIC
 from tests.lab.servers import Kind
 from tests.runtime.stage import queue
 
@@ -62,6 +65,14 @@ async def test_an_operator_stands_by_what_he_did(raw: Redis, server: Server) -> 
         await mq.admin.as_operator("ann").cancel("t", id)
         *_, last = await mq.admin.history("t", id)
         assert (last.what, last.by) == (What.CANCELLED, "ann")
+
+
+async def test_an_edit_is_told_apart_from_a_requeue(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        (id,) = await archived(mq.store, State.DEAD)
+        assert await mq.admin.as_operator("anna").edit(TOPIC, id, 2)
+        last = (await mq.admin.history(TOPIC, id))[-1]
+        assert (last.what, last.by, last.about) == (What.REQUEUED, "anna", "with another payload")
 
 
 async def test_the_history_of_a_partition_is_the_topics(raw: Redis, server: Server) -> None:

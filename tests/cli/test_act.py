@@ -373,3 +373,9 @@ async def test_messages_are_acted_on_in_whatever_partition_they_are(
     for part in partitions(TOPIC, 3):
         assert (await store.views.counts(part)).paused
     assert (await run(server, "resume", TOPIC)).stdout == "orders: resumed\n"
+
+
+async def test_a_message_in_another_state_is_told_of(store: Store, server: Server) -> None:
+    (waits,) = await pending(store)
+    told = await run(server, "discard", TOPIC, waits, "--yes")
+    assert (told.exit_code, told.stdout) == (1, f"{waits}: nothing done, it is pending\n")

@@ -25,8 +25,8 @@ from mx_rmq.admin.view import (
     Page,
     Stats,
     WorkerView,
-    created_at,
     message_view,
+    ready_at,
     worker_view,
 )
 from mx_rmq.core.errors import InvalidInput
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 LONGEST_LOOK: Final = 60.0
 """Seconds for which rates are measured, at the most."""
+
+EDITED: Final = "with another payload"
+"""What the history says of a message that was edited."""
 
 KNOWN: Final = 10
 """Topics that are named to somebody who asked for an unknown one."""
@@ -273,7 +276,8 @@ class Admin:
                 f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
             )
         limit = self._store.limits.max_payload
-        return await self._requeue(part, found, edited(part, found, payload, limit=limit))
+        message = edited(part, found, payload, limit=limit)
+        return await self._requeue(part, found, message, why=EDITED)
 
     async def discard(self, topic: str, id: str, *, state: State | str | None = None) -> bool:
         """Delete a dead or quarantined message. False: it is in neither."""
@@ -403,11 +407,17 @@ class Admin:
         parts = await self._parts(topic)
         return await Bulk(self._pages, state, act, scope, now=self._now, reads=reads).run(parts)
 
-    async def _requeue(self, part: str, found: Found, message: Message) -> bool:
+    async def _requeue(self, part: str, found: Found, message: Message, why: str = "") -> bool:
         at = found.archived or 0
         return bool(
             await self._store.requeue_message(
-                part, found.state, found.id, archived=at, message=message, by=self._operator
+                part,
+                found.state,
+                found.id,
+                archived=at,
+                message=message,
+                why=why,
+                by=self._operator,
             )
         )
 
@@ -445,15 +455,15 @@ class Admin:
         )
 
     async def _counted(self, part: str) -> tuple[Counts, float | None]:
-        """Count the messages of a partition; tell how old the oldest of the next ones is."""
+        """Count the messages of a partition; tell how long the next one has waited."""
         counts = await self._store.views.counts(part)
         if not counts.pending:
             return counts, None
-        created = [created_at(data) for data in await self._pages.next_records(part)]
-        stamped = [at for at in created if at is not None]
-        if not stamped:
+        ready = [ready_at(data) for data in await self._pages.next_records(part)]
+        known = [at for at in ready if at is not None]
+        if not known:
             return counts, None
-        return counts, max(0, await self._now(part) - min(stamped)) / 1000
+        return counts, max(0, await self._now(part) - min(known)) / 1000
 
     async def _now(self, part: str) -> int:
         """Return the time of a partition's server, ms."""

@@ -54,8 +54,9 @@ class Stats:
     dead: int
     quarantined: int
     oldest_pending: float | None
-    """Age in seconds, since its produce, of the oldest of those that are taken next, one of each
-    priority. None: nothing is pending, or nothing that can be read."""
+    """How many seconds the one that is taken next has waited, of all priorities and partitions the
+    longest: since it was produced, due or to be retried. None: nothing is pending, or nobody knows,
+    as of requeued messages and of those that cannot be read."""
     paused: bool
     """Whether workers take nothing of it, or of some of its partitions."""
     dropped: int
@@ -282,8 +283,17 @@ def _doing(said: object) -> tuple[Doing, ...]:
 
 
 def created_at(data: bytes) -> int | None:
+    """Return when a message was produced, ms; None: nobody knows."""
     try:
         return codec.decode(data).created_at or None
+    except DecodeError:
+        return None
+
+
+def ready_at(data: bytes) -> int | None:
+    """Return since when a message could have been taken, ms; None: nobody knows."""
+    try:
+        return codec.decode(data).ready_at
     except DecodeError:
         return None
 

@@ -180,7 +180,7 @@ async def _do(
         return await many.do(yes=yes)
     if deed.asks:
         ask(f"{deed.verb} {count(len(ids), 'message')} of {topic}", yes=yes)
-    return await _each(deed, topic, ids, as_json=as_json)
+    return await _each(admin, deed, topic, ids, as_json=as_json)
 
 
 class _Many:
@@ -281,7 +281,9 @@ class _Many:
         return count(number, f"{self._state} message")
 
 
-async def _each(deed: Deed, topic: str, ids: tuple[str, ...], *, as_json: bool) -> int:
+async def _each(
+    admin: Admin, deed: Deed, topic: str, ids: tuple[str, ...], *, as_json: bool
+) -> int:
     """Act on each message and tell of it at once; one that is refused does not stop the rest."""
     done: list[str] = []
     absent: list[str] = []
@@ -296,8 +298,13 @@ async def _each(deed: Deed, topic: str, ids: tuple[str, ...], *, as_json: bool) 
                 continue
             (done if there else absent).append(id)
             if not as_json:
-                say(f"{id}: {deed.done}" if there else f"{id}: not there")
+                say(f"{id}: {deed.done if there else await _whereabouts(admin, topic, id)}")
     finally:  # also if it ends in the middle
         if as_json:
             print_json({"topic": topic, deed.done: done, "absent": absent, "refused": refused})
     return 2 if refused else int(bool(absent))
+
+
+async def _whereabouts(admin: Admin, topic: str, id: str) -> str:
+    found = await admin.get(topic, id)
+    return "not there" if found is None else f"nothing done, it is {found.state}"

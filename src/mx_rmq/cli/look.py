@@ -129,7 +129,7 @@ def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[s
 def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
     """Return a table of topics. Given `speeds`, it has their columns, also while they are empty."""
     columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
-    fast = () if speeds is None else ("produced/s", "completed/s", "failed/s")
+    fast = () if speeds is None else ("in/s", "out/s", "failed/s")
     return table(
         (*columns, *fast, ""),
         (
@@ -188,7 +188,10 @@ async def list_messages(
         return 0
     title, time = TIME_OF[State(state)]
     columns = ("id", "priority", "attempts", title, "note", "payload")
-    print_table(columns, (_row(one, getattr(one, time)) for one in page.messages))
+    if page.messages:
+        print_table(columns, (_row(one, getattr(one, time)) for one in page.messages))
+    else:
+        say(f"no {state} messages" + (" that are meant" if wanted else ""))
     if page.cursor is not None:
         say(f"there are more: --cursor {page.cursor}")
     return 0

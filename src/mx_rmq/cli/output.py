@@ -91,7 +91,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(columns):
         numeric = any(isinstance(row[number], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
+        )
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
     return table

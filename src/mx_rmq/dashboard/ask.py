@@ -47,7 +47,7 @@ SAID: Final = {
     "paused": ("good", "Paused. Workers finish what they have and take nothing more."),
     "resumed": ("good", "Resumed. Workers take its messages again."),
     "same": ("note", "Nothing to do: it was so already."),
-    "gone": ("warn", "Nothing was done: the message is not there any more."),
+    "gone": ("warn", "Nothing was done: the message is gone, or not in that state any more."),
     "taken": ("warn", "Nothing was done: a worker has begun with the message."),
     "stopping": ("good", "The job stops. What it has done stays done."),
 }

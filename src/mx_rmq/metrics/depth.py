@@ -182,7 +182,7 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
     )
     oldest = GaugeMetricFamily(
         "mx_rmq_oldest_pending_seconds",
-        "Age of the oldest of those messages that are taken next; 0: nothing is pending.",
+        "How long the message that is taken next has waited; 0: nothing is pending.",
         labels=["topic"],
     )
     paused = GaugeMetricFamily(

@@ -23,7 +23,15 @@ class Operating(Scripted):
     """Requeue, discard, cancel; pause and resume. `by` says in the history who it was."""
 
     async def requeue_message(
-        self, topic: str, state: State, id: str, *, archived: int, message: Message, by: str = ""
+        self,
+        topic: str,
+        state: State,
+        id: str,
+        *,
+        archived: int,
+        message: Message,
+        why: str = "",
+        by: str = "",
     ) -> Settled:
         """Send an archived message round again, if it is still the one archived at that time."""
         check_same(message, topic, id)
@@ -36,6 +44,7 @@ class Operating(Scripted):
             archived_ms=archived,
             priority=check_level(message.priority),
             record=codec.encode(message),
+            why=why,
         )
 
     async def discard_message(

@@ -22,8 +22,9 @@ local id          = ARGV[2]           -- the message
 local archived_ms = tonumber(ARGV[3]) -- when it was archived, as the operator saw it
 local priority    = ARGV[4]           -- high, normal or low
 local record      = ARGV[5]           -- its new record
-local by          = ARGV[6]           -- who wants it
-local remember    = ARGV[7]           -- how many entries of the history to keep, 0: none is written
+local why         = ARGV[6]           -- what is said of it in the history, or ''
+local by          = ARGV[7]           -- who wants it
+local remember    = ARGV[8]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -48,7 +49,7 @@ redis.call('HSET', payload, id, record)
 redis.call('LPUSH', behind, id)
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-local what, done, about = 'requeued', {id}, nil
+local what, done, about = 'requeued', {id}, why ~= '' and {why} or nil
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
