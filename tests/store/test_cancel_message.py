@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -340,3 +341,20 @@ async def test_the_audit_names_a_cancelled_place_that_is_not_there(
     await raw.sadd(store.keys.of(TOPIC).cancelled, "nobody")
     (wrong,) = await store.audit.topic(TOPIC)
     assert str(wrong) == "orders: nobody: a place was cancelled that it does not have"
+
+
+async def test_an_audit_walks_no_list_because_places_are_passed_over_meanwhile(
+    store: Store, raw: Redis, many: None
+) -> None:
+    ids = await pending(store, 600)
+    for id in [*ids[1:-1], ids[0], ids[-1]]:
+        await store.cancel_message(TOPIC, id)
+    await raw.config_resetstat()
+
+    async def pass_over() -> None:
+        while await raw.exists(store.keys.of(TOPIC).cancelled):
+            assert await take(store, 1) == []
+
+    violations, _ = await asyncio.gather(store.audit.topic(TOPIC), pass_over())
+    assert violations == []
+    assert "cmdstat_lpos" not in await raw.info("commandstats")

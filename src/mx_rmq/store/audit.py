@@ -88,14 +88,33 @@ class Places(NamedTuple):
         return wrongs
 
 
+class _Waiting:
+    """The ids in the lists of pending ones, and those of which one place does not count.
+
+    Of these `before` were there before the lists were read, and `after` still afterwards: what is
+    only in one of them, was passed over or cancelled in between.
+    """
+
+    def __init__(self) -> None:
+        self.places: Counter[bytes] = Counter()
+        self.before: set[bytes] = set()
+        self.after: set[bytes] = set()
+
+    def count(self, id: bytes) -> int:
+        """Return how often an id waits."""
+        return max(0, self.places[id] - (id in self.before or id in self.after))
+
+    def is_astray(self, id: bytes) -> bool:
+        """Say whether a place was cancelled that is not there."""
+        return not self.places[id] and id in self.before and id in self.after
+
+
 class _Reading:
     """Everything that was read of a topic, step by step."""
 
     def __init__(self) -> None:
         self.records: set[bytes] = set()
-        self.pending: Counter[bytes] = Counter()
-        self.cancelled: set[bytes] = set()
-        """Ids whose place in a list does not count any more."""
+        self.waiting = _Waiting()
         self.delayed: Counter[bytes] = Counter()
         self.leases: dict[bytes, bytes] = {}
         self.deadlines: set[bytes] = set()
@@ -109,8 +128,8 @@ class _Reading:
     def suspects(self) -> list[bytes]:
         """Return the ids that look wrong."""
         ids = self.records.union(
-            self.pending,
-            self.cancelled,
+            self.waiting.places,
+            self.waiting.after,
             self.delayed,
             self.leases,
             self.deadlines,
@@ -121,20 +140,14 @@ class _Reading:
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
-    def waiting(self, id: bytes, pending: Counter[bytes]) -> tuple[int, bool]:
-        """Return how often an id waits, and whether a place was cancelled that is not there."""
-        count = pending[id] - (id in self.cancelled)
-        return max(0, count), count < 0
-
     def wrongs(self, id: bytes, places: Places) -> list[str]:
         """Return what is wrong with an id in these places."""
         return places.wrongs(aged=id in self.aged)
 
     def _places(self, id: bytes) -> Places:
-        waiting, astray = self.waiting(id, self.pending)
         return Places(
             id in self.records,
-            waiting,
+            self.waiting.count(id),
             self.delayed[id],
             id in self.leases,
             id in self.deadlines,
@@ -142,7 +155,7 @@ class _Reading:
             id in self.dead_letters,
             id in self.quarantine_index,
             id in self.quarantined_bytes,
-            astray,
+            self.waiting.is_astray(id),
         )
 
 
@@ -175,14 +188,12 @@ class Audit:
         found = [Violation(topic, "", wrong) for wrong in wrongs]
         suspects = reading.suspects()
         # Whether they are pending: inspect would have to walk the lists, so these are read again.
-        pending: Counter[bytes] = Counter()
-        for key in (keys.pending_high, keys.pending, keys.pending_low) if suspects else ():
-            await self._list(key, pending)
+        waiting = await self._waiting(keys) if suspects else _Waiting()
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
             for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
-                waiting, astray = reading.waiting(id, pending)
-                if not reading.wrongs(id, places._replace(pending=waiting, astray=astray)):
+                now = places._replace(pending=waiting.count(id), astray=waiting.is_astray(id))
+                if not reading.wrongs(id, now):
                     continue
                 # Still wrong: now all of one moment, which walks the lists, so one at a time.
                 (walked,) = await self._inspect(keys, [id], walk=True)
@@ -202,9 +213,7 @@ class Audit:
         # Records first: one that is finished meanwhile costs the confirmation no walk of a list.
         reading = _Reading()
         reading.records = await self._fields(keys.payload)
-        for key in (keys.pending_high, keys.pending, keys.pending_low):
-            await self._list(key, reading.pending)
-        reading.cancelled = set(await self._members(keys.cancelled))
+        reading.waiting = await self._waiting(keys)
         for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
             reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
@@ -222,6 +231,14 @@ class Audit:
         reading.dead_letters = await self._fields(keys.dlq_payload)
         reading.quarantined_bytes = await self._fields(keys.error_parse_payload)
         return reading
+
+    async def _waiting(self, keys: TopicKeys) -> _Waiting:
+        waiting = _Waiting()
+        waiting.before = set(await self._members(keys.cancelled))
+        for key in (keys.pending_high, keys.pending, keys.pending_low):
+            await self._list(key, waiting.places)
+        waiting.after = set(await self._members(keys.cancelled))
+        return waiting
 
     async def _fields(self, key: str) -> set[bytes]:
         script = load("scan_fields")
