@@ -1,8 +1,9 @@
 """Is every message in exactly one state? (G2)
 
 The audit reads a topic in small steps, so it can run beside live traffic. What it has read is then
-of different moments, and a message that moved meanwhile looks wrong. So each suspect is looked at
-once more, by a script that sees all its places at one moment; only what is wrong there is reported.
+of different moments, and a message that moved meanwhile looks wrong. So suspects are looked at
+again, and those that are left by a script that sees all places of a message at one moment; only
+what is wrong there is reported.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ STEP: Final = 200
 
 SUSPECTS: Final = 100
 """Suspects looked at in one call."""
+
+LOOKS: Final = 3
+"""How often suspects are looked at, before the lists are walked for those that are left: what moves
+all the time may look wrong twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +192,30 @@ class Audit:
             return [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
         found = [Violation(topic, "", wrong) for wrong in wrongs]
         suspects = reading.suspects()
-        # Whether they are pending: inspect would have to walk the lists, so these are read again.
+        for _ in range(LOOKS):
+            suspects = await self._still_wrong(keys, reading, suspects)
+        for id in suspects:  # now all of one moment, which walks the lists, so one at a time
+            (walked,) = await self._inspect(keys, [id], walk=True)
+            shown = id.decode("utf-8", "backslashreplace")
+            found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
+        return found
+
+    async def _still_wrong(
+        self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]
+    ) -> list[bytes]:
+        """Look at suspects once more; return those that look wrong again.
+
+        Whether they are pending: inspect would have to walk the lists, so these are read again.
+        """
         waiting = await self._waiting(keys) if suspects else _Waiting()
+        wrong: list[bytes] = []
         for start in range(0, len(suspects), SUSPECTS):
             chunk = suspects[start : start + SUSPECTS]
             for id, places in zip(chunk, await self._inspect(keys, chunk), strict=True):
                 now = places._replace(pending=waiting.count(id), astray=waiting.is_astray(id))
-                if not reading.wrongs(id, now):
-                    continue
-                # Still wrong: now all of one moment, which walks the lists, so one at a time.
-                (walked,) = await self._inspect(keys, [id], walk=True)
-                shown = id.decode("utf-8", "backslashreplace")
-                found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
-        return found
+                if reading.wrongs(id, now):
+                    wrong.append(id)
+        return wrong
 
     async def _wrong_types(self, keys: TopicKeys) -> list[str]:
         wrongs = []
