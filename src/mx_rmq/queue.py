@@ -7,46 +7,36 @@ import sys
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
-from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.cron import Cron
-from mx_rmq.core.errors import (
-    InvalidInput,
-    MxRmqError,
-    NotConfirmed,
-    NotOpen,
-    PartlyProduced,
-    ProduceUnknown,
-)
+from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
 from mx_rmq.core.names import check_id, check_topic
+from mx_rmq.core.options import draft_options, timestamp
 from mx_rmq.core.partition import check_key
-from mx_rmq.core.retry import as_dict, policy_of
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.producer import Producer
 from mx_rmq.runtime.report import LOGGED, log
+from mx_rmq.runtime.runs import Outbound, Run, produce_runs, runs_of
 from mx_rmq.store import Store
 from mx_rmq.store.connect import check_url
 from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from datetime import tzinfo
+    from datetime import datetime, tzinfo
 
     from mx_rmq.core.message import Draft
     from mx_rmq.core.middleware import Middleware
 
 F = TypeVar("F", bound="Callable[..., Any]")
-
-MOST_SECONDS: Final = 1e12
-"""Some thirty thousand years; beyond it numbers lose their milliseconds."""
 
 
 class MessageQueue:
@@ -329,7 +319,7 @@ class MessageQueue:
                 payload=payload,
                 id=id,
                 delay=delay,
-                at=_timestamp(at),
+                at=timestamp(at),
                 priority=priority,
                 ttl=ttl,
                 max_attempts=max_attempts,
@@ -344,9 +334,16 @@ class MessageQueue:
         if options == _NONE and priority == Priority.NORMAL:
             draft = self.store.draft(payload)
         else:
-            due = _timestamp(at)
-            fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers or {})
-            draft = self._draft(payload, id, fields)
+            given = draft_options(
+                delay=delay,
+                at=timestamp(at),
+                priority=priority,
+                ttl=ttl,
+                max_attempts=max_attempts,
+                retry=retry,
+                headers=headers or {},
+            )
+            draft = self._draft(payload, id, given)
         if key is not None:
             check_key(key)
         far = self._confirm if confirm is None else self.settings.confirmation(confirm)
@@ -384,18 +381,27 @@ class MessageQueue:
             raise InvalidInput(f"{len(keys)} keys for {len(payloads)} payloads")
         if not payloads:
             return []
-        due, headers = _timestamp(at), headers or {}
+        due, headers = timestamp(at), headers or {}
         own: Sequence[str | None] = [None] * len(payloads) if ids is None else ids
         if self._around is None:
-            fields = _fields(delay, due, priority, ttl, max_attempts, retry, headers)
+            given = draft_options(
+                delay=delay,
+                at=due,
+                priority=priority,
+                ttl=ttl,
+                max_attempts=max_attempts,
+                retry=retry,
+                headers=headers,
+            )
             draft = self.store.draft
             drafts = [
-                draft(payload, id=None if id is None else check_id(id), **fields)
+                draft(payload, id=None if id is None else check_id(id), **given)
                 for payload, id in zip(payloads, own, strict=True)
             ]
             if keys is not None:
                 keys = [check_key(key) for key in keys]
-            return await self._send_all([_Run(topic, drafts, keys, confirm)])
+            far = self.settings.confirmation(confirm)
+            return await produce_runs(self._open_producer(), [Run(topic, drafts, keys, far)])
         outgoing = [
             Outgoing(
                 topic=topic,
@@ -417,145 +423,39 @@ class MessageQueue:
 
     async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
         """Produce what has come through all middleware."""
-        drafts = [
-            self._draft(
-                one.payload,
-                one.id,
-                _fields(
-                    one.delay,
-                    one.at,
-                    one.priority,
-                    one.ttl,
-                    one.max_attempts,
-                    one.retry,
-                    one.headers,
-                ),
-            )
-            for one in messages
-        ]
-        keys = [None if one.key is None else check_key(one.key) for one in messages]
-        if len(messages) == 1:
-            (one,), confirm = messages, self.settings.confirmation(messages[0].confirm)
-            producing = self._open_producer().produce(
-                one.topic, drafts[0], key=keys[0], confirm=confirm
-            )
-            return [(await producing).id]
-        runs: list[_Run] = []
-        for one, draft, key in zip(messages, drafts, keys, strict=True):
-            kind = (one.topic, one.confirm, key is None)
-            if not runs or runs[-1].kind != kind:
-                runs.append(_Run(one.topic, [], None if key is None else [], one.confirm))
-            runs[-1].drafts.append(draft)
-            if key is not None and runs[-1].keys is not None:
-                runs[-1].keys.append(key)
-        return await self._send_all(runs)
-
-    async def _send_all(self, runs: list[_Run]) -> list[str]:
-        """Produce runs of messages, each of one topic."""
+        outbound = [self._outbound(one) for one in messages]
         producer = self._open_producer()
-        for run in runs:
-            check_topic(run.topic)
-        confirms = [self.settings.confirmation(run.confirm) for run in runs]
-        ids: list[str | None] = [None] * sum(len(run.drafts) for run in runs)
-        unconfirmed: NotConfirmed | None = None
-        short: set[str] = set()
-        first = 0
-        for run, confirm in zip(runs, confirms, strict=True):
-            try:
-                produce = producer.produce_all
-                async for stored in produce(run.topic, run.drafts, keys=run.keys, confirm=confirm):
-                    places = stored.places
-                    if isinstance(places, range):
-                        ids[first + places.start : first + places.stop] = stored.ids
-                    else:
-                        for place, id in zip(places, stored.ids, strict=True):
-                            ids[first + place] = id
-                    if stored.unconfirmed is not None:
-                        unconfirmed = stored.unconfirmed
-                        short.update(stored.ids)
-            except MxRmqError as error:
-                stored_at = [place for place, id in enumerate(ids) if id is not None]
-                if not stored_at:
-                    raise
-                raise PartlyProduced(
-                    str(error),
-                    [id for id in ids if id is not None],
-                    error.ids if isinstance(error, ProduceUnknown) else (),
-                    len(ids),
-                    places=stored_at,
-                    unconfirmed=[id for id in ids if id in short],
-                ) from error
-            first += len(run.drafts)
-        every = [id for id in ids if id is not None]
-        if unconfirmed is not None:
-            raise unconfirmed.of([id for id in every if id in short])
-        return every
+        if len(outbound) == 1:
+            topic, draft, key, confirm = outbound[0]
+            return [(await producer.produce(topic, draft, key=key, confirm=confirm)).id]
+        return await produce_runs(producer, runs_of(outbound))
+
+    def _outbound(self, one: Outgoing) -> Outbound:
+        options = draft_options(
+            delay=one.delay,
+            at=one.at,
+            priority=one.priority,
+            ttl=one.ttl,
+            max_attempts=one.max_attempts,
+            retry=one.retry,
+            headers=one.headers,
+        )
+        return Outbound(
+            one.topic,
+            self._draft(one.payload, one.id, options),
+            None if one.key is None else check_key(one.key),
+            self.settings.confirmation(one.confirm),
+        )
 
     def _open_producer(self) -> Producer:
         if self._producer is None:
             raise NotOpen("the queue is being closed")
         return self._producer
 
-    def _draft(self, payload: Any, id: str | None, fields: dict[str, Any]) -> Draft:
+    def _draft(self, payload: Any, id: str | None, options: dict[str, Any]) -> Draft:
         if id is not None:
             check_id(id)
-        return self.store.draft(payload, id=id, **fields)
-
-
-class _Run(NamedTuple):
-    """Messages of one topic that go out together."""
-
-    topic: str
-    drafts: list[Draft]
-    keys: list[str] | None
-    confirm: str | None
-
-    @property
-    def kind(self) -> tuple[str, str | None, bool]:
-        """What messages of one run have in common."""
-        return self.topic, self.confirm, self.keys is None
+        return self.store.draft(payload, id=id, **options)
 
 
 _NONE: Final = (None,) * 7
-
-
-def _fields(
-    delay: float | None,
-    at: float | None,
-    priority: str,
-    ttl: float | None,
-    max_attempts: int | None,
-    retry: Any,
-    headers: dict[str, str],
-) -> dict[str, Any]:
-    """Return the options of a produce as a draft has them; refuse wrong ones."""
-    if delay is not None and at is not None:
-        raise InvalidInput(f"delay={delay!r} and at={at!r} are both given; one decides")
-    return {
-        "priority": priority,
-        "delay": _ms("delay", delay) or 0,
-        "at": _ms("at", at),
-        "ttl": _ms("ttl", ttl, least=0.001),
-        "max_attempts": max_attempts,
-        "retry": None if retry is None else as_dict(policy_of(retry)),
-        "headers": headers,
-    }
-
-
-def _timestamp(at: datetime | float | None) -> float | None:
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            raise InvalidInput(f"at={at!r} has no time zone: nobody knows which moment it means")
-        return at.timestamp()
-    return at
-
-
-def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
-    if seconds is None:
-        return None
-    wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
-    if wrong or not least <= seconds <= MOST_SECONDS:
-        raise InvalidInput(
-            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}"
-        )
-    return round(float(seconds) * 1000)
