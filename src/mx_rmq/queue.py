@@ -19,7 +19,7 @@ from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
 from mx_rmq.core.names import check_id, check_topic
-from mx_rmq.core.options import draft_options, timestamp
+from mx_rmq.core.options import all_of, draft_options, timestamp
 from mx_rmq.core.partition import check_key
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.producer import Producer
@@ -394,12 +394,12 @@ class MessageQueue:
                 headers=headers,
             )
             draft = self.store.draft
-            drafts = [
+            drafts = all_of(
                 draft(payload, id=None if id is None else check_id(id), **given)
                 for payload, id in zip(payloads, own, strict=True)
-            ]
+            )
             if keys is not None:
-                keys = [check_key(key) for key in keys]
+                keys = all_of(check_key(key) for key in keys)
             far = self.settings.confirmation(confirm)
             return await produce_runs(self._open_producer(), [Run(topic, drafts, keys, far)])
         outgoing = [
@@ -423,12 +423,13 @@ class MessageQueue:
 
     async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
         """Produce what has come through all middleware."""
-        outbound = [self._outbound(one) for one in messages]
         producer = self._open_producer()
-        if len(outbound) == 1:
-            topic, draft, key, confirm = outbound[0]
+        if len(messages) == 1:
+            topic, draft, key, confirm = self._outbound(messages[0])
             return [(await producer.produce(topic, draft, key=key, confirm=confirm)).id]
-        return await produce_runs(producer, runs_of(outbound))
+        return await produce_runs(
+            producer, runs_of(all_of(self._outbound(one) for one in messages))
+        )
 
     def _outbound(self, one: Outgoing) -> Outbound:
         options = draft_options(

@@ -91,6 +91,7 @@ class ProduceUnknown(OutcomeUnknown):
 
     def __init__(self, reason: str, ids: Sequence[str]) -> None:
         super().__init__(reason)
+        self.add_note("Produce again with the ids of this error: it makes no second copy.")
         self.ids = tuple(ids)
 
 

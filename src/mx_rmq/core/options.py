@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.retry import as_dict, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+T = TypeVar("T")
 
 MOST_SECONDS: Final = 1e12
 """Some thirty thousand years; beyond it numbers lose their milliseconds."""
@@ -43,6 +48,17 @@ def draft_options(
         "retry": None if retry is None else as_dict(policy_of(retry)),
         "headers": headers,
     }
+
+
+def all_of(checked: Iterable[T]) -> list[T]:
+    """Return what each message of a `produce_many` came to. An error says which one is wrong."""
+    found: list[T] = []
+    try:
+        found.extend(checked)
+    except InvalidInput as error:
+        error.add_note(f"It is about message {len(found)}, counted from 0. None was produced.")
+        raise
+    return found
 
 
 def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
