@@ -16,7 +16,8 @@ from bench import handler
 from bench.environments import ROOT, Environments
 from bench.processes import started
 from bench.record import Record
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.ports import free_port
+from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,9 @@ from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import TOPIC, delayed, drafts, leased, pending
-from tests.lab.nodes import Node, free_ports, until_true
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import free_port, free_ports
+from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
