@@ -30,7 +30,8 @@ from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.cli.bench import forget_settings
 from mx_rmq.runtime.event_loop import loop_factory
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind
 
 PAGE = ROOT / "docs" / "capacity.md"

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from mx_rmq.bench.crew import SETTLE, Crew, until_begun
 from mx_rmq.bench.load import PAYLOAD, TOPIC, Trouble
 from mx_rmq.traces import Traces
-from tests.lab.nodes import free_ports
+from tests.lab.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,8 @@ from bench.processes import machine_lock, started
 from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.cli.bench import forget_settings
 from mx_rmq.runtime.event_loop import loop_factory
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.bench.spread import slot_of
 from mx_rmq.core.partition import partitions
 from tests.lab.cluster import Cluster
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from bench import handler
 from bench.environments import ROOT, Environments
 from bench.processes import started
 from bench.record import Record
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.ports import free_port
+from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from bench.systems import System
 
 ROLE_SECONDS = 300
+LEFT_SECONDS = 30
 
 
 class Stage:
@@ -82,8 +85,13 @@ class Stage:
         return int(self._redis.info("stats")["total_reads_processed"])
 
     def server_memory(self) -> int:
-        """Return the bytes that the server uses."""
-        return int(self._redis.info("memory")["used_memory"])
+        """Return the bytes that the server uses when it has seen all others leave."""
+        deadline = time.monotonic() + LEFT_SECONDS
+        while (info := self._redis.info())["connected_clients"] > 1:
+            if time.monotonic() > deadline:
+                raise RuntimeError("somebody is still connected")
+            time.sleep(0.01)
+        return int(info["used_memory"])
 
     def close(self) -> None:
         self._redis.close()

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
 
 from mx_rmq.admin import Admin
@@ -16,6 +17,11 @@ from tests.lab.servers import USUAL, Kind, Server, chosen
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
+
+settings.register_profile(
+    "by no clock", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("by no clock")  # which other work on the machine delays
 
 pytest.register_assert_rewrite("tests.store.contracts", "tests.lab.broken", "tests.lab.calls")
 

@@ -25,11 +25,14 @@ HOSTILE = "\x1b[2J\x1b[31m[red]boo[/red] :smile: \x9b\r\x07\u202e\n\x7f"
 
 
 async def run(server: Server | str, *words: str) -> Result:
-    """Run a command as a user would who set MX_RMQ_URL; nobody is there to be asked."""
-    url = server if isinstance(server, str) else server.url
+    """Run a command as a user would who set MX_RMQ_URL; nobody is there to be asked.
+
+    A server of ours is there, however long it takes; behind a plain URL there may be none.
+    """
+    url, patience = (server, "1") if isinstance(server, str) else (server.url, "30")
     runner = CliRunner(env={"MX_RMQ_URL": url, "MX_RMQ_PREFIX": None})
     plain = [str(word) for word in words]  # a State among them is not what a shell gives
-    result = await asyncio.to_thread(runner.invoke, main, [*plain, "--patience", "1"])
+    result = await asyncio.to_thread(runner.invoke, main, [*plain, "--patience", patience])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -85,7 +85,7 @@ def run(directory: Path, *words: str, **environment: str) -> tuple[int, str, str
         return bench.end()
 
 
-def until(fact: Callable[[], object], seconds: float = 20) -> None:
+def until(fact: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline, "waited in vain"

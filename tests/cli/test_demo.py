@@ -74,7 +74,7 @@ def running(directory: Path, **environment: str) -> Iterator[Demo]:
         demo.process.communicate()
 
 
-def until(fact: Callable[[], object], seconds: float = 20) -> None:
+def until(fact: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not fact():
         assert time.monotonic() < deadline, "waited in vain"

@@ -19,8 +19,9 @@ from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import TOPIC, delayed, drafts, leased, pending
-from tests.lab.nodes import Node, free_ports, until_true
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import free_port, free_ports
+from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,8 +33,10 @@ one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
 @pytest.fixture
 async def own(short_path: Path) -> AsyncIterator[tuple[Server, Redis]]:
-    """A server that a test may set up as badly as it likes."""
-    with Server(Kind.VALKEY_9_1, short_path, "--appendonly", "yes") as server:
+    """A server that a test may set up as badly as it likes. It calls nothing slow: its log goes by
+    the clock, and on a busy machine any script may take 10 ms."""
+    options = ("--appendonly", "yes", "--slowlog-log-slower-than", "-1")
+    with Server(Kind.VALKEY_9_1, short_path, *options) as server:
         client = Redis.from_url(server.url)
         yield server, client
         await client.aclose()
@@ -202,11 +205,12 @@ async def test_replicas_are_told_of_with_how_far_they_are_behind(short_path: Pat
     for place in places:
         place.mkdir()
     kind = Kind.VALKEY_9_1
+    options = ("--appendonly", "yes", "--repl-diskless-sync-delay", "0")
     with (
-        Node(kind, places[0], "--appendonly", "yes", port=ports[0]) as primary,
+        Node(kind, places[0], *options, port=ports[0]) as primary,
         Node(kind, places[1], "--replicaof", "127.0.0.1", str(ports[0]), port=ports[1]) as replica,
     ):
-        await until_true(replica.is_in_step, "the replica is in step")
+        await until_true(lambda: primary.is_followed(1), "the replica is in step")
         told = await run(primary, "doctor")
         assert told.exit_code == 0
         assert f"ok   replica 127.0.0.1:{ports[1]} is " in told.stdout

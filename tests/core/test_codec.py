@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mx_rmq.core import codec
@@ -91,7 +91,6 @@ messages = st.builds(
 # round trips
 
 
-@settings(deadline=None)
 @given(json_values)
 def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
     payload = codec.encode_payload(value, LIMIT)
@@ -101,7 +100,6 @@ def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
     assert json.loads(bytes(stored.payload)) == value
 
 
-@settings(deadline=None)
 @given(messages)
 def test_a_message_comes_back_as_it_was(message: Message) -> None:
     data = codec.encode(message)
@@ -245,13 +243,11 @@ def test_a_huge_record_is_read_and_a_huge_broken_one_is_kept() -> None:
     undecodable(b"x" * 20_000_000)
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_a_message_or_a_decode_error(data: bytes) -> None:
     readable_or_kept(data)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_record_with_any_bytes_replaced_is_a_message_or_a_decode_error(
     data: st.DataObject,
@@ -441,7 +437,6 @@ def test_only_nesting_counts_not_how_many_nor_brackets_in_texts() -> None:
         assert json.loads(bytes(codec.encode_payload(payload, LIMIT))) == payload
 
 
-@settings(deadline=None)
 @given(json_values)
 def test_the_depth_of_a_value_is_measured_truly(value: Any) -> None:
     def depth(value: Any) -> int:

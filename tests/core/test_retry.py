@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mx_rmq.core import codec
@@ -104,7 +104,6 @@ def test_without_a_failure_the_first_wait_is_the_answer() -> None:
         assert policy.delay(0, ERROR, 0) == 7
 
 
-@settings(deadline=None)
 @given(policies, st.integers(1, 100_000), st.floats(0, 1, exclude_max=True))
 def test_every_wait_lies_between_nought_and_ten_years(
     policy: Policy, failures: int, chance: float
@@ -269,7 +268,6 @@ def test_a_policy_cannot_be_changed() -> None:
 # stored
 
 
-@settings(deadline=None)
 @given(policies)
 def test_a_stored_policy_comes_back_as_it_was(policy: Policy) -> None:
     stored = as_dict(policy)

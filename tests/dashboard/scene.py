@@ -13,7 +13,7 @@ from playwright.async_api import async_playwright
 
 from mx_rmq import MessageQueue, Reject, Worker
 from mx_rmq.dashboard import Dashboard
-from tests.lab.servers import free_port
+from tests.lab.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -30,7 +30,8 @@ from tests.faults.trial import Fault
 from tests.lab.injector import Journal, Line, Point, When
 from tests.lab.messages import FAILURE, draft
 from tests.lab.mortal import KINDS, Lives, Order, topic
-from tests.lab.nodes import free_ports, until_true
+from tests.lab.nodes import until_true
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind, Server, chosen
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from redis.crc import key_slot
 
-from tests.lab.nodes import BUS, Node, free_ports, until_true
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import BUS, free_ports
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 from redis import Redis
 from redis.exceptions import ResponseError
 
-from tests.lab.nodes import Node, free_ports, until_true
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind, binary, die_with_parent
 
 if TYPE_CHECKING:

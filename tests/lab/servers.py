@@ -163,13 +163,6 @@ class Server:
         self.kill()
 
 
-def free_port() -> int:
-    """Return a loopback port that nobody uses now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _package(name: str) -> Path:
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:

@@ -10,7 +10,8 @@ import pytest
 
 from mx_rmq import MessageQueue
 from tests.cli.test_worker_command import App
-from tests.lab.servers import Kind, free_port
+from tests.lab.ports import free_port
+from tests.lab.servers import Kind
 from tests.metrics.asking import get, metrics
 from tests.runtime.stage import until, until_so
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,7 +23,7 @@ from mx_rmq.runtime.producer import BYTES, CHUNK, RUN, chunks
 from tests.lab.messages import draft, drafts
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
-from tests.runtime.stage import commands, on_servers, queue, until
+from tests.runtime.stage import commands, on_a_server, on_servers, queue, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -404,6 +405,33 @@ async def test_a_topic_that_cannot_be_learnt_of_is_told_to_every_caller_and_lear
         assert {type(result) for result in results} == {ServerUnavailable}
         await proxy.__aenter__()
         assert await mq.produce("t", 1)
+
+
+@on_a_server
+@pytest.mark.parametrize("given_up", [True, False])
+async def test_a_topic_that_nobody_wants_to_learn_of_any_more_is_nobodys_error(
+    raw: Redis, server: Server, tmp_path: Path, given_up: bool
+) -> None:
+    said: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        queue(proxy.url, patience=0, audit=False) as mq,
+    ):
+        assert mq._producer is not None
+        learning = mq._producer._learning
+        proxy.hold_reply(match=b"mx-rmq:topics")
+        caller = asyncio.create_task(mq.produce("t", 1))
+        await until(lambda: any(proxy.cuts.values()))
+        caller.cancel()
+        await asyncio.wait([caller])
+        if given_up:
+            await proxy.close()
+            await until(lambda: not learning)
+    assert not learning
+    del caller  # which knows what it waited for
+    gc.collect()
+    assert said == []
 
 
 @on_servers

@@ -27,7 +27,8 @@ from tests.lab.clock import Clock
 from tests.lab.cluster import Cluster
 from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, leased
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 from tests.lab.servers import USUAL, Kind, Server, chosen
 
 if TYPE_CHECKING:

@@ -24,7 +24,8 @@ from mx_rmq.store.wipe import wipe
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import NODES, Cluster, slot_of
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import InvalidInput, MessageQueue, NotConfirmed
-from tests.lab.nodes import Node, free_ports, until_true
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import free_ports
 from tests.lab.proxy import Proxy
 from tests.lab.sentinel import Watched
 from tests.lab.servers import Kind, Server

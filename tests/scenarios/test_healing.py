@@ -14,7 +14,8 @@ from redis.asyncio import Redis
 
 from mx_rmq import MessageQueue, ProduceUnknown, ServerUnavailable
 from tests.lab.crew import TOPIC, Member, crew, until
-from tests.lab.servers import Kind, Server, chosen, free_port
+from tests.lab.ports import free_port
+from tests.lab.servers import Kind, Server, chosen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -23,7 +23,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.lab.cluster import NODES, Cluster, ClusterNode, slot_of
-from tests.lab.nodes import Node, free_ports, until_true
+from tests.lab.nodes import Node, until_true
+from tests.lab.ports import free_ports
 from tests.lab.proxy import Fault, Order, Proxy
 from tests.lab.sentinel import NAME, Watched
 from tests.lab.servers import USUAL, Kind, Server, chosen

@@ -10,7 +10,8 @@ import pytest
 
 from mx_rmq import MessageQueue, ServerUnavailable
 from tests.lab.crew import PLAIN, TOPIC, crew, until
-from tests.lab.nodes import Node, free_ports
+from tests.lab.nodes import Node
+from tests.lab.ports import free_ports
 from tests.lab.servers import Kind
 from tests.lab.tls import HOSTS, Authority, Pair, Tls, trust
 

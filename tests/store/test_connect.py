@@ -19,7 +19,8 @@ from mx_rmq.core.errors import (
 from mx_rmq.store.connect import SCHEMES, check_url, connect, without_password
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, leased, settle
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.ports import free_port
+from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

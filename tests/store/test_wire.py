@@ -14,8 +14,9 @@ from redis.asyncio import Redis
 
 from mx_rmq.store.store import Store
 from mx_rmq.store.wire import Unreached, Wire, Wires
+from tests.lab.ports import free_port
 from tests.lab.proxy import Proxy
-from tests.lab.servers import Kind, Server, free_port
+from tests.lab.servers import Kind, Server
 from tests.runtime.stage import until
 
 if TYPE_CHECKING:

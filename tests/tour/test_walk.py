@@ -78,17 +78,33 @@ def test_a_page_that_is_true_passes_and_leaves_nothing_running(
     ("was", "is_now", "complaint"),
     [
         ("hello …", "good bye …", "page.md:20: the page says"),
-        ("\nlate\n", "\nnever\n", "page.md:24: the page says"),
         ("python greeting.py", "python greeting.py; false", "page.md:13: the block failed"),
         ('print("two")', "raise SystemExit(3)", "page.md:28: the block failed"),
-        ("name=bob", "sleep 60", "page.md:13: the block takes over"),
         ("```text background", "```text backgruond", "nobody knows what to do with"),
     ],
 )
 def test_a_page_that_is_wrong_fails_where_it_is_wrong(
-    was: str, is_now: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    was: str, is_now: str, complaint: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(walking, "BLOCK_WITHIN", 3.0)
-    monkeypatch.setattr(walking, "TEXT_WITHIN", 1.0)
+    with pytest.raises(AssertionError, match=complaint):
+        walk(page(tmp_path, TRUE.replace(was, is_now)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("was", "is_now", "limit", "complaint"),
+    [
+        ("\nlate\n", "\nnever\n", "TEXT_WITHIN", "page.md:24: the page says"),
+        ("name=bob", "sleep 60", "BLOCK_WITHIN", "page.md:13: the block takes over"),
+    ],
+)
+def test_a_page_of_which_something_never_comes_fails_after_a_while(
+    was: str,
+    is_now: str,
+    limit: str,
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walking, limit, 1.0)
     with pytest.raises(AssertionError, match=complaint):
         walk(page(tmp_path, TRUE.replace(was, is_now)), tmp_path)

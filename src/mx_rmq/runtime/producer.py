@@ -237,7 +237,7 @@ class Producer:
                 self._store.register(topic, declared), name="mx-rmq producer"
             )
             self._learning[topic] = learning
-            learning.add_done_callback(lambda _: self._learning.pop(topic))
+            learning.add_done_callback(lambda done: self._learned(topic, done))
         self._learners += 1
         try:
             await asyncio.shield(learning)
@@ -245,6 +245,11 @@ class Producer:
             self._learners -= 1
             if self._quiet is not None:
                 self._quiet.set()
+
+    def _learned(self, topic: str, learning: asyncio.Task[None]) -> None:
+        del self._learning[topic]
+        if not learning.cancelled():
+            learning.exception()  # whoever wanted it may have been cancelled: nobody is to be told
 
     def learn_again(self) -> None:
         """See whether topics have grown, and list them where a server has lost its registry.
@@ -272,7 +277,8 @@ class Producer:
         while self._learners or any(line.busy for line in self._lines.values()):
             self._quiet = asyncio.Event()
             await self._quiet.wait()
-        asking = [*self._probes.values(), *([self._looking] if self._looking else [])]
+        asking = [*self._learning.values(), *self._probes.values()]
+        asking += [self._looking] if self._looking else []
         for task in asking:
             task.cancel()
         if asking:
