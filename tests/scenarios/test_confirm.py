@@ -106,6 +106,7 @@ async def test_producing_again_with_the_ids_waits_again_and_makes_no_second_mess
             await mq.produce(TOPIC, 1, id=id, confirm="replicated")
         replica.thaw()
         await until_true(lambda: alone.is_followed(1), "the replica is back")
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=20) as mq:
         assert await mq.produce(TOPIC, 1, id=id, confirm="replicated") == id
         assert id in await ids_on(replica)
         assert (await mq.admin.stats(TOPIC)).pending == 2
@@ -136,7 +137,7 @@ async def test_fsynced_is_on_both_disks(short_path: Path) -> None:
     ):
         await replica.ask("REPLICAOF", "127.0.0.1", primary.port)
         await until_true(replica.is_in_step, "the replica follows")
-        async with MessageQueue(f"redis://{primary.address}", confirm_within=5) as mq:
+        async with MessageQueue(f"redis://{primary.address}", confirm_within=30) as mq:
             id = await mq.produce(TOPIC, 1, confirm="fsynced")
         for node in (primary, replica):
             assert any(id.encode() in file.read_bytes() for file in node.directory.rglob("*.aof"))
