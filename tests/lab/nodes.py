@@ -28,6 +28,10 @@ BUS: Final = 10_000
 
 _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
+_PROCESSES: Final = 10
+_PROCESS: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""Which of pytest's processes this is. Ten divides the distance of the bus: it has its own ports."""
+
 
 class Node(Server):
     """`with Node(kind, directory, port=…) as node: …`
@@ -140,12 +144,13 @@ def free_ports(count: int) -> list[int]:
     """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
 
     The system gives them to nobody's outgoing connection: a server that is killed finds its port
-    free when it comes back, and no client that knocks meanwhile connects to itself.
+    free when it comes back, and no client that knocks meanwhile connects to itself. Nor does a test
+    that runs beside this one take them: each of pytest's processes has ports of its own.
     """
     first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
     found: set[int] = set()
     while len(found) < count:
-        port = random.randrange(BUS, first - BUS)
+        port = random.randrange(BUS + _PROCESS % _PROCESSES, first - BUS, _PROCESSES)
         if port not in found and _is_free(port) and _is_free(port + BUS):
             found.add(port)
     return list(found)
