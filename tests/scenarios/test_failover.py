@@ -15,6 +15,7 @@ import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.partition import partition
+from mx_rmq.store.wire import LATE
 from tests.lab.cluster import Cluster, slot_of
 from tests.lab.sentinel import Watched
 from tests.lab.servers import Kind
@@ -39,7 +40,7 @@ WINDOW = 1.0
 """Seconds before its end for which the old primary's word may not count."""
 
 AT_THE_END = 0.4
-"""Seconds after its end in which somebody may still read what it has said: nobody is promoted yet."""
+"""Seconds after its end in which its last words may still be read: nobody is promoted yet."""
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -135,9 +136,11 @@ async def lost_after_thaw(
 ) -> list[str]:
     """Freeze an idle producer's primary, replace it, thaw it: return what was told and is lost."""
     await mq.produce(TOPIC, 0)
+    heard = time.monotonic()
     await asyncio.sleep(0.2)
     old.freeze()
     await replaced()
+    await asyncio.sleep(max(0, heard + LATE + 0.1 - time.monotonic()))  # until it is not believed
     thaw = asyncio.get_running_loop().call_later(0.02, old.thaw)
     told = list(await asyncio.gather(*(mq.produce(TOPIC, n, delay=60) for n in range(30))))
     for number in range(100):
