@@ -30,7 +30,7 @@ _RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 _PROCESSES: Final = 10
 _PROCESS: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""Which of pytest's processes this is. Ten divides the distance of the bus: it has its own ports."""
+"""Which of pytest's processes this is. Ten divides the distance of the bus: none meets another."""
 
 
 class Node(Server):
