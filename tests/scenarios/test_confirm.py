@@ -53,7 +53,7 @@ async def ids_on(node: Server | Node) -> set[str]:
 async def test_a_replicated_message_is_on_the_replica_when_produce_returns(
     alone: Node, replica: Node
 ) -> None:
-    async with MessageQueue(f"redis://{alone.address}") as mq:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=30) as mq:
         ids = [await mq.produce(TOPIC, 1, confirm="replicated") for _ in range(20)]
         assert await ids_on(replica) >= set(ids)
         ids = await mq.produce_many(TOPIC, list(range(1200)), confirm="replicated")
@@ -120,7 +120,7 @@ async def test_a_call_that_comes_again_does_not_confirm_what_is_not_there(
         Proxy(alone.socket, short_path / "p.sock") as proxy,
         MessageQueue(f"unix://{short_path}/p.sock", confirm_within=0.5) as mq,
     ):
-        await mq.produce(TOPIC, 0, confirm="replicated")
+        await mq.produce(TOPIC, 0)
         replica.freeze()
         proxy.cut_reply()
         with pytest.raises(NotConfirmed):
@@ -170,9 +170,10 @@ async def test_what_replication_had_not_carried_over_is_lost_and_confirm_had_sai
 ) -> None:
     async with (
         Watched(short_path, replicas=1) as watched,
+        MessageQueue(watched.url, confirm_within=20) as sure,
         MessageQueue(watched.url, confirm_within=0.2, patience=20) as mq,
     ):
-        kept = [await mq.produce(TOPIC, 1, confirm="replicated") for _ in range(10)]
+        kept = [await sure.produce(TOPIC, 1, confirm="replicated") for _ in range(10)]
         primary = await watched.primary()
         await primary.ask("ACL", "SETUSER", "default", "-psync", "-sync")
         await primary.ask("CLIENT", "KILL", "TYPE", "replica")
@@ -189,16 +190,15 @@ async def test_what_replication_had_not_carried_over_is_lost_and_confirm_had_sai
 
 
 async def test_who_waits_for_replicas_holds_up_nobody_else(alone: Node) -> None:
-    async with MessageQueue(f"redis://{alone.address}", confirm_within=3) as mq:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=30) as mq:
         await mq.produce("other", 0)
         waiting = [
             asyncio.create_task(mq.produce_many(TOPIC, [1], confirm="replicated"))
             for _ in range(80)
         ]
         await asyncio.sleep(0.3)
-        began = time.monotonic()
         await mq.produce("other", 1)
-        assert time.monotonic() - began < 1
+        assert not any(task.done() for task in waiting)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
