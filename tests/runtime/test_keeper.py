@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis as SyncRedis
+from redis.asyncio import Redis
 
 from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from redis.asyncio import Redis
 
     from mx_rmq import MessageQueue
     from mx_rmq.store.answers import Claim
@@ -260,7 +260,8 @@ async def test_a_server_that_is_silent_for_longer_than_a_lease_costs_nobody_his_
                 await asyncio.sleep(lease / 8)
             await until(lambda: len(runs) == 6)
             await raw.client_pause(round(lease * 1200))
-            await raw.ping()  # answered when it is over
+            async with Redis.from_url(server.url, socket_timeout=60) as patient:
+                await patient.ping()  # answered when it is over
             await asyncio.sleep(lease)  # if anybody took something over, it would be now
             gate.set()
             await until(lambda: sum(len(one.of(events.Completed)) for one in seen) == 6)
