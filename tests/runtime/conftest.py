@@ -1,4 +1,4 @@
-"""A clock for tests of what is left of a pause."""
+"""What a busy machine must not decide: how long a pause is, and what is taken ahead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 import pytest
 
 from mx_rmq.runtime import clock, monitor, scheduler
+from mx_rmq.runtime.slots import Slots
 from mx_rmq.store import link
 
 
@@ -27,3 +28,9 @@ def steady(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> N
     one = Steady()
     for module in (clock, link, monitor, scheduler, request.module):
         monkeypatch.setattr(module, "time", one)
+
+
+@pytest.fixture
+def ten_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker take ten messages more than it has slots."""
+    monkeypatch.setattr(Slots, "ahead", lambda self, topic: 10)
