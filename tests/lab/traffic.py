@@ -41,6 +41,7 @@ class Traffic:
     completed: list[tuple[str, float]] = field(default_factory=list)
     """Each completion that a server accepted."""
     going: bool = True
+    producers: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
     def again(self) -> int:
@@ -60,6 +61,11 @@ class Traffic:
             if number_in(id) in partitions and self.begun.get(id, 0) > at
         )
 
+    async def until_produced(self, count: int, within: float = 30) -> None:
+        """Wait until so many more messages are produced."""
+        enough = len(self.produced) + count
+        await self._until(lambda: len(self.produced) >= enough, f"{count} more produced", within)
+
     async def until_handled(self, count: int, within: float = 30) -> None:
         """Wait until so many more messages are handled."""
         enough = len(self.handled) + count
@@ -73,7 +79,7 @@ class Traffic:
     async def until_settled(self, within: float = 60) -> None:
         """Stop producing; wait until all is handled, or nothing is left to handle."""
         self.going = False
-        await asyncio.sleep(0.1)
+        await asyncio.wait(self.producers, timeout=within)
         await self._until_empty(within)
 
     async def _until_empty(self, within: float) -> None:
@@ -139,14 +145,15 @@ async def traffic(
 
     async with mq, served, Worker(served):
         mq.store.partitions.pop(TOPIC, None)
-        producers = [asyncio.create_task(seen.produce(confirm, later)) for _ in range(PRODUCERS)]
+        producing = (seen.produce(confirm, later) for _ in range(PRODUCERS))
+        seen.producers = [asyncio.create_task(one) for one in producing]
         try:
             yield seen
         finally:
             seen.going = False
-            for producer in producers:
+            for producer in seen.producers:
                 producer.cancel()
-            await asyncio.gather(*producers, return_exceptions=True)
-    for producer in producers:
+            await asyncio.gather(*seen.producers, return_exceptions=True)
+    for producer in seen.producers:
         if not producer.cancelled():
             producer.result()

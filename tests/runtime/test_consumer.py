@@ -16,7 +16,6 @@ import pytest
 from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.runtime.slots import Slots
 from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
@@ -232,12 +231,11 @@ async def test_what_is_no_ordinary_exception_is_a_failure_too(
 
 
 async def stuck(mq: MessageQueue, seen: Seen) -> str:
-    """Run a worker until the message is archived or 3 seconds are over; say what was seen."""
+    """Run a worker until the message is archived, or for long; say what was seen."""
     asyncio.get_running_loop().set_exception_handler(lambda loop, about: None)
     async with Worker(mq, concurrency=1, grace=0):
         try:
-            async with asyncio.timeout(3):
-                await until(lambda: seen.of(events.Died) or seen.of(events.Quarantined))
+            await until(lambda: seen.of(events.Died) or seen.of(events.Quarantined))
         except TimeoutError:
             return "stuck"
     return "settled"
@@ -406,15 +404,15 @@ async def test_a_handler_that_asks_for_more_time_gets_it(mq: MessageQueue, plain
         assert delivery.deadline is not None
         assert before is not None
         assert delivery.deadline > before + 20
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(0.8)
 
     def handle_plain(payload: int, delivery: Delivery) -> None:
         delivery.extend(30)
-        end = time.monotonic() + 0.4
+        end = time.monotonic() + 0.8
         while time.monotonic() < end:
             time.sleep(0.001)
 
-    mq.handler("t", timeout=0.15, max_attempts=1)(handle_plain if plain else handle)
+    mq.handler("t", timeout=0.5, max_attempts=1)(handle_plain if plain else handle)
     await mq.produce("t", 1)
     assert (await Worker(mq).drain()).completed == 1
 
@@ -668,12 +666,6 @@ async def test_consumers_that_a_handler_spoiled_are_replaced_while_others_wait(
         gate.set()
 
 
-@pytest.fixture
-def ten_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker take ten messages more than it has slots."""
-    monkeypatch.setattr(Slots, "ahead", lambda self, topic: 10)
-
-
 async def test_consumers_that_a_handler_spoiled_strand_nothing_beside_free_slots(
     mq: MessageQueue, ten_ahead: None
 ) -> None:
@@ -850,4 +842,4 @@ async def test_middleware_may_hand_on_a_copy_to_a_plain_function(
 
         async with Worker(mq):
             await mq.produce("t", 1)
-            await until(lambda: got == ["changed"], within=3.0)
+            await until(lambda: got == ["changed"])

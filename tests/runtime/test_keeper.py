@@ -7,20 +7,21 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis as SyncRedis
+from redis.asyncio import Redis
 
 from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
+from mx_rmq.runtime.keeper import LOOK_IDLE
 from mx_rmq.store.store import Store
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
+from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until, until_so
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import pytest
-    from redis.asyncio import Redis
 
     from mx_rmq import MessageQueue
     from mx_rmq.store.answers import Claim
@@ -28,15 +29,18 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
+LEASE = 1.5
+"""Seconds. A busy machine may keep a thread, or the server, from running for half of it."""
+
 
 async def test_a_handler_that_outlives_its_lease_keeps_it(raw: Redis, server: Server) -> None:
-    async with queue(server.url, lease=0.4) as mq:
+    async with queue(server.url, lease=LEASE) as mq:
         seen, runs = Seen(mq.events), []
 
         @mq.handler("t")
         async def handle(payload: int) -> None:
             runs.append(payload)
-            await asyncio.sleep(1.6)
+            await asyncio.sleep(2.2 * LEASE)
 
         await mq.produce("t", 1)
         async with Worker(mq, name="w1"), Worker(mq, name="w2"):
@@ -45,21 +49,21 @@ async def test_a_handler_that_outlives_its_lease_keeps_it(raw: Redis, server: Se
         assert seen.of(events.TakenOver) == []
 
 
-async def test_what_waits_for_a_slot_keeps_its_lease(raw: Redis, server: Server) -> None:
-    async with queue(server.url, lease=0.3) as mq:
+async def test_what_waits_for_a_slot_keeps_its_lease(
+    raw: Redis, server: Server, ten_ahead: None
+) -> None:
+    async with queue(server.url, lease=LEASE) as mq:
         seen, runs = Seen(mq.events), []
 
         @mq.handler("t")
         async def handle(payload: int) -> None:
             runs.append(payload)
-            if payload < 40:
-                return
-            await asyncio.sleep(0.35)
+            await asyncio.sleep(LEASE / 2)
 
-        await mq.produce_many("t", range(46))
-        async with Worker(mq, name="w1", concurrency=1):  # it has taken some ahead
-            await seen.wait(events.Completed, 46)
-        assert sorted(runs) == list(range(46))
+        await mq.produce_many("t", range(5))
+        async with Worker(mq, name="w1", concurrency=1):
+            await seen.wait(events.Completed, 5)
+        assert sorted(runs) == list(range(5))
         assert seen.of(events.TakenOver) == []
 
 
@@ -67,12 +71,14 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_taken_over
     raw: Redis, server: Server
 ) -> None:
     async with queue(server.url, lease=0.5) as mq:
-        seen, runs = Seen(mq.events), []
+        seen, runs, took = Seen(mq.events), [], list[float]()
 
         @mq.handler("t")
         async def blocks_the_loop(payload: int) -> None:
             runs.append(payload)
+            began = time.monotonic()
             time.sleep(1.6)
+            took.append(time.monotonic() - began)
 
         await mq.produce("t", 1)
         async with Worker(mq, name="w1"):
@@ -83,7 +89,7 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_taken_over
         (blocked,) = seen.of(events.LoopBlocked)
         assert blocked.handler.endswith("blocks_the_loop")
         assert "time.sleep(1.6)" in blocked.stack
-        assert 1 <= blocked.seconds < 1.7
+        assert 1 <= blocked.seconds < took[0] + LOOK_IDLE
 
 
 async def test_the_loop_is_reported_again_when_it_is_blocked_again(
@@ -94,12 +100,16 @@ async def test_the_loop_is_reported_again_when_it_is_blocked_again(
 
         @mq.handler("t")
         async def handle(payload: int) -> None:
-            for _ in range(2):
-                time.sleep(1.4)
-                await asyncio.sleep(0.6)
+            assert worker._cast is not None
+            keeper = worker._cast._keeper
+            for number in range(2):
+                deadline = time.monotonic() + 10
+                while time.monotonic() < deadline and len(seen.of(events.LoopBlocked)) <= number:
+                    time.sleep(0.01)
+                await until(lambda: not keeper._reported)
 
-        await mq.produce("t", 1)
-        async with Worker(mq):
+        async with Worker(mq) as worker:
+            await mq.produce("t", 1)
             await seen.wait(events.Completed)
         assert len(seen.of(events.LoopBlocked)) == 2
 
@@ -135,7 +145,7 @@ async def test_a_lost_lease_cancels_the_handler_and_is_told(raw: Redis, server: 
 
 
 async def test_a_message_whose_lease_was_lost_while_it_waited_is_never_run(
-    raw: Redis, server: Server
+    raw: Redis, server: Server, ten_ahead: None
 ) -> None:
     async with queue(server.url, lease=0.6) as mq:
         seen, runs = Seen(mq.events), []
@@ -144,22 +154,19 @@ async def test_a_message_whose_lease_was_lost_while_it_waited_is_never_run(
         @mq.handler("t")
         async def handle(payload: int) -> None:
             runs.append(payload)
-            if payload >= 0:
-                await gate.wait()
+            await gate.wait()
 
         async with Worker(mq, name="w1", concurrency=1) as worker:
-            await mq.produce_many("t", [-1] * 300)  # fast ones, so that some are taken ahead
-            await seen.wait(events.Completed, 300)
             await mq.produce_many("t", range(5))
-            await until(lambda: len(runs) == 301)
+            await until(lambda: len(runs) == 1)
             slots = slots_of(worker)
             await until(lambda: slots.waiting > 0)
             waiting = next(held for held in slots.held if held.started_at is None)
             taken = await steal(mq, raw, waiting.claim.id)
             await seen.wait(events.LeaseLost, id=waiting.claim.id)
             gate.set()
-            await seen.wait(events.Completed, 304)
-        assert len(runs) == 304
+            await seen.wait(events.Completed, 4)
+        assert len(runs) == 4
         assert await mq.store.complete_message("t", "thief", [taken]) == ["1"]
 
 
@@ -168,23 +175,22 @@ async def test_an_idle_keeper_sends_nothing(raw: Redis, server: Server, tmp_path
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         queue(proxy.url, lease=0.3) as mq,
     ):
-        seen = Seen(mq.events)
+        seen, sha = Seen(mq.events), _sha("extend_lease")
 
         @mq.handler("t")
         async def handle(payload: int) -> None:
-            await asyncio.sleep(0.3 if payload else 0)
+            before = proxy.count(sha)
+            await until(lambda: proxy.count(sha) > before)
 
         async with Worker(mq):
             await mq.produce("t", 1)
             await seen.wait(events.Completed, 1)
-            sha = _sha("extend_lease")
+            await asyncio.sleep(0.2)  # one may be on its way
             extended = proxy.count(sha)
-            assert extended > 0
             await asyncio.sleep(0.7)
             assert proxy.count(sha) == extended
             await mq.produce("t", 1)
             await seen.wait(events.Completed, 2)
-            assert proxy.count(sha) > extended
 
 
 async def test_leases_survive_a_server_that_is_away_for_less_than_them(
@@ -260,7 +266,8 @@ async def test_a_server_that_is_silent_for_longer_than_a_lease_costs_nobody_his_
                 await asyncio.sleep(lease / 8)
             await until(lambda: len(runs) == 6)
             await raw.client_pause(round(lease * 1200))
-            await raw.ping()  # answered when it is over
+            async with Redis.from_url(server.url, socket_timeout=60) as patient:
+                await patient.ping()  # answered when it is over
             await asyncio.sleep(lease)  # if anybody took something over, it would be now
             gate.set()
             await until(lambda: sum(len(one.of(events.Completed)) for one in seen) == 6)
@@ -291,11 +298,12 @@ async def test_a_broken_topic_does_not_cost_the_others_their_leases(
             await raw.set(broken.expire_monitor, "no sorted set")
             found: Any = await raw.zrange(whole.expire_monitor, 0, -1, withscores=True)
             ((id, before),) = found
-            await asyncio.sleep(0.5)
-            after = await raw.zscore(whole.expire_monitor, id)
+
+            async def is_extended() -> bool:
+                return bool((await raw.zscore(whole.expire_monitor, id) or 0) > before)
+
+            await until_so(is_extended)
             gate.set()
-        assert after is not None
-        assert after > before
 
 
 async def test_a_keeper_that_ends_by_itself_while_it_is_told_to_ends_all_the_same(
@@ -398,7 +406,7 @@ async def test_what_cannot_be_handed_back_at_once_is_handed_back_later(
 async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(
     raw: Redis, server: Server
 ) -> None:
-    async with queue(server.url, lease=0.4) as mq:
+    async with queue(server.url, lease=LEASE) as mq:
         seen, said = Seen(mq.events), []
 
         @mq.handler("t", timeout=0.1, retry=0)
@@ -408,7 +416,7 @@ async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(
                 try:
                     await asyncio.sleep(60)
                 finally:
-                    await asyncio.sleep(1.6)
+                    await asyncio.sleep(2.2 * LEASE)
                     said.append("clean")
 
         await mq.produce("t", 1)
@@ -421,7 +429,7 @@ async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(
 async def test_a_handler_that_cleans_up_while_its_worker_stops_keeps_its_lease(
     raw: Redis, server: Server
 ) -> None:
-    async with queue(server.url, lease=0.4) as mq:
+    async with queue(server.url, lease=LEASE) as mq:
         seen, said = Seen(mq.events), []
 
         @mq.handler("t")
@@ -431,7 +439,7 @@ async def test_a_handler_that_cleans_up_while_its_worker_stops_keeps_its_lease(
                 try:
                     await asyncio.sleep(60)
                 finally:
-                    await asyncio.sleep(1.6)
+                    await asyncio.sleep(2.2 * LEASE)
                     said.append("clean")
 
         await mq.produce("t", 1)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 pytestmark = on_servers
 
+steady = pytest.mark.usefixtures("steady")
+
 
 class Post:
     """A lookout with those that it wakes, and nobody who runs anything."""
@@ -208,6 +210,7 @@ async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
     assert len(post.slots.held) == 2
 
 
+@steady
 async def test_a_ring_of_a_due_time_reaches_the_scheduler(post: Post) -> None:
     assert await post.scheduler.step() is None
     await delayed(post.store, 7000)
@@ -269,6 +272,7 @@ async def test_looking_around_finds_what_no_ring_told(post: Post, raw: Redis) ->
     await until(lambda: len(post.slots.held) == 2)
 
 
+@steady
 async def test_looking_around_tells_due_times_and_deadlines(store: Store) -> None:
     post = Post(store)
     assert await post.scheduler.step() is None

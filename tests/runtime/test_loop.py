@@ -42,7 +42,7 @@ async def test_the_first_step_comes_at_once_and_the_next_after_its_pause() -> No
     duty.loop.start()
     await until(lambda: len(duty.at) == 3)
     await duty.loop.stop()
-    assert all(0.045 <= later - at < 0.5 for at, later in zip(duty.at, duty.at[1:], strict=False))
+    assert all(later - at >= 0.045 for at, later in zip(duty.at, duty.at[1:], strict=False))
 
 
 async def test_without_a_pause_the_next_step_comes_when_it_is_woken() -> None:
@@ -61,7 +61,7 @@ async def test_a_wake_ends_a_long_pause() -> None:
     duty.loop.start()
     await until(lambda: len(duty.at) == 1)
     duty.loop.wake()
-    await until(lambda: len(duty.at) == 2, within=1)
+    await until(lambda: len(duty.at) == 2)
     await duty.loop.stop()
 
 
@@ -100,6 +100,13 @@ async def test_an_error_is_followed_by_growing_pauses_until_a_step_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mx_rmq.runtime.loop.random.uniform", lambda a, b: b)
+    backoff, asked = Backoff.next, list[float]()
+
+    def pause(self: Backoff) -> float:
+        asked.append(backoff(self))
+        return asked[-1]
+
+    monkeypatch.setattr(Backoff, "next", pause)
 
     def step(number: int) -> float | None:
         if number in (1, 2, 3, 5):
@@ -110,9 +117,10 @@ async def test_an_error_is_followed_by_growing_pauses_until_a_step_works(
     duty.loop.start()
     await until(lambda: len(duty.at) == 6)
     await duty.loop.stop()
+    assert asked == [FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4, FIRST_PAUSE]
     pauses = [later - at for at, later in zip(duty.at, duty.at[1:], strict=False)]
-    expected = [FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4, 0, FIRST_PAUSE]
-    assert all(0 <= pause - least < 0.1 for pause, least in zip(pauses, expected, strict=True))
+    expected = [*asked[:3], 0, asked[3]]
+    assert all(pause >= 0.9 * least for pause, least in zip(pauses, expected, strict=True))
 
 
 def test_pauses_have_a_bound_and_jitter() -> None:
@@ -212,16 +220,16 @@ async def test_a_loop_stops_at_any_moment(turns: int) -> None:
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "mx-rmq duty"]
 
 
-async def test_a_stop_during_the_pause_after_an_error_is_immediate() -> None:
+async def test_a_stop_during_the_pause_after_an_error_is_immediate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Backoff, "next", lambda self: 60.0)
+
     def step(number: int) -> None:
         raise ServerUnavailable("away")
 
     duty = Duty(step)
     duty.loop.start()
-    await until(lambda: len(duty.at) >= 3)
-    begun = time.monotonic()
-    await duty.loop.stop()
-    assert time.monotonic() - begun < 0.1
-    count = len(duty.at)
-    await asyncio.sleep(0.05)
-    assert len(duty.at) == count
+    await until(lambda: duty.at)
+    await asyncio.wait_for(duty.loop.stop(), 10)
+    assert len(duty.at) == 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
-pytestmark = on_a_server
+pytestmark = [on_a_server, pytest.mark.usefixtures("steady")]
 
 HOLD_BACK = 2.0
 """Seconds, at a lease of 3."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
+steady = pytest.mark.usefixtures("steady")
+
 
 def nothing(topic: str) -> None: ...
 
@@ -38,12 +40,14 @@ async def test_with_nothing_delayed_it_sleeps_until_it_is_woken(store: Store) ->
     assert await Scheduler(store, [TOPIC, "other"], on_moved=nothing).step() is None
 
 
+@steady
 async def test_it_sleeps_exactly_until_the_next_due_time(store: Store) -> None:
     await delayed(store, 5000)
     pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
     assert pause == pytest.approx(5.0, abs=0.05)
 
 
+@steady
 async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: Clock) -> None:
     await delayed(store, 1000)
     await delayed(store, 3000)
@@ -53,6 +57,7 @@ async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: C
     assert pause == pytest.approx(2.0, abs=0.05)
 
 
+@steady
 async def test_nothing_is_moved_a_millisecond_early(store: Store, clock: Clock) -> None:
     await delayed(store, 1000)
     clock.advance(999)
@@ -72,6 +77,7 @@ async def test_a_long_queue_is_moved_batch_by_batch_so_others_get_their_turn(
     assert await pending(store) == 3 * BATCH
 
 
+@steady
 async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
     await delayed(store, 60_000)
     scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
@@ -81,6 +87,7 @@ async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
     assert await scheduler.step() == pytest.approx(2, abs=0.05)
 
 
+@steady
 async def test_a_step_that_comes_early_asks_nothing_of_the_server(
     store: Store, server: Server, clock: Clock, tmp_path: Path
 ) -> None:
@@ -96,6 +103,7 @@ async def test_a_step_that_comes_early_asks_nothing_of_the_server(
         assert len(proxy.requests) == before
 
 
+@steady
 async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) -> None:
     scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
     assert await scheduler.step() is None
@@ -104,6 +112,7 @@ async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) ->
     assert await scheduler.step() == pytest.approx(3 + STAND_IN, abs=0.05)
 
 
+@steady
 async def test_who_knows_a_due_time_exactly_does_not_put_it_off_when_it_is_seen(
     store: Store,
 ) -> None:
@@ -124,6 +133,7 @@ async def test_what_was_due_before_the_worker_came_is_moved_at_once(
     assert await pending(store) == 1
 
 
+@steady
 async def test_a_ring_during_a_move_is_not_lost(
     store: Store, server: Server, clock: Clock, tmp_path: Path
 ) -> None:
@@ -199,7 +209,7 @@ async def test_a_worker_moves_a_delayed_message_at_its_time(raw: Redis, server: 
                 return len(handled) == 1
 
             await until_so(done)
-            assert 0.39 < handled[0] - begun < 0.7
+            assert 0.39 < handled[0] - begun < 2.5  # not with the other one, and by no look around
             await raw.delete("unused")
         await mq.admin.cancel("t", (await mq.admin.list("t", "delayed")).messages[0].id)
 

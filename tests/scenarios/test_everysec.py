@@ -35,7 +35,7 @@ async def test_only_everysec_forgets_what_was_stored_while_an_fsync_was_under_wa
             while fsync == "everysec" and not (await raw.info())["aof_buffer_length"]:
                 await mq.produce("t", stored)
                 stored += 1
-        server.kill()
+            server.kill()  # before the fsync ends, and what waits for it is written
         server.start()
         async with MessageQueue(server.url) as mq:
             left = (await mq.admin.stats("t")).pending if await mq.admin.topics() else 0
