@@ -209,7 +209,7 @@ def test_a_server_that_goes_away_is_one_line(short_path: Path) -> None:
     with (
         Server(Kind.VALKEY_9_1, short_path / "server") as own,
         running(
-            *(short_path, "--url", own.url, "--only", "produce", "--yes", "--patience", "1")
+            *(short_path, "--url", own.url, "--only", "produce", "--yes", "--patience", "3")
         ) as bench,
     ):
         bench.until("1 of 1: produce")

@@ -131,7 +131,7 @@ def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
         code, out, err = demo.end()
         assert (code, err) == (130, "")
         assert out.endswith("\nstopped; nothing is left behind\n")
-        assert time.monotonic() - told_at < 10
+        assert time.monotonic() - told_at < 30
         assert demo.processes() == {}
         assert list(short_path.iterdir()) == []
 
