@@ -25,6 +25,7 @@ import redis
 from mx_rmq import embedded
 from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.embedded import EmbeddedServer, find_binary
+from tests.lab.servers import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,12 +124,6 @@ def is_free(lock: Path) -> bool:
         except BlockingIOError:
             return False
         return True
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def other_servers() -> dict[str, Path | None]:

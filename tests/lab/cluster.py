@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from redis.crc import key_slot
 
-from tests.lab.nodes import BUS, Node, free_ports, until_true
-from tests.lab.servers import Kind
+from tests.lab.nodes import Node, free_ports, until_true
+from tests.lab.servers import BUS, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

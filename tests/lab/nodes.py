@@ -5,28 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import random
 import signal
 import socket
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tests.lab.servers import Kind, Server
+from tests.lab.servers import Kind, Server, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
+    from pathlib import Path
 
     from tests.lab.tls import Tls
-
-BUS: Final = 10_000
-"""How far a cluster's bus is from the port, where the server does not let us choose."""
-
-_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Node(Server):
@@ -137,27 +131,8 @@ class Node(Server):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
-
-    The system gives them to nobody's outgoing connection: a server that is killed finds its port
-    free when it comes back, and no client that knocks meanwhile connects to itself.
-    """
-    first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(BUS, first - BUS)
-        if port not in found and _is_free(port) and _is_free(port + BUS):
-            found.add(port)
-    return list(found)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    """Return loopback ports that nobody uses now, nor their bus ports."""
+    return [free_port() for _ in range(count)]
 
 
 async def until_true(fact: Callable[[], Any], what: str, seconds: float = 30) -> Any:

@@ -9,6 +9,7 @@ import ctypes
 import importlib.util
 import os
 import platform
+import random
 import shutil
 import signal
 import socket
@@ -16,8 +17,12 @@ import subprocess
 import sys
 import time
 from enum import StrEnum
+from itertools import cycle
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Kind(StrEnum):
@@ -55,6 +60,12 @@ _WITHOUT_HEXPIRE: Final = {
     *(Kind.VALKEY_8_0, Kind.VALKEY_8_1),
 }
 ROOT: Final = Path(__file__).parents[2]
+
+BUS: Final = 10_000
+"""How far a cluster's bus is from the port, where the server does not let us choose."""
+
+_PROCESSES: Final = 16
+"""Processes of one run of tests that never choose the same port."""
 
 
 def chosen(*usual: Kind) -> list[Kind]:
@@ -164,10 +175,32 @@ class Server:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody uses now."""
+    """Return a loopback port that nobody uses now, and whose bus port nobody uses either.
+
+    Until somebody listens there, nobody else is given it: no other test, no other process of the
+    tests, and by the system no outgoing connection. So a server that is killed finds its port free
+    when it comes back, and no client that knocks meanwhile connects to itself.
+    """
+    return next(port for port in _PORTS if _is_free(port) and _is_free(port + BUS))
+
+
+def _ports() -> Iterator[int]:
+    """Every port of this process, each as seldom as can be. The system gives those above away."""
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
+    ours = range(BUS + process, 2 * BUS, _PROCESSES)
+    return cycle(random.sample(ours, len(ours)))
+
+
+_PORTS: Final = _ports()
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _package(name: str) -> Path:
