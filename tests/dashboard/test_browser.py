@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
-expect.set_options(timeout=20_000)  # the machine may be busy
+expect.set_options(timeout=60_000)  # the machine may be busy
 
 SOUND = (Path(__file__).parent / "sound.js").read_text()
 
@@ -90,7 +90,7 @@ class Watched:
 async def tab(browser: Browser, url: str, **options: Any) -> AsyncIterator[Watched]:
     """Open a page, and see afterwards that nobody complained."""
     context: BrowserContext = await browser.new_context(reduced_motion="reduce", **options)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)
     watched = Watched(await context.new_page(), url)
     yield watched
     await context.close()
