@@ -110,7 +110,7 @@ async def test_a_node_that_is_away_hides_no_topic_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(depth, "EACH", 0.5)
+    monkeypatch.setattr(depth, "EACH", 1.5)
     topics = [f"t{number}" for number in range(9)]
     async with (
         Cluster(short_path, "--cluster-require-full-coverage", "no", kind=kind) as cluster,
