@@ -441,7 +441,7 @@ async def test_what_a_stopping_worker_swallowed_wakes_another(mq: MessageQueue) 
                 await mq.produce("t", number)
             begun = time.monotonic()
             await seen.wait(events.Completed, number + 1)
-            assert time.monotonic() - begun < 8  # else it was found by a look around
+            assert time.monotonic() - begun < 4  # else it was found by a look around
 
 
 @on_a_server
@@ -717,7 +717,7 @@ async def test_an_idle_worker_wakes_within_a_moment(mq: MessageQueue) -> None:
             await until(lambda number=number: len(handled) == number + 1)  # type: ignore[misc]
             delays.append(handled[-1] - begun)
         assert sorted(delays)[10] < 0.1
-        assert max(delays) < 8  # else it was found by a look around
+        assert max(delays) < 4  # else it was found by a look around
 
 
 # beside others
@@ -766,7 +766,7 @@ async def test_a_topic_of_which_nothing_runs_gets_its_slot_beside_busy_ones(
         gate.set()
         await until(lambda: "b5" in running)
         assert slots.running < 8
-        await until(lambda: "a1" in running, within=8)  # else it was found by a look around
+        await until(lambda: "a1" in running, within=4)  # else it was found by a look around
 
 
 @on_servers
