@@ -208,7 +208,7 @@ async def test_a_server_that_is_not_there_is_told_within_patience(tmp_path: Path
     begun = time.monotonic()
     with pytest.raises(ServerUnavailable, match=r"none\.sock"):
         await mq.open()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 8  # the usual patience is 10
     assert not mq.is_open
 
 

@@ -185,11 +185,11 @@ def test_a_call_that_is_under_way_when_it_is_closed_ends(mq: MessageQueue, serve
         threading.Thread(target=call, daemon=True).start()
         begun.wait()
         mq.sync.close()
-        os._exit(0 if ended.wait(3) else 1)
+        os._exit(0 if ended.wait(30) else 1)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        timeout=30,
+        timeout=60,
         capture_output=True,
         check=False,
     )
@@ -204,7 +204,7 @@ def test_a_server_that_is_not_there_is_told_within_patience(
         begun = time.monotonic()
         with pytest.raises(ServerUnavailable):
             away.sync.produce("t", 1)
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 8  # the usual patience is 10
     assert threads() == []
     away.sync.close()
 
@@ -266,7 +266,7 @@ def test_a_child_that_was_forked_while_it_was_being_opened_can_close_and_exit(
         while "mx-rmq-sync" not in threads():
             time.sleep(0.001)
         time.sleep(0.1)
-        status = in_child(sync.close, seconds=2)
+        status = in_child(sync.close)
         thread.join()
     assert status == 0
 
@@ -279,7 +279,7 @@ def test_a_script_that_never_closes_ends_by_itself(mq: MessageQueue, server: Ser
     """
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        timeout=20,
+        timeout=60,
         capture_output=True,
         check=True,
     )

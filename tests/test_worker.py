@@ -99,12 +99,14 @@ async def test_draining_leaves_what_is_delayed_unless_it_shall_wait_for_it(
     async def handle(payload: int) -> None:
         handled.append(payload)
 
-    await mq.produce("t", 1, delay=0.8)
+    id = await mq.produce("t", 1, delay=3600)
     await mq.produce("t", 2)
     assert await Worker(mq).drain() == Drained(completed=1)
     assert handled == [2]
+    assert await mq.admin.cancel("t", id)
+    await mq.produce("t", 3, delay=0.8)
     assert await Worker(mq).drain(delayed=True) == Drained(completed=1)
-    assert handled == [2, 1]
+    assert handled == [2, 3]
 
 
 @on_a_server
@@ -287,20 +289,23 @@ async def test_a_worker_works_on_the_topics_that_it_was_given(mq: MessageQueue) 
 
 @on_a_server
 async def test_stopping_lets_handlers_finish_within_the_grace(mq: MessageQueue) -> None:
-    seen, running = Seen(mq.events), asyncio.Event()
+    seen, running, go = Seen(mq.events), asyncio.Event(), asyncio.Event()
 
     @mq.handler("t")
     async def handle(payload: int) -> None:
         running.set()
-        await asyncio.sleep(0.3)
+        await go.wait()
 
     await mq.produce("t", 1)
-    worker = Worker(mq, grace=10)
+    worker = Worker(mq, grace=60)
     await worker.start()
     await running.wait()
-    begun = time.monotonic()
-    assert await worker.stop() is True
-    assert 0.2 < time.monotonic() - begun < 3
+    stopping = asyncio.create_task(worker.stop())
+    await seen.wait(events.WorkerStopping)
+    await asyncio.sleep(0.1)
+    assert not stopping.done()
+    go.set()
+    assert await asyncio.wait_for(stopping, 30) is True
     assert len(seen.of(events.Completed)) == 1
     assert seen.of(events.WorkerStopped)[0].clean
 
@@ -314,9 +319,7 @@ async def test_past_the_grace_handlers_are_cancelled_and_handed_back_uncounted(
     worker = Worker(mq, grace=0.1)
     await worker.start()
     await until(lambda: len(running) == 5)
-    begun = time.monotonic()
-    assert await worker.stop() is True
-    assert time.monotonic() - begun < 3
+    assert await asyncio.wait_for(worker.stop(), 30) is True  # they would sleep for a minute
     assert {event.id for event in seen.of(events.Released)} == set(ids)
     page = await mq.admin.list("t", State.PENDING)
     assert [(view.attempts, view.crashes) for view in page.messages] == [(0, 0)] * 5
@@ -345,7 +348,7 @@ async def test_a_second_wish_to_stop_does_not_wait_for_the_grace(mq: MessageQueu
     await asyncio.sleep(0.05)
     assert not stopping.done()
     worker.cancel()
-    assert await asyncio.wait_for(stopping, 5)
+    assert await asyncio.wait_for(stopping, 30)
     assert (await mq.admin.stats("t")).pending == 1
 
 
@@ -377,7 +380,7 @@ async def test_a_handler_that_ignores_its_cancellation_is_handed_back_all_the_sa
     worker = Worker(mq, grace=0)
     await worker.start()
     await until(lambda: running)
-    assert await asyncio.wait_for(worker.stop(), 12)
+    assert await asyncio.wait_for(worker.stop(), 30)
     assert (await mq.admin.stats("t")).pending == 1
     gate.set()
     await asyncio.sleep(0.05)
@@ -397,7 +400,7 @@ async def test_cancelling_a_stop_hurries_it_and_everything_is_still_handed_back(
     await asyncio.sleep(0.05)
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(stopping, 5)
+        await asyncio.wait_for(stopping, 30)
     assert (await mq.admin.stats("t")).pending == 1
 
 
@@ -422,7 +425,7 @@ async def test_a_stopped_worker_leaves_no_task_no_thread_and_no_name_behind(
         started = set(threading.enumerate()) - before
         return [one.name for one in started if one.name.startswith("mx-rmq")]
 
-    await until(lambda: not ours(), within=3)
+    await until(lambda: not ours())
 
 
 @on_servers
@@ -438,7 +441,7 @@ async def test_what_a_stopping_worker_swallowed_wakes_another(mq: MessageQueue) 
                 await mq.produce("t", number)
             begun = time.monotonic()
             await seen.wait(events.Completed, number + 1)
-            assert time.monotonic() - begun < 2
+            assert time.monotonic() - begun < 4  # else it was found by a look around
 
 
 @on_a_server
@@ -526,7 +529,7 @@ async def test_a_plain_handler_that_never_returns_does_not_keep_its_process_aliv
         assert process.stdout is not None
         assert await asyncio.to_thread(process.stdout.readline) == b"runs\n"
         process.send_signal(signal.SIGTERM)
-        await asyncio.to_thread(process.wait, 15)
+        await asyncio.to_thread(process.wait, 60)
         assert process.returncode == 0
     finally:
         process.kill()
@@ -654,7 +657,7 @@ async def test_children_that_handlers_fork_end_and_each_message_is_handled_once(
         text=True,
     )
     try:
-        said, _ = await asyncio.to_thread(process.communicate, timeout=20)
+        said, _ = await asyncio.to_thread(process.communicate, timeout=60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its children, too
@@ -680,8 +683,11 @@ async def test_an_idle_worker_asks_for_almost_nothing(
         for number in range(5):
             sleeper(mq, f"t{number}")
         async with Worker(mq):
-            await asyncio.sleep(0.5)
-            requests, before = len(proxy.requests), await commands(raw)
+            requests = -1
+            while requests != len(proxy.requests):  # what it asks at its start is over
+                requests = len(proxy.requests)
+                await asyncio.sleep(0.5)
+            before = await commands(raw)
             await asyncio.sleep(6)
             after = await commands(raw)
             assert len(proxy.requests) - requests < 0.5 * 6
@@ -711,7 +717,7 @@ async def test_an_idle_worker_wakes_within_a_moment(mq: MessageQueue) -> None:
             await until(lambda number=number: len(handled) == number + 1)  # type: ignore[misc]
             delays.append(handled[-1] - begun)
         assert sorted(delays)[10] < 0.1
-        assert max(delays) < 1
+        assert max(delays) < 4  # else it was found by a look around
 
 
 # beside others
@@ -760,7 +766,7 @@ async def test_a_topic_of_which_nothing_runs_gets_its_slot_beside_busy_ones(
         gate.set()
         await until(lambda: "b5" in running)
         assert slots.running < 8
-        await until(lambda: "a1" in running, within=2)
+        await until(lambda: "a1" in running, within=4)  # else it was found by a look around
 
 
 @on_servers

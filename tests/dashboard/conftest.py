@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import MessageQueue
-from mx_rmq.dashboard import Dashboard, sampler
+from mx_rmq.dashboard import Dashboard, act, sampler
 from tests.dashboard.visitor import Visitor
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from redis.asyncio import Redis
 
@@ -24,6 +24,14 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     """What the dashboard shows, Python decides: one kind of server is enough."""
     one: Kind = request.param
     return one
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patient() -> Iterator[None]:
+    """Let messages be counted to the end before somebody is asked, however busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(act, "COUNT_WITHIN", 30)
+        yield
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ class Running:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 @contextmanager
@@ -63,7 +63,7 @@ async def test_it_serves_on_this_machine_until_it_is_told_to_stop(
     await pending(store)
     log = tmp_path / "audit.log"
     words = ("--url", server.url, "--audit-log", str(log))
-    with running(*words) as one, httpx.Client(base_url=one.url) as client:
+    with running(*words) as one, httpx.Client(base_url=one.url, timeout=30) as client:
         page = client.get(f"/topics/{TOPIC}").text
         token = page.split('name="token" value="')[1].split('"')[0]
         data, headers = {"token": token}, {"Origin": one.url.rstrip("/")}
@@ -86,9 +86,10 @@ async def test_others_reach_it_with_a_password_alone(
     password.write_text("correct horse\n")
     with running(*words, "--password-file", str(password), "--user", "anna") as one:
         url = one.url.replace("0.0.0.0", "127.0.0.1")
-        assert httpx.get(f"{url}healthz").text == "ok\n"
-        assert httpx.get(url).status_code == 401
-        assert httpx.get(url, auth=("anna", "correct horse")).status_code == 200
+        with httpx.Client(timeout=30) as client:
+            assert client.get(f"{url}healthz").text == "ok\n"
+            assert client.get(url).status_code == 401
+            assert client.get(url, auth=("anna", "correct horse")).status_code == 200
         assert "correct" not in one.said
         assert one.end() == 0
 
@@ -104,8 +105,8 @@ async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
             for part in idle:
                 with suppress(OSError):
                     part.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
-            assert httpx.get(f"{one.url}healthz", timeout=20).text == "ok\n"
-            idle[-1].settimeout(20)
+            assert httpx.get(f"{one.url}healthz", timeout=60).text == "ok\n"
+            idle[-1].settimeout(60)
             with suppress(ConnectionResetError):
                 assert idle[-1].recv(1) == b""  # it was given five seconds
         finally:
@@ -149,7 +150,7 @@ def test_a_port_that_is_taken_is_said(server: Server) -> None:
             [*COMMAND, "--url", server.url, "--port", port],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
     assert failed.returncode == 2

@@ -162,8 +162,9 @@ async def test_a_stream_ends_by_itself_and_says_so(
     mq: MessageQueue, board: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "LASTS", 0.5)
+    await board.parts.sampler.first()
     listener = Listener(board)
-    await asyncio.wait_for(listener.task, 5)
+    await asyncio.wait_for(listener.task, 30)
     assert listener.events("sample")
     assert listener.text.endswith("event: again\ndata: {}\n\n")
 

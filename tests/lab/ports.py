@@ -5,45 +5,42 @@ from __future__ import annotations
 import os
 import random
 import socket
-from pathlib import Path
-from typing import Final
+from itertools import cycle
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BUS: Final = 10_000
 """How far a cluster's bus is from the port, where the server does not let us choose."""
 
-SHARES: Final = 8
-"""Processes of a test run whose ports are apart."""
-
-_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-_given: Final[set[int]] = set()
-
-
-def free_port() -> int:
-    """Return one of them."""
-    (port,) = free_ports(1)
-    return port
+_SHARES: Final = 10
+"""Processes of a test run whose ports are apart; so are those of the bus."""
 
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
 
-    The system gives them to nobody's outgoing connection: a server that is killed finds its port
-    free when it comes back, and no client that knocks meanwhile connects to itself. Nor are they
-    given to another test, in this process or in the next: a server is there only a while later.
+    Until somebody listens there, nobody else is given them: no other test, no other process of a
+    test run, and by the system no outgoing connection. So a server that is killed finds its port
+    free when it comes back, and no client that knocks meanwhile connects to itself.
     """
-    first = int(_RANGE.read_text().split()[0]) if _RANGE.exists() else 32_768
-    share = (min(first, 3 * BUS) - 2 * BUS) // SHARES
-    low = BUS + share * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % SHARES)
-    if len(_given) > share // 2:
-        _given.clear()  # those of long ago are free again
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(low, low + share)
-        if port not in _given and _is_free(port) and _is_free(port + BUS):
-            _given.add(port)
-            found.append(port)
-    return found
+    return [free_port() for _ in range(count)]
+
+
+def free_port() -> int:
+    """Return one of them."""
+    return next(port for port in _OURS if _is_free(port) and _is_free(port + BUS))
+
+
+def _ours() -> Iterator[int]:
+    """Yield every port of this process, each as seldom as can be; the system gives none of them."""
+    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SHARES
+    ours = range(BUS + share, 2 * BUS, _SHARES)
+    return cycle(random.sample(ours, len(ours)))
+
+
+_OURS: Final = _ours()
 
 
 def _is_free(port: int) -> bool:

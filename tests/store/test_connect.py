@@ -213,7 +213,7 @@ async def test_a_server_that_is_not_there_is_given_up_within_the_patience(url: s
     began = time.monotonic()
     with pytest.raises(ServerUnavailable) as caught:
         await Store.open(url, patience=0.2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 8  # the usual patience is 10
     assert "the server did not take it within 0.2 s; nothing was changed: " in str(caught.value)
 
 
@@ -280,9 +280,9 @@ async def test_a_wrong_password_is_an_error_at_once_that_says_so(
     caplog.set_level(logging.DEBUG)
     began = time.monotonic()
     with pytest.raises(MxRmqError, match=r"(?i)password|auth") as caught:
-        await Store.open(f"unix://{given}@{guarded.socket}" if given else guarded.url, patience=3)
+        await Store.open(f"unix://{given}@{guarded.socket}" if given else guarded.url, patience=30)
     assert not isinstance(caught.value, OutcomeUnknown), "nothing can have been done"
-    assert time.monotonic() - began < 2, "no repetition cures a wrong password"
+    assert time.monotonic() - began < 20, "no repetition cures a wrong password"
     assert SECRET not in everything_said(caught.value)
     assert SECRET not in caplog.text
 

@@ -241,10 +241,9 @@ async def test_who_waits_for_a_wire_gets_one_though_others_come_at_once(server: 
     client = Redis.from_url(server.url)
     some = Wires(client.connection_pool.make_connection, most=2)
     turns = [0] * 5
-    end = time.monotonic() + 1.0
 
     async def caller(number: int) -> None:
-        while time.monotonic() < end:
+        while sum(turns) < 2000:
             await some.send(("ECHO", str(number)), 5.0)
             turns[number] += 1
 
@@ -265,7 +264,7 @@ async def test_what_is_connecting_when_wires_close_is_closed_too(
     await asyncio.gather(*calls, return_exceptions=True)
     wires = store._servers.node_at(0).wires
     assert wires is not None
-    await until(lambda: not wires._all, within=3.0)
+    await until(lambda: not wires._all)
 
 
 # several commands at once
