@@ -56,7 +56,7 @@ def assert_within(what: str, cost: Cost) -> None:
 
 @pytest.fixture
 async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
-    async with queue(server.url, lease=30) as mq:
+    async with queue(server.url, lease=600) as mq:  # or it would look around that often
         yield mq
 
 
