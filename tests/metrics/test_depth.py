@@ -113,7 +113,9 @@ async def test_a_node_that_is_away_hides_no_topic_of_the_others(
     monkeypatch.setattr(depth, "EACH", 1.5)
     topics = [f"t{number}" for number in range(9)]
     async with (
-        Cluster(short_path, "--cluster-require-full-coverage", "no", kind=kind) as cluster,
+        Cluster(
+            short_path, "--cluster-require-full-coverage", "no", kind=kind, node_timeout=30
+        ) as cluster,
         MessageQueue(cluster.url) as mq,
     ):
         for topic in topics:
