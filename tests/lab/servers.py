@@ -6,6 +6,7 @@ They die with the process that started them, also when that one is killed.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib.util
 import os
 import platform
@@ -15,8 +16,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from enum import StrEnum
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -64,8 +67,8 @@ ROOT: Final = Path(__file__).parents[2]
 BUS: Final = 10_000
 """How far a cluster's bus is from the port, where the server does not let us choose."""
 
-_PROCESSES: Final = 16
-"""Processes of one run of tests that never choose the same port."""
+_PROCESSES: Final = 64
+"""Processes of this machine's tests that never choose the same port, in whatever runs."""
 
 
 def chosen(*usual: Kind) -> list[Kind]:
@@ -181,17 +184,28 @@ def free_port() -> int:
     tests, and by the system no outgoing connection. So a server that is killed finds its port free
     when it comes back, and no client that knocks meanwhile connects to itself.
     """
-    return next(port for port in _PORTS if _is_free(port) and _is_free(port + BUS))
+    return next(port for port in _ports() if _is_free(port) and _is_free(port + BUS))
 
 
+@cache
 def _ports() -> Iterator[int]:
     """Every port of this process, each as seldom as can be. The system gives those above away."""
-    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
-    ours = range(BUS + process, 2 * BUS, _PROCESSES)
+    ours = range(BUS + _claim(), 2 * BUS, _PROCESSES)
     return cycle(random.sample(ours, len(ours)))
 
 
-_PORTS: Final = _ports()
+def _claim() -> int:
+    """Return a number that no other process has; it is free again when this one has ended."""
+    for number in range(_PROCESSES):
+        path = Path(tempfile.gettempdir()) / f"mx-rmq-ports-{os.getuid()}-{number}"
+        claim = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # never closed
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(claim)
+        else:
+            return number
+    raise RuntimeError(f"{_PROCESSES} processes of tests use all ports")
 
 
 def _is_free(port: int) -> bool:
