@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import socket
+import tempfile
+from functools import cache
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -14,15 +18,15 @@ if TYPE_CHECKING:
 BUS: Final = 10_000
 """How far a cluster's bus is from the port, where the server does not let us choose."""
 
-_SHARES: Final = 10
-"""Processes of a test run whose ports are apart; so are those of the bus."""
+_SHARES: Final = 64
+"""Processes of this machine's tests that never choose the same port, in whatever runs."""
 
 
 def free_ports(count: int) -> list[int]:
     """Return loopback ports that nobody uses now, and whose bus ports nobody uses either.
 
-    Until somebody listens there, nobody else is given them: no other test, no other process of a
-    test run, and by the system no outgoing connection. So a server that is killed finds its port
+    Until somebody listens there, nobody else is given them: no other test, no other process of
+    tests, and by the system no outgoing connection. So a server that is killed finds its port
     free when it comes back, and no client that knocks meanwhile connects to itself.
     """
     return [free_port() for _ in range(count)]
@@ -30,17 +34,28 @@ def free_ports(count: int) -> list[int]:
 
 def free_port() -> int:
     """Return one of them."""
-    return next(port for port in _OURS if _is_free(port) and _is_free(port + BUS))
+    return next(port for port in _ours() if _is_free(port) and _is_free(port + BUS))
 
 
+@cache
 def _ours() -> Iterator[int]:
-    """Yield every port of this process, each as seldom as can be; the system gives none of them."""
-    share = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SHARES
-    ours = range(BUS + share, 2 * BUS, _SHARES)
+    """Every port of this process, each as seldom as can be; the system gives none of them away."""
+    ours = range(BUS + _claim(), 2 * BUS, _SHARES)
     return cycle(random.sample(ours, len(ours)))
 
 
-_OURS: Final = _ours()
+def _claim() -> int:
+    """Return a number that no other process has; it is free again when this one has ended."""
+    for number in range(_SHARES):
+        path = Path(tempfile.gettempdir()) / f"mx-rmq-ports-{os.getuid()}-{number}"
+        claim = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # never closed
+        try:
+            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(claim)
+        else:
+            return number
+    raise RuntimeError(f"{_SHARES} processes of tests use all ports")
 
 
 def _is_free(port: int) -> bool:
