@@ -1,4 +1,4 @@
-"""Running a command in this process, on one of the servers."""
+"""Running a command: in this process, on one of the servers; or at a terminal."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.lab.servers import Server
+
+MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
+"""The program, as it is installed beside this Python."""
 
 HOSTILE = "\x1b[2J\x1b[31m[red]boo[/red] :smile: \x9b\r\x07\u202e\n\x7f"
 """Text that would clear the screen, colour it, ring and write backwards."""
@@ -50,9 +53,8 @@ async def run_json(server: Server | str, *words: str, code: int = 0) -> Any:
 def at_a_terminal(*words: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a process of its own; somebody sits at the terminal, and says nothing."""
     master, slave = os.openpty()
-    program = str(Path(sys.executable).with_name("mx-rmq"))
     with subprocess.Popen(
-        [program, *words],
+        [MX_RMQ, *words],
         env={**os.environ, **environment},
         stdin=slave,
         stdout=subprocess.PIPE,

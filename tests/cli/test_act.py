@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core.message import Failure, State
 from mx_rmq.core.partition import partitions
 from mx_rmq.store.store import Store
-from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
+from tests.cli.calls import HOSTILE, MX_RMQ, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES, archived, corpse, fill
 from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, delayed, draft, leased, pending
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
-
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 
 # requeue and discard

@@ -7,10 +7,6 @@ import os
 import pty
 import signal
 import subprocess
-import sys
-import time
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,76 +16,22 @@ from mx_rmq.bench.figure import Figure, at_least, at_most, growth, share
 from mx_rmq.bench.load import PAYLOAD_BYTES, payload
 from mx_rmq.bench.parts import PARTS
 from mx_rmq.bench.size import QUICK
+from tests.cli.calls import MX_RMQ
+from tests.cli.running import running, until
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 FOREIGN = {b"mx-rmq:{orders}:payload": b"somebody else's", b"mx-rmq-bench": b"1", b"other": b"2"}
 
 one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
 
-class Bench:
-    """A running benchmark, whose temporary directory is ours to look into."""
-
-    def __init__(self, directory: Path, *words: str, **environment: str) -> None:
-        self.directory = directory
-        self.process = subprocess.Popen(
-            [MX_RMQ, "bench", *words],
-            cwd=directory,
-            env={**os.environ, "TMPDIR": str(directory), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def until(self, words: str) -> None:
-        """Read on until it says something about its way."""
-        assert self.process.stderr is not None
-        assert any(words in line for line in self.process.stderr), words
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for its end; return the exit code, and what it wrote."""
-        out, err = self.process.communicate(timeout=300)
-        return self.process.returncode, out, err
-
-    def processes(self) -> set[int]:
-        """Return what it has started and what still lives."""
-        found = set()
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (path / "environ").read_bytes()
-                zombie = not (path / "cmdline").read_bytes()
-            except OSError:
-                continue  # gone meanwhile
-            if f"TMPDIR={self.directory}\0".encode() in environment and not zombie:
-                found.add(int(path.name))
-        return found - {self.process.pid}
-
-
-@contextmanager
-def running(directory: Path, *words: str, **environment: str) -> Iterator[Bench]:
-    bench = Bench(directory, *words, **environment)
-    try:
-        yield bench
-    finally:
-        bench.process.kill()
-        bench.process.communicate()
-
-
 def run(directory: Path, *words: str, **environment: str) -> tuple[int, str, str]:
-    with running(directory, *words, **environment) as bench:
+    with running(directory, "bench", *words, **environment) as bench:
         return bench.end()
-
-
-def until(fact: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -169,22 +111,22 @@ def test_it_runs_on_the_other_kinds_of_server_and_says_first_what_it_will_do(
 def test_a_signal_ends_it_and_nothing_is_left(
     theirs: Redis, server: Server, short_path: Path, part: str, number: signal.Signals
 ) -> None:
-    with running(short_path, "--url", server.url, "--only", part, "--yes") as bench:
-        bench.until(f"1 of 1: {part}")
+    with running(short_path, "bench", "--url", server.url, "--only", part, "--yes") as bench:
+        bench.until_told(f"1 of 1: {part}")
         until(lambda: len(theirs.keys("mx-rmq-bench-*")) > 0)
         bench.process.send_signal(number)
         bench.process.send_signal(number)
         code, out, err = bench.end()
         assert (code, out, err) == (130, "", "stopped; nothing is left behind\n")
         assert there(theirs) == FOREIGN
-        assert bench.processes() == set()
+        assert bench.processes() == {}
 
 
 @one_kind
 def test_no_process_outlives_a_benchmark_that_was_killed(
     theirs: Redis, server: Server, short_path: Path
 ) -> None:
-    with running(short_path, "--url", server.url, "--only", "idle", "--yes") as bench:
+    with running(short_path, "bench", "--url", server.url, "--only", "idle", "--yes") as bench:
         until(bench.processes)
         bench.process.kill()
         until(lambda: not bench.processes())
@@ -194,8 +136,10 @@ def test_no_process_outlives_a_benchmark_that_was_killed(
 def test_a_worker_that_ends_against_the_plan_is_reported(
     theirs: Redis, server: Server, short_path: Path
 ) -> None:
-    with running(short_path, "--url", server.url, "--only", "idle", "--quick", "--yes") as bench:
-        bench.until("1 of 1: idle")
+    with running(
+        short_path, "bench", "--url", server.url, "--only", "idle", "--quick", "--yes"
+    ) as bench:
+        bench.until_told("1 of 1: idle")
         until(bench.processes)
         for pid in bench.processes():
             os.kill(pid, signal.SIGKILL)
@@ -209,10 +153,11 @@ def test_a_server_that_goes_away_is_one_line(short_path: Path) -> None:
     with (
         Server(Kind.VALKEY_9_1, short_path / "server") as own,
         running(
-            *(short_path, "--url", own.url, "--only", "produce", "--yes", "--patience", "3")
+            short_path,
+            *("bench", "--url", own.url, "--only", "produce", "--yes", "--patience", "3"),
         ) as bench,
     ):
-        bench.until("1 of 1: produce")
+        bench.until_told("1 of 1: produce")
         own.kill()
         code, _, err = bench.end()
     assert code in (1, 2)
@@ -229,9 +174,9 @@ def test_without_a_url_it_has_a_server_of_its_own_whatever_the_settings_say(
 ) -> None:
     (short_path / "mx-rmq.toml").write_text('url = "redis://127.0.0.1:1"\nmax_pending = 1\n')
     environment = {"MX_RMQ_URL": "redis://127.0.0.1:1", "MX_RMQ_CONCURRENCY": "nonsense"}
-    with running(short_path, "--only", "produce", "--quick", **environment) as bench:
+    with running(short_path, "bench", "--only", "produce", "--quick", **environment) as bench:
         code, out, err = bench.end()
-        assert bench.processes() == set()
+        assert bench.processes() == {}
     assert code == 0, err
     assert err.startswith("a server of its own: ")
     assert "without append-only file" in err

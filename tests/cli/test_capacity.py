@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,14 +16,16 @@ from mx_rmq.bench.capacity import Load, Plan, shipped
 from mx_rmq.bench.model import Costs, Model
 from mx_rmq.cli import main
 from mx_rmq.cli.capacity import rounded, size
+from tests.cli.calls import MX_RMQ
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from click.testing import Result
 
     from tests.lab.servers import Server
 
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
 

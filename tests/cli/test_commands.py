@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.cli.calls import MX_RMQ
 from tests.lab.messages import TOPIC, pending
 from tests.lab.servers import Kind
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.store import Store
     from tests.lab.servers import Server
-
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

@@ -7,87 +7,27 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq.demo.account import Account
+from tests.cli.calls import MX_RMQ
+from tests.cli.running import running, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
-
-
-class Demo:
-    """A running demo, whose temporary directory is ours to look into."""
-
-    def __init__(self, directory: Path, **environment: str) -> None:
-        self.directory = directory
-        self.process = subprocess.Popen(
-            [MX_RMQ, "demo"],
-            cwd=directory,
-            env={**os.environ, "TMPDIR": str(directory), **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def until(self, words: str) -> None:
-        """Read on until it says something."""
-        assert self.process.stdout is not None
-        assert any(words in line for line in self.process.stdout), words
-
-    def end(self) -> tuple[int, str, str]:
-        """Wait for its end; return the exit code, and what it wrote."""
-        out, err = self.process.communicate(timeout=60)
-        return self.process.returncode, out, err
-
-    def processes(self) -> dict[int, str]:
-        """Return what it has started and what still lives: process id -> command line."""
-        found = {}
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (path / "environ").read_bytes()
-                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            except OSError:
-                continue  # gone meanwhile
-            mine = f"TMPDIR={self.directory}\0".encode() in environment
-            if mine and command and path.name != str(self.process.pid):
-                found[int(path.name)] = command
-        return found
-
-
-@contextmanager
-def running(directory: Path, **environment: str) -> Iterator[Demo]:
-    demo = Demo(directory, **environment)
-    try:
-        yield demo
-    finally:
-        demo.process.kill()
-        demo.process.communicate()
-
-
-def until(fact: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not fact():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    from pathlib import Path
 
 
 def test_the_demo_kills_a_worker_loses_nothing_leaves_nothing_and_names_what_works(
     short_path: Path,
 ) -> None:
     (short_path / "mx-rmq.toml").write_text('prefix = "other"\nmax_pending = 1\n')
-    with running(short_path, FORCE_COLOR="1", MX_RMQ_LEASE="nonsense") as demo:
+    with running(short_path, "demo", FORCE_COLOR="1", MX_RMQ_LEASE="nonsense") as demo:
         started = time.monotonic()
-        code, out, err = demo.end()
+        code, out, err = demo.end(within=60)
         assert (code, err) == (0, "")
         assert time.monotonic() - started < 60
         held = re.search(r"^2 kill -9 worker-1 \(pid \d+\) with (\d+) messages", out, re.MULTILINE)
@@ -123,12 +63,12 @@ def test_the_demo_kills_a_worker_loses_nothing_leaves_nothing_and_names_what_wor
 def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
     short_path: Path, moment: str, number: signal.Signals
 ) -> None:
-    with running(short_path) as demo:
-        demo.until(moment)
+    with running(short_path, "demo") as demo:
+        demo.until_said(moment)
         told_at = time.monotonic()
         demo.process.send_signal(number)
         demo.process.send_signal(number)
-        code, out, err = demo.end()
+        code, out, err = demo.end(within=60)
         assert (code, err) == (130, "")
         assert out.endswith("\nstopped; nothing is left behind\n")
         assert time.monotonic() - told_at < 30
@@ -137,19 +77,19 @@ def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
 
 
 def test_no_process_outlives_a_demo_that_was_killed(short_path: Path) -> None:
-    with running(short_path) as demo:
-        demo.until("1 two workers")
+    with running(short_path, "demo") as demo:
+        demo.until_said("1 two workers")
         assert sum("mx_rmq.demo.crew" in command for command in demo.processes().values()) == 2
         demo.process.kill()
         until(lambda: demo.processes() == {})
 
 
 def test_a_worker_that_ends_against_the_plan_is_reported(short_path: Path) -> None:
-    with running(short_path) as demo:
-        demo.until("1 two workers")
+    with running(short_path, "demo") as demo:
+        demo.until_said("1 two workers")
         (pid,) = [pid for pid, command in demo.processes().items() if command.endswith("worker-2")]
         os.kill(pid, signal.SIGKILL)
-        code, _, err = demo.end()
+        code, _, err = demo.end(within=60)
         assert code == 1
         assert err.startswith("Error: worker-2 ended with exit code -9: ")
         assert err.count("\n") == 1
@@ -158,8 +98,8 @@ def test_a_worker_that_ends_against_the_plan_is_reported(short_path: Path) -> No
 
 
 def test_without_a_server_to_embed_it_says_so_in_one_line(short_path: Path) -> None:
-    with running(short_path, MX_RMQ_SERVER_BINARY="/no/such/server") as demo:
-        code, _, err = demo.end()
+    with running(short_path, "demo", MX_RMQ_SERVER_BINARY="/no/such/server") as demo:
+        code, _, err = demo.end(within=60)
     assert (code, err.count("\n")) == (1, 1)
     assert err.startswith("Error: the server binary /no/such/server is not an executable file")
     assert list(short_path.iterdir()) == []

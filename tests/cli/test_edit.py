@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.message import State
-from tests.cli.calls import HOSTILE, at_a_terminal, harmless, run, run_json
+from tests.cli.calls import HOSTILE, MX_RMQ, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import ARCHIVES
 from tests.lab.crew import until
 from tests.lab.messages import TOPIC, bring, pending, settle, take
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
-
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 
 @pytest.mark.parametrize("state", ARCHIVES)

@@ -7,10 +7,8 @@ import base64
 import json
 import signal
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +18,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
-from tests.cli.calls import HOSTILE, harmless, run, run_json
+from tests.cli.calls import HOSTILE, MX_RMQ, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import (
     FAILURE,
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 CLEAN: dict[str, object] = {"violations": [], "away": []}
 """What an audit finds where nothing is wrong."""

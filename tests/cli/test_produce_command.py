@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +14,13 @@ import pytest
 from mx_rmq import MessageQueue
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for
+from tests.cli.calls import MX_RMQ
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tests.lab.servers import Server
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
-
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 
 @pytest.fixture

@@ -5,26 +5,25 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.message import State
+from tests.cli.calls import MX_RMQ
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
 pytestmark = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 
-MX_RMQ = str(Path(sys.executable).with_name("mx-rmq"))
 
 CODE = """
 import asyncio, atexit, os, time

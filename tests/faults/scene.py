@@ -202,13 +202,20 @@ class Scene:
         async def look() -> bool:
             holders = await self._holders()
             found[:] = [hand for hand in self.hands if hand.name in holders]
-            idle = not found and not await self.left()
-            if idle:
+            if found:
+                return True
+            if not await self._ready():
                 self._allowed.value += MORE
-            return bool(found) or (idle and not self.is_producing)
+            return not self.is_producing and not await self.left()
 
         await until(look, 60)
         return found or self.hands
+
+    async def _ready(self) -> int:
+        """Return how many messages somebody has or could have; delayed ones are for later."""
+        topics = await self.mq.admin.topics()
+        stats = [await self.mq.admin.stats(topic) for topic in topics]
+        return sum(one.pending + one.processing for one in stats)
 
     async def _holders(self) -> set[str]:
         leases: list[Any] = []
