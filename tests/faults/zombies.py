@@ -37,14 +37,14 @@ async def run(trial: Trial) -> None:
             hands = scene.hire(WORKERS)
             scene.produce(trial.size * MESSAGES, mix=MIX, most=10, backlog=50, paced=True)
             zombies = 0
-            for first in range(0, trial.size, FROZEN):
-                scene.allow((first + FROZEN) / trial.size)
+            while zombies < trial.size:
+                scene.allow((zombies + FROZEN) / trial.size)
                 await asyncio.sleep(trial.random.uniform(0, 0.3))
                 busy = await scene.busy()
-                chosen = trial.random.sample(busy, min(FROZEN, trial.size - first, len(busy)))
-                zombies += len(chosen)
+                chosen = trial.random.sample(busy, min(FROZEN, trial.size - zombies, len(busy)))
                 await asyncio.gather(*(make_zombie(scene, hand) for hand in chosen))
-                trial.say(f"{first} of {trial.size} zombies, {await scene.left()} messages to go")
+                zombies += len(chosen)
+                trial.say(f"{zombies} of {trial.size} zombies, {await scene.left()} messages to go")
             trial.figures["zombies"] = zombies
             await scene.settle()
             checked = await scene.check()
