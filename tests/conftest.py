@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "corrupts: the test breaks a topic on purpose, so the audit after it may speak"
     )
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell lets what it runs in the background ignore Ctrl-C, and all its children inherit
+        # that: then nobody could interrupt the commands that are tested.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
