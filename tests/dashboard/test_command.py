@@ -156,3 +156,17 @@ def test_a_port_that_is_taken_is_said(server: Server) -> None:
     assert failed.returncode == 2
     assert f"cannot listen on 127.0.0.1, port {port}" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.parametrize("package", ["jinja2", "starlette", "uvicorn"])
+def test_a_package_that_is_missing_is_named_in_one_line(package: str) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from mx_rmq.cli import main; main(['dashboard', '--url', 'redis://127.0.0.1:1'])"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    assert f"needs {package}: pip install 'mx-rmq[dashboard]'" in found.stderr
+    assert found.stderr.count("\n") == 1

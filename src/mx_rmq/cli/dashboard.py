@@ -165,7 +165,10 @@ def _metrics(mq: MessageQueue) -> Metrics | None:
 
 
 async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
-    import uvicorn
+    try:
+        import uvicorn
+    except ImportError as missing:  # who mounts the dashboard does without it
+        raise CannotDo("the command needs uvicorn: pip install 'mx-rmq[dashboard]'") from missing
 
     from mx_rmq.dashboard.door import BACKLOG, Door
 
