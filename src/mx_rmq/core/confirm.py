@@ -36,21 +36,3 @@ class Confirm:
     """How many replicas must have it."""
     within: float
     """Seconds to wait for them."""
-
-    @property
-    def command(self) -> tuple[str | int, ...]:
-        """The command that waits for it, on the connection that has written."""
-        ms = round(self.within * 1000)
-        if self.level is Level.FSYNCED:
-            return ("WAITAOF", 1, self.replicas, ms)
-        return ("WAIT", self.replicas, ms)
-
-    def missing(self, reply: int | list[int]) -> str:
-        """Say what is missing of it after that command's reply; nothing: it is confirmed."""
-        local, replicas = reply if isinstance(reply, list) else (1, reply)
-        lacks = []
-        if not local:
-            lacks.append("the primary has not written it to its disk")
-        if replicas < self.replicas:
-            lacks.append(f"{replicas} of {self.replicas} replicas have confirmed it")
-        return " and ".join(lacks)

@@ -27,6 +27,7 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
     WrongType,
 )
+from mx_rmq.store.confirming import missing, probe, wait_for
 from mx_rmq.store.link import Links
 from mx_rmq.store.wire import Unreached
 
@@ -109,14 +110,14 @@ class Caller:
         receipt = keys[script.place["receipt"]]
 
         async def send(node: Node, words: tuple[Value, ...], within: float) -> Any:
-            commands = [words, ("PEXPIRE", receipt, RECEIPT_MS), confirm.command]
+            commands = [words, ("PEXPIRE", receipt, RECEIPT_MS), wait_for(confirm)]
             answer, kept, waited = await node.send_all(commands, within + confirm.within)
             if isinstance(answer, Exception):
                 raise answer
             for reply in (kept, waited):
                 if isinstance(reply, Exception):  # it is stored, but the server has changed sides
                     raise redis_errors.ConnectionError(str(reply)) from reply
-            return answer, confirm.missing(waited)
+            return answer, missing(confirm, waited)
 
         await self._check_confirm(keys[0], confirm)
         words = ("EVALSHA", script.sha, len(keys), *keys, *args)
@@ -133,10 +134,9 @@ class Caller:
         site = self.servers.site_of(key)
         if (site, confirm.level) in self._confirms:
             return
-        name, *_ = confirm.command
-        probe = ("WAITAOF", 1, 0, 1) if name == "WAITAOF" else ("WAIT", 0, 1)
+        words = probe(confirm.level)
         try:
-            await self._insist(str(name), key, _send, probe)
+            await self._insist(str(words[0]), key, _send, words)
         except redis_errors.RedisError as error:
             raise InvalidInput(
                 f"confirm={confirm.level.value!r} cannot be had from this server; nothing was "
