@@ -405,7 +405,9 @@ class Admin:
         self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
     ) -> int:
         parts = await self._parts(topic)
-        return await Bulk(self._pages, state, act, scope, now=self._now, reads=reads).run(parts)
+        return await Bulk(
+            self._pages, state, act, scope, now=self._store.views.now, reads=reads
+        ).run(parts)
 
     async def _requeue(self, part: str, found: Found, message: Message, why: str = "") -> bool:
         at = found.archived or 0
@@ -463,11 +465,7 @@ class Admin:
         known = [at for at in ready if at is not None]
         if not known:
             return counts, None
-        return counts, max(0, await self._now(part) - min(known)) / 1000
-
-    async def _now(self, part: str) -> int:
-        """Return the time of a partition's server, ms."""
-        return await self._store.views.now(self._store.keys.of(part).payload)
+        return counts, max(0, await self._store.views.now(part) - min(known)) / 1000
 
 
 def _state(state: State | str) -> State:

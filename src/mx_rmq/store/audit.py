@@ -333,7 +333,4 @@ class Audit:
         return [Places(*(code - ord("0") for code in counts)) for counts in reply]
 
     async def _now(self, keys: TopicKeys) -> int:
-        if self._clock is not None:
-            return self._clock()
-        seconds, micros = await self._caller.command("TIME", at=keys.payload)
-        return int(seconds) * 1000 + int(micros) // 1000
+        return await self._caller.time(keys.payload) if self._clock is None else self._clock()

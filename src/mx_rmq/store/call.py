@@ -155,6 +155,11 @@ class Caller:
             wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
             raise wrong(f"{name}: {error}") from error
 
+    async def time(self, key: str) -> int:
+        """Return the time of a key's server, ms."""
+        seconds, micros = await self.command("TIME", at=key)
+        return int(seconds) * 1000 + int(micros) // 1000
+
     async def _insist(
         self,
         what: str,

@@ -124,9 +124,8 @@ async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[Finding |
 
 async def _clock(caller: Caller, scratch: str) -> Finding:
     before = time.time()
-    seconds, micros = await caller.command("TIME", at=scratch)
+    server = await caller.time(scratch) / 1000
     after = time.time()
-    server = int(seconds) + int(micros) / 1_000_000
     ahead = max(server - after, before - server, 0.0)
     if ahead <= MAX_SKEW:
         return Finding(Severity.OK, "the clocks of this machine and of the server agree")

@@ -41,19 +41,19 @@ async def slow_scripts(caller: Caller, keys: Keys, scratch: str) -> Finding:
     """Look for our scripts in the slow log."""
     try:
         log = await caller.command("SLOWLOG", "GET", ENTRIES, at=scratch)
-        seconds, _ = await caller.command("TIME", at=scratch)
+        now = await caller.time(scratch) // 1000
     except ScriptFailed:
         return Finding(
             Severity.SKIP,
             "this user may not read the slow log, so nobody knows whether scripts take long",
             "Grant +slowlog|get (ACL SETUSER)",
         )
-    since = int(seconds) - LATELY
+    since = now - LATELY
     found = [slow for one in log if (slow := _read(one, keys.prefix)) and slow.at >= since]
     if not found:
         return Finding(Severity.OK, "no script of ours took long in the last hour")
     worst = max(found, key=lambda one: one.ms)
-    ago = max(0, int(seconds) - worst.at)
+    ago = max(0, now - worst.at)
     return Finding(
         Severity.WARN,
         f"{len(found)} of the last {len(log)} entries of the server's slow log are scripts of ours "

@@ -80,12 +80,11 @@ class Views:
         self.pages = Pages(caller, keys)
         self.history = History(caller, keys)
 
-    async def now(self, key: str | None = None) -> int:
-        """Return the time of a key's server, ms."""
-        if self._clock is not None:
-            return self._clock()
-        seconds, micros = await self._caller.command("TIME", at=key or self._keys.topics)
-        return int(seconds) * 1000 + int(micros) // 1000
+    async def now(self, topic: str | None = None) -> int:
+        """Return the time of a topic's server, ms; None: of the one that lists the topics."""
+        return await self._time(
+            self._keys.topics if topic is None else self._keys.of(topic).payload
+        )
 
     async def topics(self) -> list[str]:
         """Return every topic that was ever produced to, sorted."""
@@ -152,7 +151,7 @@ class Views:
             entries.update(some)
             if cursor == 0:
                 break
-        now = await self.now(self._keys.workers)
+        now = await self._time(self._keys.workers)
         found = []
         for name, entry in sorted(entries.items()):
             seen, space, info = entry.partition(b" ")
@@ -160,6 +159,9 @@ class Views:
                 age = max(0, now - int(seen))
                 found.append(WorkerSeen(name.decode("utf-8", "backslashreplace"), age, _info(info)))
         return found
+
+    async def _time(self, key: str) -> int:
+        return await self._caller.time(key) if self._clock is None else self._clock()
 
 
 def _info(data: bytes) -> dict[str, Any]:
