@@ -1,4 +1,4 @@
-"""Asking the partitions of a topic: all of them, or one after the other until one knows."""
+"""Asking partitions, or topics: all of them, or one after the other until one knows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ AT_ONCE: Final = 16
 """Partitions that are asked at the same time."""
 
 
-async def ask_all(parts: Sequence[str], ask: Callable[[str], Awaitable[T]]) -> list[T]:
-    """Ask every partition, several at a time; return the answers in the partitions' order.
+async def ask_all(
+    parts: Sequence[str], ask: Callable[[str], Awaitable[T]], *, at_once: int = AT_ONCE
+) -> list[T]:
+    """Ask every partition or topic, several at a time; return the answers in their order.
 
     The first failure stops the rest.
     """
     if len(parts) == 1:
         return [await ask(parts[0])]
-    free = asyncio.Semaphore(AT_ONCE)
+    free = asyncio.Semaphore(at_once)
 
     async def one(part: str) -> T:
         async with free:

@@ -14,7 +14,7 @@ from mx_rmq.dashboard import render
 from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.jobs import Stage
 from mx_rmq.dashboard.search import LAST, Search
-from mx_rmq.dashboard.source import LOOK, of_each
+from mx_rmq.dashboard.source import LOOK
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView, Page, Stats
@@ -54,7 +54,6 @@ async def overview(ask: Ask) -> Response:
         findings=found,
         key=key_of(found),
         alive=alive,
-        silent=len(seen.workers) - alive,
     )
 
 
@@ -146,21 +145,17 @@ async def _archive(ask: Ask, state: State, here: str) -> Response:
     overall = await ask.parts.source.counts(state)
     counts = {topic: count for topic, count in overall.topics.items() if count}
     fullest = sorted(counts, key=lambda topic: (-counts[topic], topic))
-    found: dict[str, Page] = {}
-    look = max(EACH, LOOK // max(1, len(fullest[:TOPICS])))
-
-    async def ask_one(topic: str) -> None:
-        found[topic] = await ask.parts.source.page(topic, state, search, limit=EACH, look=look)
-
-    await of_each(fullest[:TOPICS], ask_one)
+    shown = fullest[:TOPICS]
+    look = max(EACH, LOOK // max(1, len(shown)))
+    found = await ask.parts.source.pages(shown, state, search, limit=EACH, look=look)
     return ask.page(
         "archive.html",
         here=here,
         state=state,
         total=sum(counts.values()),
         counts=counts,
-        lists={topic: _list(found[topic], state) for topic in fullest[:TOPICS]},
-        more={topic: found[topic].cursor is not None for topic in fullest[:TOPICS]},
+        lists={topic: _list(page, state) for topic, page in found.items()},
+        more={topic: page.cursor is not None for topic, page in found.items()},
         others=fullest[TOPICS:],
         away=overall.away,
         looked=len(overall.topics) + len(overall.away),

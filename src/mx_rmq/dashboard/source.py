@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from mx_rmq.admin import Filter
+from mx_rmq.admin.spread import ask_all
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.admin import (
         Admin,
@@ -76,8 +77,7 @@ class Source:
     def ever(stats: Stats) -> tuple[int, int, int]:
         """Return how many messages of a topic were ever produced, completed, and failed."""
         totals = stats.totals
-        failed = totals.retried + totals.died + totals.quarantined
-        return totals.produced, totals.completed, failed
+        return totals.produced, totals.completed, totals.failed
 
     # look
 
@@ -121,7 +121,7 @@ class Source:
             except MxRmqError as error:
                 away[topic] = error
 
-        await of_each(topics, ask)
+        await ask_all(topics, ask, at_once=AT_ONCE)
         if away and not found:
             raise next(iter(away.values()))
         return Overall(
@@ -129,6 +129,16 @@ class Source:
             {topic: str(error) for topic, error in sorted(away.items())},
             len(every),
         )
+
+    async def pages(
+        self, topics: Sequence[str], state: State, search: Search, *, limit: int, look: int
+    ) -> dict[str, Page]:
+        """Return the first messages of a state that fit a search, of each of these topics."""
+
+        def ask(topic: str) -> Awaitable[Page]:
+            return self.page(topic, state, search, limit=limit, look=look)
+
+        return dict(zip(topics, await ask_all(topics, ask, at_once=AT_ONCE), strict=True))
 
     async def page(
         self,
@@ -166,7 +176,7 @@ class Source:
             async with asyncio.timeout(FIND_WITHIN):
                 found += [one.topic for one in await self._admin().find(id)]
                 if not found:  # to look through the histories takes a hundred times as long
-                    await of_each(await self.topics(), ask)
+                    await ask_all(await self.topics(), ask, at_once=AT_ONCE)
         except TimeoutError:
             return sorted(found), False
         return sorted(found), True
@@ -243,23 +253,6 @@ class Source:
             dry_run=dry_run,
             progress=progress,
         )
-
-
-async def of_each(topics: Iterable[str], ask: Callable[[str], Awaitable[None]]) -> None:
-    """Ask for every topic, several at a time. The first failure stops the rest."""
-    free = asyncio.Semaphore(AT_ONCE)
-
-    async def one(topic: str) -> None:
-        async with free:
-            await ask(topic)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for topic in topics:
-                group.create_task(one(topic), name="mx-rmq dashboard")
-    except ExceptionGroup as failed:
-        error = failed.exceptions[0]
-        raise error from error.__cause__
 
 
 def _filter(search: Search) -> Filter | None:
