@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import click
 
 from mx_rmq.cli.connection import CannotDo, Queue, with_options
+from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
-from mx_rmq.cli.work import LEVELS, configure_logging
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.queue import MessageQueue
@@ -49,14 +49,7 @@ LEAVE_WITHIN: Final = 3
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
 @click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
-@click.option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="warning",
-    envvar="MX_RMQ_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
-)
+@log_level("warning")
 @with_options
 def dashboard(
     url: str | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -17,13 +16,14 @@ import click
 
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.loading import load, parse
-from mx_rmq.cli.output import lines, printable, say
+from mx_rmq.cli.logs import FORMATS, Logs, configure_logging, log_level
+from mx_rmq.cli.output import printable, say
 from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.events import WorkerStarted, WorkerStopped
 from mx_rmq.core.mask import Mask
-from mx_rmq.logs import FailedPayloads, JsonFormatter
+from mx_rmq.logs import FailedPayloads
 from mx_rmq.runtime.event_loop import loop_factory
 from mx_rmq.worker import SIGNALS, Worker
 
@@ -32,12 +32,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from mx_rmq.queue import MessageQueue
-
-LEVELS: Final = ("debug", "info", "warning", "error")
-
-FORMATS: Final = ("text", "json")
-
-TEXT: Final = "%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s"
 
 LEAVE_WITHIN: Final = 5.0
 """Seconds that foreign threads may keep the process when its worker has stopped."""
@@ -55,14 +49,7 @@ LEAVE_WITHIN: Final = 5.0
 @click.option("--drain", is_flag=True, help="Stop when nothing is left to do.")
 @click.option("--metrics-port", type=int, help="Serve metrics and health here; +1 a process.")
 @click.option("--metrics-host", help="The address for that.  [default: 127.0.0.1]")
-@click.option(
-    "--log-level",
-    type=click.Choice(LEVELS, case_sensitive=False),
-    default="info",
-    envvar="MX_RMQ_LOG_LEVEL",
-    show_default=True,
-    show_envvar=True,
-)
+@log_level("info")
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS, case_sensitive=False),
@@ -143,30 +130,6 @@ def worker(
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
     sys.exit(code)
-
-
-@dataclass(frozen=True, slots=True)
-class Logs:
-    """What the command line asks for of the logs, beside their level."""
-
-    format: str
-    payloads: bool
-    mask: tuple[str, ...]
-
-    def words(self) -> list[str]:
-        """Return the options that ask for the same."""
-        words = ["--log-format", self.format]
-        if self.payloads:
-            words.append("--log-payloads")
-        if self.mask:
-            words += ["--mask", ",".join(self.mask)]
-        return words
-
-    def formatter(self) -> logging.Formatter:
-        """Return how a line is made."""
-        if self.format == "json":
-            return JsonFormatter(self.mask)
-        return _Formatter(TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,18 +312,3 @@ def _leave_soon(code: int) -> None:
     timer = threading.Timer(LEAVE_WITHIN, leave)
     timer.daemon = True
     timer.start()
-
-
-class _Formatter(logging.Formatter):
-    """Log lines of which foreign text can do the terminal no harm."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(lines(super().format(record)))
-
-
-def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:
-    """Log to stderr from this level on, unless the application has seen to its logs itself."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter or _Formatter(TEXT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("mx_rmq").setLevel(level.upper())
