@@ -6,18 +6,15 @@ import asyncio
 import json
 import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 from typing import Final
 
 import click
 
+from mx_rmq.cli.connection import INTERRUPTED
 from mx_rmq.cli.output import printable
 from mx_rmq.core.errors import MxRmqError
-
-STOPPED: Final = 128 + signal.SIGINT
-"""Exit code: somebody pressed Ctrl-C."""
 
 KEPT: Final = "MX_RMQ_SERVER_BINARY"
 
@@ -47,7 +44,7 @@ def demo() -> None:
         ended = asyncio.run(story.run(told.splitlines()))
     except (MxRmqError, story.Trouble) as error:
         raise click.ClickException(printable(str(error))) from error
-    sys.exit(0 if ended else STOPPED)
+    sys.exit(0 if ended else INTERRUPTED)
 
 
 def _forget_settings() -> None:

@@ -15,6 +15,7 @@ from mx_rmq.cli.asking import ask, let_edit, waiting, yes_option
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.output import as_json, cut, payload_text, print_json, printable, say
+from mx_rmq.cli.produce import parsed
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 
@@ -90,16 +91,16 @@ def _states(state: str | None) -> str:
 async def _value(message: MessageView, payload: str | None, file: Path | None) -> Any:
     """Return the new payload, from wherever it is to come."""
     if payload is not None:
-        return _parsed(payload)
+        return parsed(payload)
     if file is not None:
-        return _parsed(_read(file))
+        return parsed(_read(file))
     if not sys.stdin.isatty():
         raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
     before = _before(message)
     edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
     if edited is None or _without_hint(edited) == before.strip():
         raise CannotDo("the payload was not changed, so nothing was done")
-    value = _parsed(_without_hint(edited))
+    value = parsed(_without_hint(edited))
     return _payload_in(value, message) if message.unreadable else value
 
 
@@ -143,11 +144,3 @@ def _before(message: MessageView) -> str:
     if message.unreadable:
         return message.raw.decode("utf-8", "replace")
     return payload_text(message, indent=2)
-
-
-def _parsed(text: str | bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        shown = text.decode(errors="replace") if isinstance(text, bytes) else text
-        raise InvalidInput(f"the payload is not JSON: {cut(shown)} ({error})") from None

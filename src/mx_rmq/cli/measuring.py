@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from mx_rmq.cli.connection import INTERRUPTED
 from mx_rmq.runtime.event_loop import loop_factory
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-STOPPED: Final = 130
-"""The exit code after a signal."""
 
 
 def run_unless_stopped(work: Coroutine[Any, Any, T]) -> T:
@@ -29,7 +28,7 @@ def run_unless_stopped(work: Coroutine[Any, Any, T]) -> T:
         found = runner.run(_unless_stopped(work))
     if not found:
         click.echo("stopped; nothing is left behind", err=True)
-        sys.exit(STOPPED)
+        sys.exit(INTERRUPTED)
     return found[0]
 
 

@@ -85,7 +85,7 @@ def produce(
             with told() as tell:
                 _produce_many(mq, topic, key, options, tell)
         else:
-            value = _parsed(_text(payload), "the payload")
+            value = parsed(_text(payload))
             produced = asyncio.run(_produce(mq, topic, value, id=id, key=key, **options))
             with told() as tell:
                 tell([produced])
@@ -134,7 +134,7 @@ def _chunks() -> Iterator[list[Any]]:
     """Read payloads from standard input."""
     numbered = enumerate(sys.stdin.buffer, 1)
     while chunk := list(islice(numbered, CHUNK)):
-        yield [_parsed(line, f"line {number:,}") for number, line in chunk if line.strip()]
+        yield [parsed(line, f"line {number:,}") for number, line in chunk if line.strip()]
 
 
 def _text(payload: str | None) -> str | bytes:
@@ -150,7 +150,8 @@ def _refuse_terminal() -> None:
         raise InvalidInput(f"no payload: give one as JSON ({HINT}), or pipe it in")
 
 
-def _parsed(text: str | bytes, what: str) -> Any:
+def parsed(text: str | bytes, what: str = "the payload") -> Any:
+    """Return what a JSON text says, or refuse it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -165,7 +165,7 @@ def _checked(known: Field[Any], value: Any, said: str) -> Any:
     if value is None and known.default is None:
         return None
     if known.name in ("username", "password", "password_file", "metrics_host"):
-        return _word(known, value, said)
+        return _word(value, said)
     if known.name == "topics":
         return _topics(value, said)
     checks = {"prefix": check_prefix, "name": check_worker, "confirm": check_level}
@@ -197,7 +197,7 @@ def _url(value: Any, said: str) -> str:
     return value
 
 
-def _word(known: Field[Any], value: Any, said: str) -> str:
+def _word(value: Any, said: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
         raise InvalidInput(f"{said} is not a text with something in it")
     return value

@@ -287,6 +287,3 @@ def _policy(where: str, value: Any) -> Policy:
         return _USUAL if value is None else policy_of(value)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
-
-
-# the payload

@@ -356,9 +356,9 @@ def chunks(drafts: Sequence[Draft], places: Sequence[int]) -> Iterator[Sequence[
     start, size, delayed = 0, 0, False
     for at, place in enumerate(places):
         draft = drafts[place]
-        own = len(draft.payload) + ENVELOPE
+        own = _size(draft)
         size += own
-        waits = bool(draft.delay) or draft.at is not None
+        waits = is_delayed(draft)
         if at > start and (size > BYTES or waits != delayed or at - start == CHUNK):
             yield places[start:at]
             start, size = at, own
