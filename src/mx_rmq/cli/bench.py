@@ -62,9 +62,10 @@ def bench(
 ) -> None:
     """Measure speed, latency, memory and growth; print each beside its goal.
 
-    Takes three to four minutes. It goes by nobody's settings: defaults count. On a server of yours
-    it asks first, uses keys of its own alone, and deletes those again. Exit code 0: measured,
-    whether goals are met or not. 1: something went wrong on the way. 130: Ctrl-C.
+    Takes about five minutes. It ignores all settings and measures the defaults. On a server of
+    yours it asks first, uses only keys of its own, and deletes them at the end. Exit code 0:
+    measured, whether goals are met or not. 1: something went wrong on the way. 2: it could not
+    begin. 130: Ctrl-C.
     """
     logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what a server may lose is the doctor's
     try:

@@ -108,7 +108,8 @@ def capacity(
 
     By costs that were measured on our machine, or by those of yours: --measure FILE takes about a
     minute and a half and is the only thing here that needs a server; --costs FILE uses its file
-    again. Exit code 0: reckoned. 1: something went wrong on the way. 130: Ctrl-C.
+    again. Exit code 0: reckoned. 1: something went wrong on the way. 2: it could not
+    begin. 130: Ctrl-C.
     """
     if costs is not None and out is not None:
         raise click.UsageError("One of --costs and --measure.")

@@ -51,7 +51,7 @@ HINT: Final = """a text is written '"text"'"""
 @click.option(
     "--confirm",
     type=click.Choice([level.value for level in Level]),
-    help="How far it must have come.  [default: stored]",
+    help="How far it must have come; else MX_RMQ_CONFIRM, else mx-rmq.toml, else stored.",
 )
 @click.option("--many", is_flag=True, help="One payload a line, from standard input.")
 @as_json

@@ -33,8 +33,8 @@ async def tail(
 ) -> int:
     """Show what happens to the messages of TOPICS, or of all topics, until Ctrl-C.
 
-    One line is about up to 25 messages that one call has moved. Without the setting `history`
-    nothing is written down, and nothing shown.
+    One line tells of up to 25 messages that one call has moved. With the setting `history` at 0
+    nothing is recorded, so there is nothing to show.
     """
     start = None if since is None else max(0.0, instant("--since", since, await admin.now()))
     left = limit

@@ -1,4 +1,4 @@
-"""Removing all that is stored under a prefix. For tests alone: nothing else forgets messages."""
+"""Removing all that is stored under a prefix. For tests and benchmarks: nothing else forgets."""
 
 from __future__ import annotations
 
