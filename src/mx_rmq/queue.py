@@ -310,7 +310,7 @@ class MessageQueue:
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost.
 
-        An own `id` that is taken makes no second message; the id is returned all the same.
+        If your own `id` is taken, no second message is made; the id is returned all the same.
         Messages of the same `key` go to the same partition of the topic.
         """
         if self._around is not None:

@@ -38,11 +38,11 @@ class SyncQueue:
         self._mq: MessageQueue | None = None
 
     def produce(self, topic: str, payload: Any, **options: Any) -> str:
-        """Produce a message and return its id; options as of `MessageQueue.produce`."""
+        """Produce a message and return its id; the options are those of `mq.produce`."""
         return self.call(lambda mq: mq.produce(topic, payload, **options))
 
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[str]:
-        """Produce many messages and return their ids; options as of the async one."""
+        """Produce many messages, return their ids; the options are those of `mq.produce_many`."""
         return self.call(lambda mq: mq.produce_many(topic, payloads, **options))
 
     def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:

@@ -91,7 +91,7 @@ def test_who_unsubscribes_while_he_is_called_is_not_called_again() -> None:
         (events.LeaseLost("t", "a", 7, "app.f"), "WARNING", "the lease is lost, app.f"),
         (events.TakenOver("t", "a", "w9"), "WARNING", "taken over from w9"),
         (events.LoopBlocked("app.f", 1.25, "STACK"), "WARNING", "app.f blocks the event loop"),
-        (events.ServerLost("refused"), "WARNING", "the server is away, trying on: refused"),
+        (events.ServerLost("refused"), "WARNING", "the server is away; still trying: refused"),
         (events.ServerBack(2.0), "WARNING", "the server is back after 2.0 s"),
         (events.CronFired("t", "cron-1", 1.0), "INFO", "t cron-1: the cron fired"),
     ],

@@ -70,7 +70,7 @@ WAITING: Final = (State.PENDING, State.DELAYED)
 class Admin:
     """Everything an operator asks of a queue.
 
-    A topic that was never produced to is refused with InvalidInput, so that a slip of the pen is
+    A topic that was never produced to is refused with InvalidInput, so that a typing error is
     not taken for an empty queue.
     """
 
@@ -80,7 +80,7 @@ class Admin:
         self._operator = operator
 
     def as_operator(self, name: str) -> Admin:
-        """Return the same, whose acts say in the history by whom they were."""
+        """Return the same admin under this name, which the history then shows beside its acts."""
         return Admin(self._store, operator=name)
 
     # look
@@ -263,7 +263,7 @@ class Admin:
         """Send a dead or quarantined message round again, with another payload.
 
         Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state` and the answer are as of `requeue`. `archived_at`: as it was
+        can be read of them. `state` and the answer are those of `requeue`. `archived_at`: as it was
         seen, so that what was archived under the id since then is not overwritten. InvalidInput:
         produce would refuse the payload, too, or it is not the message that was seen.
         """
@@ -334,7 +334,7 @@ class Admin:
         dry_run: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> int:
-        """Requeue the dead or quarantined messages that a filter means; return how many it were.
+        """Requeue the dead or quarantined messages that match a filter; return how many.
 
         One partition after the other, the oldest of each first. What is archived meanwhile is left
         alone, and so is what no worker could read. Not more than `limit`, and not more than `rate`
@@ -363,7 +363,7 @@ class Admin:
         dry_run: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> int:
-        """Delete the dead or quarantined messages that a filter means; return how many it were.
+        """Delete the dead or quarantined messages that match a filter; return how many.
 
         In the same order and within the same bounds as `requeue_all`.
         """
@@ -385,12 +385,12 @@ class Admin:
         dry_run: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> int:
-        """Remove the pending or delayed messages that a filter means; return how many it were.
+        """Remove the pending or delayed messages that match a filter; return how many.
 
         One partition after the other, the high ones before the normal and the low ones: of pending
         ones the newest first, of delayed ones those that are due first. What is produced meanwhile
         is left alone; what workers hand back or retry meanwhile may be passed over or not. The
-        bounds are as of `requeue_all`.
+        bounds are those of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> bool:
@@ -447,7 +447,7 @@ class Admin:
     # partitions
 
     async def _parts(self, topic: str) -> builtins.list[str]:
-        """Return the partitions of a topic, as the server knows them now; refuse what is none."""
+        """Return the partitions of a topic, as the server knows them now; refuse an unknown one."""
         if count := await self._store.views.partitions(check_topic(topic)):
             return all_parts(topic, count)
         known = await self.topics()

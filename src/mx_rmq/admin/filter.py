@@ -21,10 +21,7 @@ EVER: Final = (-math.inf, math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What a message must have to be meant; None: anything will do.
-
-    Whether letters are large or small does not matter.
-    """
+    """What a message must have to match; None: anything will do. Case does not matter."""
 
     error: str | None = None
     """Part of the type of its last error, or of the reason for which it is dead or quarantined."""
@@ -32,13 +29,13 @@ class Filter:
     until: float | None = None
     """From when and until when, seconds of the server's time: of a dead or quarantined message the
     time of its archiving, of a delayed one when it is due, of one in processing when its lease
-    ends, of a pending one when it was produced. Both bounds are meant, too."""
+    ends, of a pending one when it was produced. Both bounds are included."""
     text: str | None = None
     """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
     as_of: float | None = None
     """Only what came into its state by then, seconds of the server's time: dead and quarantined
     messages that were archived, others that were produced and have last failed, not later. Of live
-    ones that cannot be read that is not known: they are not meant."""
+    ones that cannot be read that is not known: they do not match."""
 
     def __post_init__(self) -> None:
         for name in ("error", "text"):

@@ -63,7 +63,7 @@ class Happening:
 
 
 def happening(part: str, entry: Entry) -> Happening | None:
-    """Return an entry as operators see it; None: it is of a foreign hand."""
+    """Return an entry as operators see it; None: somebody else wrote it."""
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about

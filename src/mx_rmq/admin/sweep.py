@@ -3,9 +3,8 @@
 What has a time is gone through by it: a step goes on at the time where the last one ended, so it
 does not matter what has gone before it. What comes later stands behind, but of delayed messages it
 may stand between, for they are listed by when they are due: their records tell. Pending messages
-have no time. They are gone through from the
-back, the newest first: what is produced meanwhile stands behind, and what workers take in front
-only brings some ids up a second time.
+have no time. They are gone through from the back, the newest first: what is produced meanwhile
+stands behind, and what workers take in front only brings some ids up a second time.
 """
 
 from __future__ import annotations

@@ -30,10 +30,8 @@ def _on_many(states: tuple[State, ...]) -> Callable[[Callable[..., Any]], Callab
     """Give a command the options by which it chooses many messages of a state."""
     choice = click.Choice([state.value for state in states])
     options = (
-        click.option("--state", type=choice, help="Only from there."),
-        click.option(
-            "--all", "all_of_them", is_flag=True, help="All that are there; with --state."
-        ),
+        click.option("--state", type=choice, help="Only messages in this state."),
+        click.option("--all", "all_of_them", is_flag=True, help="All messages of the --state."),
         with_filters,
         click.option("--limit", type=click.IntRange(min=1), help="With --all: not more than this."),
         click.option(
@@ -79,7 +77,7 @@ async def requeue(
 ) -> int:
     """Send messages IDS of TOPIC round again, from the dead letters or from quarantine.
 
-    Or all of a --state, or those that --error, --since, --until and --text mean. With --all, what
+    Or all of a --state, or those that --error, --since, --until and --text choose. With --all, what
     no worker could read stays. Exit code 1: not all of IDS were there. 2: it could not be done.
     130: interrupted; each message is either requeued or as it was.
     """
@@ -106,7 +104,7 @@ async def discard(
 ) -> int:
     """Delete messages IDS of TOPIC for good, from the dead letters or from quarantine.
 
-    Or all of a --state, or those that --error, --since, --until and --text mean. Exit code 1: not
+    Or all of a --state, or those that --error, --since, --until and --text choose. Exit code 1: not
     all of IDS were there. 2: it could not be done. 130: interrupted; each message is either deleted
     or as it was.
     """
@@ -133,7 +131,7 @@ async def cancel(
 ) -> int:
     """Remove messages IDS of TOPIC that no worker has begun.
 
-    Or all of a --state, or those that --error, --since, --until and --text mean: of pending ones
+    Or all of a --state, or those that --error, --since, --until and --text choose: of pending ones
     the newest first, of delayed ones those that are due first. Exit code 1: not all of IDS were
     pending or delayed. 2: it could not be done, or a worker has one already. 130: interrupted; each
     message is either removed or as it was.

@@ -21,7 +21,7 @@ DAY: Final = 24 * HOUR
 
 FEW: Final = 10
 GROWTH: Final = 3
-"""So many messages that died in an hour are no accident, if before it were so many times fewer."""
+"""FEW deaths or more in an hour are no accident, if over GROWTH times as many as before."""
 
 OVERDUE: Final = 60
 """Seconds after which a lease that ran out should long have been taken over."""

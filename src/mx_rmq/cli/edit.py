@@ -41,7 +41,9 @@ RECORD: Final = frozenset(("v", "id", "payload"))
     help="A file that holds it; -: standard input.",
 )
 @click.option(
-    "--state", type=click.Choice([state.value for state in ARCHIVES]), help="Only from there."
+    "--state",
+    type=click.Choice([state.value for state in ARCHIVES]),
+    help="Only if it is in this state.",
 )
 @yes_option
 @as_json
@@ -60,7 +62,7 @@ async def edit(
 
     Its id, headers and priority stay. Of a message that no worker could read, the editor shows the
     record; of the mended record the payload is taken. Exit code 1: it is neither dead nor
-    quarantined. 2: it could not be done, the payload is no JSON, or the message has died anew
+    quarantined. 2: it could not be done, the payload is not JSON, or the message has died again
     meanwhile.
     """
     if payload is not None and payload_file is not None:

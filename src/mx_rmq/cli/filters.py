@@ -25,7 +25,7 @@ _SPAN: Final = re.compile(r"(\+?)([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d|w)", re.ASC
 _OPTIONS: Final = (
     click.option("--error", help="Only those whose last error, or reason, has this in it."),
     click.option("--since", help="Not before: 2h (ago), +2h (ahead) or 2030-01-31T12:00 (UTC)."),
-    click.option("--until", help="Not after; as --since."),
+    click.option("--until", help="Not after; written like --since."),
     click.option("--text", help="Only those with this in their id or payload."),
 )
 

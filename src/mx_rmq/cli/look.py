@@ -158,7 +158,7 @@ def _fast(speed: Rates | None) -> tuple[float | None, ...]:
 @click.option("--state", type=click.Choice([state.value for state in State]), required=True)
 @with_filters
 @click.option("--limit", type=click.IntRange(1, MAX_PAGE), default=20, show_default=True)
-@click.option("--cursor", help="Where the page before ended, as it said.")
+@click.option("--cursor", help="Where to go on: what the page before said at its end.")
 @as_json
 @on_admin
 async def list_messages(

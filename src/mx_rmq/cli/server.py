@@ -15,7 +15,9 @@ from mx_rmq.embedded import EmbeddedServer
 @click.command(short_help="Run a server of our own in the foreground.")
 @click.argument("directory", default="./mx-rmq-data", type=click.Path(path_type=Path))
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Listen on 127.0.0.1:PORT too, not only here."
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Listen on 127.0.0.1:PORT, too; else on a Unix socket alone.",
 )
 def server(directory: Path, port: int | None) -> None:
     """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM.

@@ -45,10 +45,14 @@ LEAVE_WITHIN: Final = 5.0
 @click.option("--concurrency", type=int, help="Messages handled at the same time.")
 @click.option("--grace", type=float, help="Seconds that handlers have to finish when it stops.")
 @click.option("--processes", type=click.IntRange(1, 1000), help="Processes, under a supervisor.")
-@click.option("--reload", "reloads", is_flag=True, help="Begin anew when the code changes.")
+@click.option("--reload", "reloads", is_flag=True, help="Restart when the code changes.")
 @click.option("--drain", is_flag=True, help="Stop when nothing is left to do.")
-@click.option("--metrics-port", type=int, help="Serve metrics and health here; +1 a process.")
-@click.option("--metrics-host", help="The address for that.  [default: 127.0.0.1]")
+@click.option(
+    "--metrics-port",
+    type=int,
+    help="Serve metrics and health at this port; further processes at the next ones.",
+)
+@click.option("--metrics-host", help="The address to serve them on.  [default: 127.0.0.1]")
 @log_level("info")
 @click.option(
     "--log-format",
@@ -84,7 +88,7 @@ def worker(
     log_payloads: bool,
     mask: tuple[str, ...],
 ) -> None:
-    """Run the handlers of the MessageQueue that ATTRIBUTE of MODULE is; of `mq`, if none is named.
+    """Run the handlers of the MessageQueue that MODULE calls ATTRIBUTE, or `mq` if none is named.
 
     The first SIGTERM or Ctrl-C lets handlers finish within the grace, a second one cancels them.
     Exit code 0: everything is settled or handed back. 1: something is left to the leases. 2: it

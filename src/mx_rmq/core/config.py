@@ -56,8 +56,8 @@ class Limits:
     quarantine_bytes: int = 4 * 1_048_576
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
     history: int = 10_000
-    """Entries of a topic's history, which its partitions share: the newest ones. Each is about up
-    to 25 messages."""
+    """Entries of a topic's history, which its partitions share: the newest ones. Each covers
+    up to 25 messages."""
 
     def __post_init__(self) -> None:
         _settle(self)

@@ -99,8 +99,8 @@ class NotConfirmed(MxRmqError):
     """Messages are stored, but not as far as `confirm` asked for, within its time.
 
     `ids` are those messages, in the order in which they were given. They exist and will be handled.
-    Only if the primary is lost now may they be lost with it. To
-    wait again, produce them again with these ids: it makes no second copy.
+    Only if the primary is lost now may they be lost with it. To wait again, produce them again with
+    these ids: it makes no second copy.
     """
 
     def __init__(self, what: str, level: str, within: float, ids: Sequence[str]) -> None:

@@ -53,9 +53,9 @@ class Retried:
     """Seconds until the next attempt."""
     error: str
     traceback: str = ""
-    """Its end."""
+    """The end of it."""
     seconds: float | None = None
-    """As of a completed one; None: no handler ran here."""
+    """How long the handler took; None: no handler ran here."""
     waited: float | None = None
 
 
@@ -67,9 +67,9 @@ class Died:
     """How many there were."""
     reason: str
     traceback: str = ""
-    """The end of that of the last attempt."""
+    """The end of the last attempt's."""
     seconds: float | None = None
-    """As of a completed one; None: no handler ran here."""
+    """How long the handler took; None: no handler ran here."""
     waited: float | None = None
 
 

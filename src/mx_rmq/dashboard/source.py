@@ -237,7 +237,7 @@ class Source:
         dry_run: bool = False,
         progress: Callable[[Progress], None] | None = None,
     ) -> int:
-        """Requeue, discard or cancel the messages of a state that fit; return how many it were."""
+        """Requeue, discard or cancel the messages of a state that fit; return how many."""
         admin = self._admin(who)
         acts = {
             "requeue": admin.requeue_all,

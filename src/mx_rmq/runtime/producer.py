@@ -56,7 +56,7 @@ class Stored(NamedTuple):
     """What one call of many has stored."""
 
     places: Sequence[int]
-    """Which of the messages it were."""
+    """Which of the messages they are."""
     ids: list[str]
     """Theirs, in the same order."""
     unconfirmed: NotConfirmed | None = None

@@ -86,7 +86,7 @@ def log(event: Event) -> None:
                 stack,
             )
         case events.ServerLost(error):
-            line.warning("the server is away, trying on: %s", error)
+            line.warning("the server is away; still trying: %s", error)
         case events.ServerBack(seconds):
             line.warning("the server is back after %.1f s", seconds)
         case events.CronFired(topic, id, _):

@@ -303,7 +303,7 @@ def _rank(state: State, at: float | None) -> float:
 
 
 def _ms(score: float | None) -> int | None:
-    """Return a score as a time; of a foreign hand, it may be none."""
+    """Return a score as a time; None: it is none, so somebody else wrote it."""
     return int(score) if score is not None and math.isfinite(score) else None
 
 

@@ -38,7 +38,7 @@ def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
-    """A function that puts a queue into test use until the test ends; options as of `use`."""
+    """A function that puts a queue into test use until the test ends; options as in `use`."""
     with ExitStack() as stack:
 
         def use_until_the_end(mq: MessageQueue, **options: Any) -> MessageQueue:

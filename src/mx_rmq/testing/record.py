@@ -65,7 +65,7 @@ def assert_produced(
 
 
 def assert_not_produced(mq: MessageQueue, topic: str, payload: Any = ANY, **options: Any) -> None:
-    """Fail if this was produced; payload and options as of `assert_produced`."""
+    """Fail if this was produced; payload and options as in `assert_produced`."""
     __tracebackhide__ = True
     if found := _matching(mq, topic, payload, options):
         said = f"{_asked(topic, payload, options)} was produced {_times(len(found))}"
