@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mx_rmq.core.cron import LATE, Cron
+from mx_rmq.core.cron import LATE, MANY, Cron
 from mx_rmq.core.errors import InvalidInput
 
 DAY = 86_400_000
@@ -111,6 +111,13 @@ def test_looking_back_finds_the_ticks_that_looking_ahead_found(
         back.append(tick)
         at = tick - 1
     assert back[::-1] == ahead
+    assert cron.ticks(ms(start), end) == len(ahead)
+
+
+def test_ticks_are_counted_up_to_a_thousand() -> None:
+    cron = Cron.of("t", "* * * * * *")
+    assert cron.ticks(0, 999_000) == 999
+    assert cron.ticks(0, DAY) == MANY == 1_000
 
 
 @pytest.mark.xfail(strict=True, reason="cronsim, where the clock moves by half an hour")

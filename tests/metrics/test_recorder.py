@@ -86,9 +86,9 @@ def test_trouble_is_counted() -> None:
 
 
 def test_crons_are_counted_and_topics_without_one_are_not_shown_with_them() -> None:
-    shown = counted(DONE, events.CronFired("c", "a", 60.0), events.CronMissed("c", 0.0))
+    shown = counted(DONE, events.CronFired("c", "a", 60.0), events.CronMissed("c", 0.0, 5))
     assert shown["mx_rmq_crons_fired_total{topic=c}"] == 1
-    assert shown["mx_rmq_crons_missed_total{topic=c}"] == 1
+    assert shown["mx_rmq_crons_missed_total{topic=c}"] == 5
     assert "mx_rmq_crons_fired_total{topic=t}" not in shown
 
 

@@ -244,6 +244,48 @@ async def test_a_skipped_tick_is_told_once(store: Store, clock: Clock) -> None:
     assert missed_ticks(table) == [tick / 1000]
 
 
+async def test_ticks_before_one_that_fires_in_time_are_told(store: Store, clock: Clock) -> None:
+    tables = [Timetable(store, clock, every()) for _ in range(2)]
+    for table in tables:
+        await table.step()
+    clock.advance(7 * MINUTE + 3000)  # the server was away, and is back in time for the seventh
+    for table in tables:
+        await table.step()
+    first, second = tables
+    tick = (clock.now - 3000) / 1000
+    assert first.ticks == [tick]
+    (missed,) = first.seen.of(events.CronMissed)
+    assert (missed.tick, missed.ticks) == (tick - 60, 6)
+    assert second.ticks == missed_ticks(second) == []
+
+
+async def test_ticks_that_were_told_to_be_missed_are_not_told_again(
+    store: Store, clock: Clock
+) -> None:
+    table = Timetable(store, clock, every())
+    await table.step()
+    clock.advance(3 * MINUTE + 30_000)
+    await table.step()
+    clock.advance(2 * MINUTE - 30_000)  # the fourth is missed, the fifth fires
+    await table.step()
+    assert [(one.tick, one.ticks) for one in table.seen.of(events.CronMissed)] == [
+        (clock.now / 1000 - 2 * 60, 3),
+        (clock.now / 1000 - 60, 1),
+    ]
+    assert table.ticks == [clock.now / 1000]
+
+
+async def test_who_wants_the_latest_of_missed_ticks_is_told_of_no_others(
+    store: Store, clock: Clock
+) -> None:
+    table = Timetable(store, clock, every(missed="once"))
+    await table.step()
+    clock.advance(3 * MINUTE)
+    await table.step()
+    assert len(table.ticks) == 1
+    assert missed_ticks(table) == []
+
+
 async def test_a_tick_that_another_worker_has_fired_was_not_missed(
     store: Store, clock: Clock
 ) -> None:

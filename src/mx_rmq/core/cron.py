@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, tzinfo
 from enum import StrEnum
+from itertools import islice, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -14,6 +15,9 @@ from mx_rmq.core.errors import InvalidInput
 
 LATE: Final = 10_000
 """A tick that could not be fired within so many ms was missed."""
+
+MANY: Final = 1_000
+"""Ticks that are counted one by one; of more, nobody wants to know the number."""
 
 
 class Missed(StrEnum):
@@ -68,6 +72,11 @@ class Cron:
         while tick > until:
             tick = round(next(before).timestamp() * 1000)
         return tick if tick > after else None
+
+    def ticks(self, after: int, until: int) -> int:
+        """Count the ticks after a time and up to another one; not beyond MANY."""
+        coming = islice(CronSim(self.expression, self._datetime(after)), MANY)
+        return sum(1 for _ in takewhile(lambda tick: tick.timestamp() * 1000 <= until, coming))
 
     def due(self, now: int, last: int) -> int | None:
         """Return the tick that must fire now, if the last one fired at `last`."""

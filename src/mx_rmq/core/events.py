@@ -137,10 +137,13 @@ class CronFired:
 
 @dataclass(frozen=True, slots=True)
 class CronMissed:
-    """A tick could not be fired in time and, as `missed="skip"` wants it, never will be."""
+    """Ticks could not be fired in time and, as `missed="skip"` wants it, never will be."""
 
     topic: str
     tick: float
+    """The latest of them."""
+    ticks: int = 1
+    """How many; from 1,000 on they are not counted."""
 
 
 Event = (

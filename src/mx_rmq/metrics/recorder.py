@@ -104,7 +104,7 @@ class Recorder:
     def _cron_missed(self, event: events.CronMissed) -> None:
         topic = self.tally.topics[event.topic]
         topic.is_cron = True
-        topic.missed += 1
+        topic.missed += event.ticks
 
     def _worker_started(self, event: events.WorkerStarted) -> None:
         """Show a 0 for everything that may come: else a rate misses what comes first."""

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.cron import Missed
 from mx_rmq.core.events import CronFired, CronMissed
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 
@@ -59,7 +60,7 @@ class Crons:
     async def _fire(self, cron: Cron) -> None:
         """Fire a tick that is due, and know the next one."""
         self._next.pop(cron.topic, None)
-        last = self._last.get(cron.topic)
+        last = known = self._last.get(cron.topic)
         now = self._clock.now()
         if last is None or last > now + SET_BACK or cron.latest(now, last) is not None:
             asked_at = time.monotonic()
@@ -67,6 +68,8 @@ class Crons:
             self._clock.heard(looked.now, asked_at)
             last = looked.last if looked.last is not None else looked.now
         now = self._clock.now()
+        # Up to here, ticks have fired or were told to be missed.
+        told = last if known is None or known > now else max(last, known)
         tick = cron.due(now, last)
         if tick is not None:
             at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
@@ -75,9 +78,18 @@ class Crons:
             now = min(now, fired.now)  # it may have been too early, by the server's clock
             last = last if fired.last is None else fired.last
             if fired.id is not None:
+                if cron.missed is Missed.SKIP:
+                    self._tell_missed(cron, told, tick - 1)
                 self._bus.emit(CronFired(cron.topic, fired.id, tick / 1000))
         elif (missed := cron.latest(now, last)) is not None:
-            self._bus.emit(CronMissed(cron.topic, missed / 1000))
+            self._tell_missed(cron, told, missed)
             last = missed
         self._last[cron.topic] = last
         self._next[cron.topic] = cron.next_after(max(now, last))
+
+    def _tell_missed(self, cron: Cron, after: int, until: int) -> None:
+        """Tell of the ticks between two times, of which none has fired."""
+        latest = cron.latest(until, after)
+        if latest is not None:
+            ticks = cron.ticks(after, latest)
+            self._bus.emit(CronMissed(cron.topic, latest / 1000, ticks))

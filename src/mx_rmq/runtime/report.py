@@ -91,9 +91,10 @@ def log(event: Event) -> None:
             line.warning("the server is back after %.1f s", seconds)
         case events.CronFired(topic, id, _):
             line.info("%s %s: the cron fired", topic, id)
-        case events.CronMissed(topic, tick):
+        case events.CronMissed(topic, tick, ticks):
             missed = datetime.fromtimestamp(tick, UTC).isoformat()
-            line.warning("%s: the tick of %s was missed and is skipped", topic, missed)
+            before = f" and {ticks - 1:,} before it were" if ticks > 1 else " was"
+            line.warning("%s: the tick of %s%s missed and skipped", topic, missed, before)
         case _:
             line.debug("%s", event)
 
