@@ -388,7 +388,8 @@ class Model:
         if id in self.records or index.get(id) != int(call.named["archived_ms"]):
             return "0"
         del index[id], contents[id]
-        self.records[id] = _bytes(call.named["record"])
+        stamp = b'{"due":%d,' % call.named["now_ms"]
+        self.records[id] = stamp + _bytes(call.named["record"])
         self.pending[call.named["priority"]].append(id)
         self.rung = True
         return self._receipt(call, "1")

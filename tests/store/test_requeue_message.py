@@ -55,6 +55,12 @@ def message_in(entry: Archived, state: State) -> Message:
     return codec.decode(entry.data if state is State.DEAD else read(entry.data)[1])
 
 
+def record_of(message: Message) -> bytes:
+    """Return the record of a requeued message, into which the server has stamped the time."""
+    rest = codec.encode(msgspec.structs.replace(message, due=None))
+    return b'{"due":%d,' % (message.due or 0) + rest[1:]
+
+
 async def requeue(store: Store, state: State, entry: Archived, *, late: int = 0) -> Settled:
     return await store.requeue_message(
         TOPIC,
@@ -79,10 +85,10 @@ async def test_a_dead_letter_starts_afresh_with_its_errors_to_be_read(
     clock.advance(1000)
     entry = await entry_of(store, State.DEAD, one.id)
     assert await requeue(store, State.DEAD, entry) is Settled.DONE
-    again = final.revived()
+    again = msgspec.structs.replace(final.revived(), due=clock.now)
     assert await snapshot(raw, TOPIC) == replace(
         before,
-        records={one.id: codec.encode(again)},
+        records={one.id: record_of(again)},
         normal=[one.id],
         dead={},
         dead_letters={},
@@ -90,6 +96,7 @@ async def test_a_dead_letter_starts_afresh_with_its_errors_to_be_read(
     )
     assert again.errors == [FAILURE] * 3
     assert (again.attempts, again.ttl, again.reason) == (0, None, "")
+    assert again.ready_at == clock.now
     assert (again.max_attempts, again.headers) == (3, {"k": "v"})
     (second,) = await take(store)
     assert message(second) == again
@@ -97,20 +104,20 @@ async def test_a_dead_letter_starts_afresh_with_its_errors_to_be_read(
 
 
 async def test_quarantined_bytes_that_are_a_message_go_round_again(
-    store: Store, raw: Redis
+    store: Store, raw: Redis, clock: Clock
 ) -> None:
     one = await bring(store, State.QUARANTINED)
     entry = await entry_of(store, State.QUARANTINED, one.id)
     assert read(entry.data)[1] == one.record
     assert await requeue(store, State.QUARANTINED, entry) is Settled.DONE
     (second,) = await take(store)
-    assert message(second) == message(one).revived()
+    assert message(second) == msgspec.structs.replace(message(one).revived(), due=clock.now)
     await settle(store, second, None)
     assert contents(await snapshot(raw, TOPIC), State.QUARANTINED) == {}
 
 
 async def test_quarantined_bytes_that_are_none_are_replaced_by_the_operators_message(
-    store: Store, raw: Redis
+    store: Store, raw: Redis, clock: Clock
 ) -> None:
     keys = store.keys.of(TOPIC)
     (id,) = await pending(store)
@@ -118,14 +125,15 @@ async def test_quarantined_bytes_that_are_none_are_replaced_by_the_operators_mes
     (one,) = await take(store)
     await settle(store, one, State.QUARANTINED)
     entry = await entry_of(store, State.QUARANTINED, id)
-    mended = draft("mended", priority=Priority.HIGH).message(TOPIC, id)
+    mended = draft("mended", priority=Priority.HIGH, at=1).message(TOPIC, id)
     assert await store.requeue_message(
         TOPIC, State.QUARANTINED, id, archived=entry.at, message=mended
     )
+    again = msgspec.structs.replace(mended, due=clock.now)
     found = await snapshot(raw, TOPIC)
-    assert (found.high, found.records) == ([id], {id: codec.encode(mended)})
+    assert (found.high, found.records) == ([id], {id: record_of(again)})
     (second,) = await take(store)
-    assert message(second) == mended
+    assert message(second) == again
 
 
 @every_archive

@@ -170,14 +170,14 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
     delay: int = 0
     """How long it was to wait, ms: since `created_at`, or since the last failure."""
     due: int | None = None
-    """Until when it was to wait instead, server time, ms. 0: nobody knows, it was requeued."""
+    """Until when it was to wait instead, or when it was requeued: server time, ms."""
 
     @property
     def ready_at(self) -> int | None:
         """Server time since which it could have been handled, ms; None: nobody knows."""
         if self.attempts:
             return self.errors[-1].at + self.delay if self.errors else None
-        return self.created_at + self.delay if self.due is None else self.due or None
+        return self.created_at + self.delay if self.due is None else self.due
 
     @property
     def expires_at(self) -> int | None:
@@ -205,8 +205,9 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
         """Return the message as an operator sends it round again.
 
         Its errors stay to be read; its time to live does not, or an expired one would expire again.
+        Since when it waits, the server says.
         """
-        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=0)
+        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=None)
 
 
 def _frames(error: BaseException) -> list[FrameSummary]:

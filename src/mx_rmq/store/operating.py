@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import brief
@@ -35,6 +37,7 @@ class Operating(Scripted):
     ) -> Settled:
         """Send an archived message round again, if it is still the one archived at that time."""
         check_same(message, topic, id)
+        unstamped = codec.encode(msgspec.structs.replace(message, due=None))[1:]
         return await self._operate(
             "requeue_message",
             topic,
@@ -43,8 +46,9 @@ class Operating(Scripted):
             id=id,
             archived_ms=archived,
             priority=check_level(message.priority),
-            record=codec.encode(message),
+            record=unstamped,
             why=why,
+            now_ms=self._now(),
         )
 
     async def discard_message(

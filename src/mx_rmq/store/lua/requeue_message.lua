@@ -2,6 +2,7 @@
 --
 -- Sends an archived message round again with the record that the operator saw or edited. The
 -- archived_ms that came with it must still be true: if somebody else was faster, nothing is done.
+-- The server stamps into the record since when it waits, so that its age is known.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 no longer there
 -- Cost     O(log A), A archived
@@ -17,14 +18,23 @@ local receipt         = KEYS[8]  -- STRING  number and answer of the lane's last
 local totals          = KEYS[9]  -- HASH  how many messages ever went which way
 local history         = KEYS[10] -- STREAM  what has happened, newest last
 
-local call        = tonumber(ARGV[1]) -- its number in the lane
-local id          = ARGV[2]           -- the message
-local archived_ms = tonumber(ARGV[3]) -- when it was archived, as the operator saw it
-local priority    = ARGV[4]           -- high, normal or low
-local record      = ARGV[5]           -- its new record
-local why         = ARGV[6]           -- what is said of it in the history, or ''
-local by          = ARGV[7]           -- who wants it
-local remember    = ARGV[8]           -- how many entries of the history to keep, 0: none is written
+local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
+local call        = tonumber(ARGV[2]) -- its number in the lane
+local id          = ARGV[3]           -- the message
+local archived_ms = tonumber(ARGV[4]) -- when it was archived, as the operator saw it
+local priority    = ARGV[5]           -- high, normal or low
+local record      = ARGV[6]           -- its new one, without its first brace and when it is due
+local why         = ARGV[7]           -- what is said of it in the history, or ''
+local by          = ARGV[8]           -- who wants it
+local remember    = ARGV[9]           -- how many entries of the history to keep, 0: none is written
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -45,7 +55,7 @@ local answer = '1'
 
 redis.call('HDEL', archive_payload, id)
 redis.call('ZREM', archive, id)
-redis.call('HSET', payload, id, record)
+redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
 redis.call('LPUSH', behind, id)
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
