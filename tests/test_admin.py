@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -1094,3 +1095,54 @@ async def test_a_paused_topic_that_grows_stays_paused(store: Store, admin: Admin
     assert await admin.resume(TOPIC)
     await admin.grow(TOPIC, 4)
     assert not (await admin.stats(TOPIC)).paused
+
+
+async def test_a_grow_that_died_leaves_no_partition_paused(
+    store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(topics: Any) -> None:
+        raise asyncio.CancelledError
+
+    await pending(store)
+    await admin.pause(TOPIC)
+    with monkeypatch.context() as dying:
+        dying.setattr(store, "register_topics", die)
+        with pytest.raises(asyncio.CancelledError):
+            await admin.grow(TOPIC, 3)
+    await admin.resume(TOPIC)
+    await admin.grow(TOPIC, 3)
+    assert not (await admin.stats(TOPIC)).paused
+
+
+@pytest.mark.parametrize("paused", [True, False])
+async def test_who_pauses_or_resumes_while_the_topic_grows_means_the_new_partitions_too(
+    store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    await pending(store)
+    if not paused:
+        await admin.pause(TOPIC)
+    register = store.register_topics
+
+    async def decide_first(topics: Any) -> None:
+        await (admin.pause(TOPIC) if paused else admin.resume(TOPIC))
+        await register(topics)
+
+    with monkeypatch.context() as racing:
+        racing.setattr(store, "register_topics", decide_first)
+        await admin.grow(TOPIC, 3)
+    assert [(await store.views.counts(part)).paused for part in PARTS] == [paused] * 3
+
+
+async def test_a_pause_reaches_the_partitions_that_come_meanwhile(
+    store: Store, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pending(store)
+    pause = store.pause_topic
+
+    async def grow_first(part: str, **by: Any) -> bool:
+        await store.register_topics({TOPIC: 3})
+        return await pause(part, **by)
+
+    monkeypatch.setattr(store, "pause_topic", grow_first)
+    assert await admin.pause(TOPIC)
+    assert [(await store.views.counts(part)).paused for part in PARTS] == [True] * 3

@@ -39,7 +39,7 @@ from mx_rmq.store.pages import levels
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from mx_rmq.admin.bulk import Act, Progress
     from mx_rmq.admin.history import Happening
@@ -299,13 +299,19 @@ class Admin:
 
     async def pause(self, topic: str) -> bool:
         """Let no worker take messages of a topic; return whether that is new."""
-        pause = partial(self._store.pause_topic, by=self._operator)
-        return any(await ask_all(await self._parts(topic), pause))
+        return await self._decide(topic, self._store.pause_topic)
 
     async def resume(self, topic: str) -> bool:
         """Let workers take messages of a topic again; return whether that is new."""
-        resume = partial(self._store.resume_topic, by=self._operator)
-        return any(await ask_all(await self._parts(topic), resume))
+        return await self._decide(topic, self._store.resume_topic)
+
+    async def _decide(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
+        """Do to each partition what was decided about the topic, also to those that are new."""
+        done, changed = 0, False
+        while new := (await self._parts(topic))[done:]:
+            changed |= any(await ask_all(new, partial(act, by=self._operator)))
+            done += len(new)
+        return changed
 
     async def grow(self, topic: str, partitions: int) -> int:
         """Give a topic so many partitions; return how many it has now. It never gets fewer.

@@ -12,7 +12,7 @@ from mx_rmq.store.script import load
 from mx_rmq.store.scripted import MAX_TOPICS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Topics(Operating):
@@ -32,14 +32,28 @@ class Topics(Operating):
             self.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
 
     async def grow(self, topic: str, count: int) -> None:
-        """Give a topic so many partitions at the least. If it is paused, so are the new ones."""
+        """Give a topic so many partitions at the least. If it is paused, so are the new ones.
+
+        They are looked at again once everybody knows of them: whoever paused or resumed the topic
+        a moment before did not.
+        """
         known = await self._caller.command("HGET", self.keys.topics, check_topic(topic)) or b""
-        if known.isdigit() and int(known) < check_partitions(count):
-            meta = self.keys.of(topic).meta
-            if await self._caller.command("HEXISTS", meta, "paused"):
-                for name in partitions(topic, count)[int(known) :]:
-                    await self.pause_topic(name)
+        new = partitions(topic, check_partitions(count))[int(known) if known.isdigit() else count :]
+        await self._pause_alike(topic, new)
         await self.register_topics({topic: count})
+        await self._pause_alike(topic, new)
+
+    async def _pause_alike(self, topic: str, new: Sequence[str]) -> None:
+        """Let new partitions be paused if the topic is, and not if not: a grower may have died."""
+        if not new:
+            return
+        paused = await self._is_paused(topic)
+        for name in new:
+            if await self._is_paused(name) != paused:
+                await (self.pause_topic(name) if paused else self.resume_topic(name))
+
+    async def _is_paused(self, name: str) -> bool:
+        return bool(await self._caller.command("HEXISTS", self.keys.of(name).meta, "paused"))
 
     async def register(self, topic: str, count: int = 1) -> None:
         """List a topic before it holds anything, with so many partitions at the least."""
