@@ -28,7 +28,19 @@ if TYPE_CHECKING:
 
     from tests.lab.clock import Clock
 
-one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+
+def one_kind(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Let a test run on one kind of server, which makes snapshots: else nothing else is as bad."""
+    pytest.mark.usefixtures("snapshots")(test)
+    pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)(test)
+    return test
+
+
+@pytest.fixture
+async def snapshots(raw: Redis) -> AsyncIterator[None]:
+    await raw.config_set("save", "3600 1000000")
+    yield
+    await raw.config_set("save", "")
 
 
 @pytest.fixture
@@ -82,10 +94,22 @@ async def test_a_server_and_a_queue_that_are_well_get_a_clean_bill(
 
 async def test_every_kind_of_server_can_be_examined(store: Store, server: Server) -> None:
     told = await run(server, "doctor")
-    assert told.exit_code == 0
+    assert told.exit_code == 1
     assert "ok   the server has every command that the scripts need" in told.stdout
-    assert "warn the server keeps no append-only file" in told.stdout
+    assert "bad  the server keeps no append-only file: when it stops, all messages" in told.stdout
     assert "Run CONFIG SET appendonly yes" in told.stdout
+
+
+async def test_a_server_that_only_makes_snapshots_is_warned_of(own: tuple[Server, Redis]) -> None:
+    server, client = own
+    await client.config_set("appendonly", "no")
+    await client.config_set("save", "3600 1")
+    told = await run(server, "doctor")
+    assert told.exit_code == 0
+    assert "warn the server keeps no append-only file: when it stops, messages since" in told.stdout
+    url = await without(server, client, "config")
+    told = await run(url, "doctor")
+    assert "are lost, if it makes any" in told.stdout
 
 
 async def test_an_evicting_server_is_a_finding_and_not_a_crash(own: tuple[Server, Redis]) -> None:

@@ -68,7 +68,7 @@ async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     """Look at the server of a key."""
     findings = [await _clock(caller, scratch)]
     info = await _info(caller, scratch)
-    findings += _settings(info) if info else [_NO_INFO]
+    findings += _settings(info, saves=await _saves(caller, scratch)) if info else [_NO_INFO]
     replica = info.get("role") == "slave"
     features, usable = (None, False) if replica else await _features(caller, keys, scratch)
     if features is not None:
@@ -109,6 +109,15 @@ async def _info(caller: Caller, scratch: str) -> dict[str, Any]:
     return info
 
 
+async def _saves(caller: Caller, scratch: str) -> bool | None:
+    """Say whether the server makes snapshots by itself; None: this user may not know."""
+    try:
+        found: dict[Any, Any] = await caller.command("CONFIG", "GET", "save", at=scratch)
+    except ScriptFailed:
+        return None
+    return any(found.values())
+
+
 async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[Finding | None, bool]:
     try:
         found = await look_over(caller, keys, scratch)
@@ -137,7 +146,7 @@ async def _clock(caller: Caller, scratch: str) -> Finding:
     )
 
 
-def _settings(info: dict[str, Any]) -> Iterator[Finding]:
+def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
     yield Finding(Severity.OK, f"the server is {_version(info)}")
     yield _role(info)
     yield from _replicas(info)
@@ -149,7 +158,7 @@ def _settings(info: dict[str, Any]) -> Iterator[Finding]:
             f"the server has evicted {evicted:,} keys since it started; messages may be among them",
             "Run mx-rmq audit, and see what its other users do",
         )
-    yield _persistence(info)
+    yield _persistence(info, saves=saves)
     yield _memory(info)
 
 
@@ -177,7 +186,7 @@ def _replicas(info: dict[str, Any]) -> Iterator[Finding]:
     found = [info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0))]
     replicas = [one for one in found if isinstance(one, dict)]
     if not replicas:
-        yield Finding(Severity.OK, "the server has no replica, so its disk alone has the messages")
+        yield Finding(Severity.OK, "the server has no replica, so it alone has the messages")
         return
     written = info.get("master_repl_offset", 0)
     for one in replicas:
@@ -214,12 +223,16 @@ def _eviction(info: dict[str, Any]) -> Finding:
     )
 
 
-def _persistence(info: dict[str, Any]) -> Finding:
+def _persistence(info: dict[str, Any], *, saves: bool | None) -> Finding:
     if not info.get("aof_enabled"):
+        lost = {
+            True: "messages since its last snapshot are lost, which is minutes",
+            False: "all messages are lost, for it makes no snapshots either",
+            None: "messages since its last snapshot are lost, if it makes any",
+        }
         return Finding(
-            Severity.WARN,
-            "the server keeps no append-only file: when it stops, messages since its last "
-            "snapshot are lost",
+            Severity.BAD if saves is False else Severity.WARN,
+            f"the server keeps no append-only file: when it stops, {lost[saves]}",
             "Run CONFIG SET appendonly yes, and set it in the configuration",
         )
     for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):

@@ -118,6 +118,7 @@ async def _settings(caller: Caller, scratch: str) -> list[str]:
     if not info.get("aof_enabled"):
         warnings.append(
             "the server keeps no append-only file: when it stops, messages since its last "
-            "snapshot are lost. Run CONFIG SET appendonly yes, and set it in the configuration"
+            "snapshot are lost, if it makes any. Run CONFIG SET appendonly yes, and set it in the "
+            "configuration"
         )
     return warnings
