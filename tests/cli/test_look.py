@@ -207,7 +207,7 @@ async def test_stats_are_watched_until_somebody_interrupts(store: Store, server:
     for process in (table, json_lines):
         process.send_signal(signal.SIGINT)
         await process.communicate()
-        assert process.returncode == 0
+        assert process.returncode == 130
 
 
 async def test_a_wide_payload_is_cut_in_a_list_and_whole_in_show(

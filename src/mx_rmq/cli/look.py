@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -72,7 +71,7 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     counted.
     """
     if watch is not None:
-        return await _watch(admin, topics, watch, as_json=as_json)
+        await _watch(admin, topics, watch, as_json=as_json)
     found, away = await _count(admin, topics)
     if away and not found:
         raise CannotDo("\n".join(away))
@@ -96,10 +95,12 @@ async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], li
     return found, away
 
 
-async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool) -> int:
-    """Count again and again, and say how fast it went. To interrupt it is how it ends."""
+async def _watch(
+    admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool
+) -> NoReturn:
+    """Count again and again, and say how fast it went, until it is interrupted."""
     seen: dict[str, tuple[float, Totals]] = {}
-    with suppress(asyncio.CancelledError), screen() as show:
+    with screen() as show:
         while True:
             try:
                 found, away = await _count(admin, topics)
@@ -112,7 +113,6 @@ async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_js
             else:
                 show(_table(found, speeds), [f"not counted: {line}" for line in away])
             await asyncio.sleep(seconds)
-    return 0
 
 
 def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
