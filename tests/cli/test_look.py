@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import signal
 import subprocess
 import time
@@ -218,6 +219,49 @@ async def test_a_wide_payload_is_cut_in_a_list_and_whole_in_show(
     assert '"' + "x" * 58 + "…" in listed
     assert "x" * 59 not in listed
     assert '  "' + "x" * 500 + '"\n' in (await run(server, "show", TOPIC, "wide")).stdout
+
+
+async def test_a_row_is_one_line_on_a_terminal_of_80_columns(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    clock.now = int(time.time() * 1000)
+    one = await bring(store, State.DEAD)
+    (two,) = await store.produce_normal_message(TOPIC, [draft("x" * 500)])
+    for number in range(3):
+        name = f"a-host-like-many-{10_000 + number}-{number}{'a' * 31}"
+        topics = [TOPIC, "mail.welcome", "mail.invoice", "cron.tick", "reports.daily"]
+        about = {"name": name, "host": "a-host-like-many", "pid": 10_000 + number, "running": 2}
+        info = json.dumps(about | {"topics": topics, "started_at": clock.now}).encode()
+        await store.beat_worker(name, info)
+    listed = await asyncio.to_thread(at_80_columns, server, "list", TOPIC, "--state", "dead")
+    assert [line.split()[0] for line in listed] == ["id", one.id]
+    assert FAILURE.type in listed[1]
+    listed = await asyncio.to_thread(at_80_columns, server, "list", TOPIC, "--state", "pending")
+    assert [line.split()[0] for line in listed] == ["id", two.id]
+    assert "xxx…" in listed[1]
+    workers = await asyncio.to_thread(at_80_columns, server, "workers")
+    names = [f"a-host-like-many-{10_000 + number}-{number}{'a' * 7}" for number in range(3)]
+    assert [line.split()[0] for line in workers] == ["worker", *names]
+    assert workers[0].split() == ["worker", "topics", "running", "held", "as", "of"]
+    stats = await asyncio.to_thread(at_80_columns, server, "stats")
+    assert len(stats) == 2
+
+
+def at_80_columns(server: Server, *words: str) -> list[str]:
+    """Run a command at a terminal; return the lines that it shows."""
+    master, slave = os.openpty()
+    try:
+        subprocess.run(
+            [MX_RMQ, *words, "--url", server.url],
+            env={**os.environ, "COLUMNS": "80", "TERM": "dumb"},
+            stdout=slave,
+            timeout=60,
+            check=True,
+        )
+        return os.read(master, 65_536).decode().splitlines()
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 # show

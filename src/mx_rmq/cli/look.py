@@ -22,22 +22,18 @@ from mx_rmq.cli.output import (
     payload_text,
     print_json,
     print_line,
-    print_table,
     printable,
     say,
-    screen,
-    show_table,
-    table,
     when,
 )
 from mx_rmq.cli.progress import bar
+from mx_rmq.cli.tables import Table, screen, show_table
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
+from mx_rmq.core.names import short_worker
 from mx_rmq.store.pages import MAX_PAGE
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mx_rmq.admin import Admin, Filter, MessageView, Rates, Stats, Totals, WorkerView
 
 TIME_OF = {
@@ -130,9 +126,9 @@ def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
     """Return a table of topics. Given `speeds`, it has their columns, also while they are empty."""
     columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
     fast = () if speeds is None else ("in/s", "out/s", "failed/s")
-    return table(
+    return Table(
         (*columns, *fast, ""),
-        (
+        [
             (
                 one.topic,
                 one.pending,
@@ -145,7 +141,8 @@ def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
                 _notes(one),
             )
             for one in found
-        ),
+        ],
+        spare=("oldest", *fast[2:]),
     )
 
 
@@ -189,7 +186,9 @@ async def list_messages(
     title, time = TIME_OF[State(state)]
     columns = ("id", "priority", "attempts", title, "note", "payload")
     if page.messages:
-        print_table(columns, (_row(one, getattr(one, time)) for one in page.messages))
+        rows = [_row(one, getattr(one, time)) for one in page.messages]
+        spare = ("priority", "payload") if any(row[4] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("note", "payload")))
     else:
         say(f"no {state} messages" + (" that are meant" if wanted else ""))
     if page.cursor is not None:
@@ -245,11 +244,11 @@ async def workers(admin: Admin, running: bool, as_json: bool) -> int:
 
 
 def _workers(found: list[WorkerView]) -> Table:
-    return table(
+    return Table(
         ("worker", "host", "pid", "topics", "running", "held", "slots", "started", "as of", ""),
-        (
+        [
             (
-                one.name,
+                short_worker(one.name),
                 one.host,
                 None if one.pid is None else str(one.pid),
                 ", ".join(one.topics),
@@ -261,7 +260,9 @@ def _workers(found: list[WorkerView]) -> Table:
                 None if one.alive else "silent",
             )
             for one in found
-        ),
+        ],
+        spare=("started", "host", "pid", "slots", "held"),
+        long=("topics",),
     )
 
 
@@ -270,13 +271,14 @@ def _running(found: list[WorkerView]) -> Table:
     rows: list[tuple[object, ...]] = []
     for one in found:
         end = f"{duration(one.seen_ago)} ago", None if one.alive else "silent"
-        nothing = (one.name, None, None, None, None, None, *end)
+        name = short_worker(one.name)
+        nothing = (name, None, None, None, None, None, *end)
         rows += [
-            (one.name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
+            (name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
             for run in one.doing
         ] or [nothing]
     columns = ("worker", "topic", "id", "handler", "attempt", "running for", "as of", "")
-    return table(columns, rows)
+    return Table(columns, rows, spare=("attempt", "as of", "handler"))
 
 
 def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
@@ -310,7 +312,7 @@ def _note(message: MessageView) -> str:
     if message.unreadable:
         return f"unreadable: {message.unreadable}"
     if message.state is State.PROCESSING:
-        return message.worker
+        return short_worker(message.worker)
     if message.reason or not message.errors:
         return message.reason
     return f"{message.errors[-1].type}: {message.errors[-1].text}"
