@@ -31,6 +31,8 @@ from tests.lab.messages import (
     leased,
     message,
     pending,
+    settle,
+    take,
 )
 from tests.lab.servers import Kind
 
@@ -280,6 +282,20 @@ async def test_everything_about_a_message_can_be_shown(
     shown = await run_json(server, "show", TOPIC, one.id)
     assert (shown["id"], shown["headers"]) == (one.id, {"trace": "t-1"})
     assert msgspec.json.decode(base64.b64decode(shown["raw"]))["id"] == one.id
+
+
+async def test_failures_from_before_a_requeue_are_told_from_those_since(
+    store: Store, server: Server
+) -> None:
+    one = await bring(store, State.DEAD)
+    told = (await run(server, "show", TOPIC, one.id)).stdout
+    assert "attempts:    1 failed\n" in told
+    assert await Admin(store).requeue(TOPIC, one.id)
+    (again,) = await take(store)
+    await settle(store, again, State.DEAD)
+    told = (await run(server, "show", TOPIC, one.id)).stdout
+    assert "attempts:    1 failed since it was requeued\n" in told
+    assert (told.count("\nearlier: "), told.count("\nfailed: ")) == (1, 1)
 
 
 async def test_a_message_that_is_not_there_gives_exit_code_1(store: Store, server: Server) -> None:

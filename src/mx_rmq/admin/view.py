@@ -126,6 +126,11 @@ class MessageView:
     """In which partition of its topic it is."""
 
     @property
+    def earlier(self) -> int:
+        """How many of `errors`, the first ones, are from before it was last requeued."""
+        return max(0, len(self.errors) - self.attempts)
+
+    @property
     def payload(self) -> Any:
         """Decoded JSON; None too if it is unreadable."""
         return self._decoded[0]

@@ -115,9 +115,10 @@ def _show_facts(message: MessageView) -> None:
 
 
 def _show_failures(message: MessageView) -> None:
-    for failure in message.errors:
+    for number, failure in enumerate(message.errors):
         by = f" by {failure.worker}" if failure.worker else ""
-        say(f"{'failed:':<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
+        name = "earlier:" if number < message.earlier else "failed:"
+        say(f"{name:<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
         for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
             click.echo("    " + line)
 
@@ -133,4 +134,5 @@ def _attempts(message: MessageView) -> str | None:
         return None
     allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
     crashes = f", {message.crashes} of them crashes" if message.crashes else ""
-    return f"{message.attempts}{allowed} failed{crashes}"
+    since = " since it was requeued" if message.earlier else ""
+    return f"{message.attempts}{allowed} failed{since}{crashes}"
