@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 ALIVE_WITHIN: Final = 60.0
 """Seconds after its last sign of life for which a worker counts as alive."""
 
+MISSED_WITHIN: Final = 600.0
+"""Seconds for which somebody should know of a worker that fell silent with messages."""
+
 
 class Cancelled(StrEnum):
     """What became of a message that was to be cancelled. Only DONE is true."""
@@ -200,6 +203,14 @@ class WorkerView:
     def alive(self) -> bool:
         """Say whether it was heard of within the last minute."""
         return self.seen_ago <= ALIVE_WITHIN
+
+    @property
+    def missed(self) -> bool:
+        """Say whether it fell silent with messages in the last ten minutes.
+
+        Later others have them, or the figures of their topics tell of them.
+        """
+        return not self.alive and bool(self.held) and self.seen_ago <= MISSED_WITHIN
 
 
 def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView:
