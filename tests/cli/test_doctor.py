@@ -301,6 +301,7 @@ async def test_archives_and_a_pause_are_worth_a_look(store: Store, server: Serve
     assert told.exit_code == 0
     assert "warn topic orders: 2 dead messages. Look with: mx-rmq list orders" in told.stdout
     assert "warn topic orders: 1 quarantined message. Look with" in told.stdout
+    assert "; then requeue, edit or discard\n" in told.stdout
     assert "warn topic orders is paused, 0 pending. Let it go on with" in told.stdout
 
 

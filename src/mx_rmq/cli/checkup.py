@@ -139,7 +139,7 @@ async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
             Severity.WARN,
             f"topic {topic}: {count(number, f'{state} message')}{more if growing else ''}",
             f"Look with: mx-rmq list {topic} --state {state}{' --since 1h' if growing else ''}; "
-            "then requeue or discard",
+            "then requeue, edit or discard",
         )
 
 
