@@ -50,9 +50,12 @@ async def run_json(server: Server | str, *words: str, code: int = 0) -> Any:
 
 
 @contextmanager
-def at_a_terminal(*words: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command in a process of its own; somebody sits at the terminal, and says nothing."""
+def at_a_terminal(
+    *words: str, says: str = "", **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process of its own; somebody sits at the terminal, and says no more."""
     master, slave = os.openpty()
+    os.write(master, says.encode())
     with subprocess.Popen(
         [MX_RMQ, *words],
         env={**os.environ, **environment},

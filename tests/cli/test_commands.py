@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from tests.lab.messages import TOPIC, pending
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store
@@ -31,7 +34,7 @@ def test_help_names_every_command() -> None:
         *("pause", "requeue", "resume", "server", "show", "stats", "workers"),
     ):
         assert f"\n  {command} " in helped.stdout
-    assert "\n    130  interrupted\n" in helped.stdout
+    assert "\n    130  interrupted; worker, server and dashboard end so: 0\n" in helped.stdout
 
 
 @pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
@@ -99,3 +102,10 @@ def test_a_wrong_call_gets_one_clear_line_and_no_traceback(words: list[str], sai
     assert said in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert "secret" not in failed.stderr
+
+
+def test_a_server_that_cannot_be_started_gives_exit_code_2(short_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        failed = run("server", str(short_path), "--port", str(taken.getsockname()[1]))
+    assert failed.returncode == 2, failed
+    assert failed.stderr.startswith("Error: ")

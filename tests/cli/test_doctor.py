@@ -325,6 +325,7 @@ async def test_archives_and_a_pause_are_worth_a_look(store: Store, server: Serve
     assert told.exit_code == 0
     assert "warn topic orders: 2 dead messages. Look with: mx-rmq list orders" in told.stdout
     assert "warn topic orders: 1 quarantined message. Look with" in told.stdout
+    assert "; then requeue, edit or discard\n" in told.stdout
     assert "warn topic orders is paused, 0 pending. Let it go on with" in told.stdout
 
 
@@ -365,8 +366,10 @@ async def test_a_worker_that_fell_silent_with_messages_is_told_of(
     store: Store, server: Server, clock: Clock, others: bool
 ) -> None:
     await delayed(store, 1000)
-    clock.now = int(time.time() * 1000) - 300_000
     about = {"topics": [TOPIC], "host": HOSTILE, "pid": 7, "held": 3}
+    clock.now = int(time.time() * 1000) - 601_000  # others have its messages by now
+    await store.beat_worker("w8", msgspec.json.encode(about))
+    clock.now += 301_000
     await store.beat_worker("w9", msgspec.json.encode(about))
     await store.beat_worker("idle", msgspec.json.encode({**about, "held": 0}))
     if others:

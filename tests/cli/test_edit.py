@@ -111,6 +111,35 @@ async def test_a_payload_is_edited_in_the_editor(
         assert view.payload == 42
 
 
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"a": 1,\n"b": }\n', 'not JSON: "b": } (Expecting value: line 2 column 6'),
+        ('{"a":\n 1}\n', "Error: nothing was done"),
+    ],
+)
+async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
+    store: Store, server: Server, tmp_path: Path, written: str, said: str
+) -> None:
+    one = await bring(store, State.DEAD)
+    (tmp_path / "wanted").write_text(written)
+    editor = tmp_path / "editor"
+    editor.write_text(f'#!/bin/sh\ncat {tmp_path}/wanted >> "$1"\nsed -i "/^0$/d" "$1"\n')
+    editor.chmod(0o755)
+    words = ("edit", TOPIC, one.id, "--url", server.url)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    with at_a_terminal(*words, says="n\n", VISUAL=str(editor), TMPDIR=str(kept)) as process:
+        _, told = await asyncio.to_thread(process.communicate, timeout=60)
+    assert process.returncode == 2, told
+    assert said in told.decode()
+    assert "//" not in told.decode()
+    (file,) = kept.iterdir()
+    assert f"What you wrote is kept: --payload-file {file}\n" in told.decode()
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (written.strip(), 0o600)
+    assert (await store.views.counts(TOPIC)).dead == 1
+
+
 async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_path: Path) -> None:
     one = await bring(store, State.DEAD)
     for editor, code, said in (

@@ -92,7 +92,7 @@ async def test_show_tells_the_life_of_a_message_also_when_it_is_gone(
     await store.complete_message(TOPIC, "w1", [one.claim])
     told = await run(server, "show", one.id)
     assert told.exit_code == 0
-    assert "state:       gone\n" in told.stdout
+    assert "state:       completed\n" in told.stdout
     document = json.loads((await run(server, "show", TOPIC, one.id, "--json")).stdout)
     assert document["state"] is None
     assert [one["what"] for one in document["history"]] == ["produced", "dispatched", "completed"]

@@ -121,13 +121,17 @@ async def test_a_message_is_shown_with_its_errors_headers_and_payload(
     assert 'raise ConnectionError("the bank does not answer")' in text
     assert '{ "order": 7, "ünï": null }' in text
     assert "trace abc" in text
-    assert "1 attempt failed" in text
+    assert "1 attempt failed." in text
     answer = await visitor.get(f"/topics/payments/raw?id={id}")
     found = await mq.admin.get("payments", id)
     assert found is not None
     assert answer.content == found.raw
     assert answer.headers["content-type"] == "application/octet-stream"
     assert "attachment" in answer.headers["content-disposition"]
+    assert await mq.admin.requeue("payments", id)
+    await Worker(mq).drain()
+    text = text_of(await visitor.page(f"/topics/payments/message?id={id}"))
+    assert "1 attempt failed since it was requeued. 1 before." in text
 
 
 async def test_a_message_has_a_history_also_when_it_is_finished(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 import traceback
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
 )
 from mx_rmq.store.connect import SCHEMES, check_url, connect, without_password
+from mx_rmq.store.health import examine
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, leased, settle
 from tests.lab.ports import free_port
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -208,13 +210,48 @@ async def test_what_names_no_cluster_and_no_primary_is_refused_at_once(url: str,
 @pytest.mark.parametrize(
     "url", ["unix:///nowhere/s.sock", "redis://127.0.0.1:{port}", "rediss://127.0.0.1:{port}"]
 )
-async def test_a_server_that_is_not_there_is_given_up_within_the_patience(url: str) -> None:
+@pytest.mark.parametrize("use", [Store.open, examine])
+async def test_a_server_that_is_not_there_is_given_up_within_the_patience(
+    url: str, use: Callable[..., Awaitable[object]]
+) -> None:
     url = url.format(port=free_port())
     began = time.monotonic()
     with pytest.raises(ServerUnavailable) as caught:
-        await Store.open(url, patience=0.2)
+        await use(url, prefix="mx-rmq", patience=0.2)
     assert time.monotonic() - began < 8  # the usual patience is 10
-    assert "the server did not take it within 0.2 s; nothing was changed: " in str(caught.value)
+    said = str(caught.value)
+    assert said.startswith(f"cannot use {url}: no answer within 0.2 s (")
+    assert said.endswith("); see whether the server runs there, and whether the URL is right")
+    assert "TIME" not in said
+    assert "changed" not in said
+
+
+@pytest.mark.parametrize("use", [Store.open, examine])
+async def test_a_url_that_a_server_cannot_serve_is_refused_at_once(
+    server: Server, use: Callable[..., Awaitable[object]]
+) -> None:
+    url = f"unix://{server.socket}?db=99"
+    with pytest.raises(ServerUnavailable) as caught:
+        await use(url, prefix="mx-rmq", patience=300)  # which the test would not survive
+    said = str(caught.value)
+    assert said.startswith(f"cannot use {url}: the server has no database of this number: ")
+    assert said.endswith("DB index is out of range")
+
+
+@pytest.mark.parametrize("use", [Store.open, examine])
+async def test_who_does_not_answer_over_tls_may_not_speak_it(
+    use: Callable[..., Awaitable[object]],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # as servers are to what has no newline
+        url = f"rediss://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ServerUnavailable, match="perhaps the server does not speak TLS: then"):
+            await use(url, prefix="mx-rmq", patience=0.2)
+
+
+@pytest.mark.parametrize("url", ["redis://h:99999", "redis+cluster://a:1,b:65536"])
+def test_a_port_that_is_too_large_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInput, match="ports go up to 65535"):
+        check_url(url)
 
 
 # passwords

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 ALIVE_WITHIN: Final = 60.0
 """Seconds after its last sign of life for which a worker counts as alive."""
 
+MISSED_WITHIN: Final = 600.0
+"""Seconds for which somebody should know of a worker that fell silent with messages."""
+
 
 class Cancelled(StrEnum):
     """What became of a message that was to be cancelled. Only DONE is true."""
@@ -55,8 +58,8 @@ class Stats:
     quarantined: int
     oldest_pending: float | None
     """How many seconds the one that is taken next has waited, of all priorities and partitions the
-    longest: since it was produced, due or to be retried. None: nothing is pending, or nobody knows,
-    as of requeued messages and of those that cannot be read."""
+    longest: since it was produced, requeued, due or to be retried. None: nothing is pending, or
+    nobody knows, as of those that cannot be read."""
     paused: bool
     """Whether workers take nothing of it, or of some of its partitions."""
     dropped: int
@@ -124,6 +127,11 @@ class MessageView:
     error: str = ""
     partition: int = 0
     """In which partition of its topic it is."""
+
+    @property
+    def earlier(self) -> int:
+        """How many of `errors`, the first ones, are from before it was last requeued."""
+        return max(0, len(self.errors) - self.attempts)
 
     @property
     def payload(self) -> Any:
@@ -195,6 +203,14 @@ class WorkerView:
     def alive(self) -> bool:
         """Say whether it was heard of within the last minute."""
         return self.seen_ago <= ALIVE_WITHIN
+
+    @property
+    def missed(self) -> bool:
+        """Say whether it fell silent with messages in the last ten minutes.
+
+        Later others have them, or the figures of their topics tell of them.
+        """
+        return not self.alive and bool(self.held) and self.seen_ago <= MISSED_WITHIN
 
 
 def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView:

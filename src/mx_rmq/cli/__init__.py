@@ -27,7 +27,7 @@ Exit codes:
   0    done; nothing is wrong
   1    it was looked for and is not there, or something wrong was found
   2    it could not be done: a wrong call, or the server is away
-  130  interrupted
+  130  interrupted; worker, server and dashboard end so: 0
   141  nobody reads its output any more, as behind | head
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -64,6 +65,15 @@ async def let_edit(text: str) -> str | None:
             if pressed:
                 raise Interrupted from None
             raise CannotDo(f"{error.message}; nothing was done") from None
+
+
+def keep(text: str) -> str:
+    """Write what somebody has edited to a file that nobody else may read; return its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="mx-rmq-edit-", suffix=".json", delete=False
+    ) as file:
+        file.write(text)
+    return file.name
 
 
 @contextmanager

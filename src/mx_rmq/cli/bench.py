@@ -19,7 +19,8 @@ from mx_rmq.bench.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.asking import ask
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.measuring import run_unless_stopped
-from mx_rmq.cli.output import as_json, print_json, print_table, printable
+from mx_rmq.cli.output import as_json, print_json, printable
+from mx_rmq.cli.tables import print_table
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.runtime.event_loop import loop_factory

@@ -44,13 +44,13 @@ async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
 
 def _workers(workers: Sequence[WorkerView], served: set[str]) -> Iterator[Finding]:
     for worker in workers:
-        if worker.alive or not worker.held:
+        if not worker.missed:
             continue
         alone = [topic for topic in worker.topics if topic not in served]
         yield Finding(
             Severity.BAD if alone else Severity.WARN,
             f"worker {worker.name} on {worker.host}, process {worker.pid}, fell silent "
-            f"{duration(worker.seen_ago)} ago and held {count(worker.held, 'message')} then"
+            f"{duration(worker.seen_ago)} ago and held {count(worker.held or 0, 'message')} then"
             + (f"; nobody else serves {', '.join(alone)}" if alone else ""),
             "See whether it is frozen or cut off; others take its messages over when the leases "
             "end" + (", so start another worker" if alone else ""),
@@ -139,7 +139,7 @@ async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
             Severity.WARN,
             f"topic {topic}: {count(number, f'{state} message')}{more if growing else ''}",
             f"Look with: mx-rmq list {topic} --state {state}{' --since 1h' if growing else ''}; "
-            "then requeue or discard",
+            "then requeue, edit or discard",
         )
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import dropwhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mx_rmq.admin import ARCHIVES
-from mx_rmq.cli.asking import ask, let_edit, waiting, yes_option
+from mx_rmq.cli.asking import ask, keep, let_edit, waiting, yes_option
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.output import as_json, cut, payload_text, print_json, printable, say
@@ -61,20 +60,27 @@ async def edit(
     """Give message ID of TOPIC another payload and send it round again.
 
     Its id, headers and priority stay. Of a message that no worker could read, the editor shows the
-    record; of the mended record the payload is taken. Exit code 1: it is neither dead nor
-    quarantined. 2: it could not be done, the payload is not JSON, or the message has died again
-    meanwhile.
+    record; of the mended record the payload is taken. What was edited in vain is kept in a file,
+    which is named. Exit code 1: it is neither dead nor quarantined. 2: it could not be done, the
+    payload is not JSON, or the message has died again meanwhile.
     """
     if payload is not None and payload_file is not None:
         raise click.UsageError("Either --payload or --payload-file.")
     message = await admin.get(topic, id)
     done = False
     if message is not None and message.state in ((state,) if state else ARCHIVES):
-        value = await _value(message, payload, payload_file)
-        ask(f"requeue {message.state} message {id} of {topic} with this payload", yes=yes)
-        done = await admin.edit(
-            topic, id, value, state=message.state, archived_at=message.archived_at
-        )
+        given = _given(payload, payload_file)
+        edited = await _edited(message) if given is None else ""
+        try:
+            value = _payload_in(parsed(given or edited), message)
+            ask(f"requeue {message.state} message {id} of {topic} with this payload", yes=yes)
+            done = await admin.edit(
+                topic, id, value, state=message.state, archived_at=message.archived_at
+            )
+        finally:
+            if edited and not done:
+                path = keep(edited)
+                click.echo(f"What you wrote is kept: --payload-file {path}", err=True)
     if as_json:
         print_json({"topic": topic, "id": id, "edited": done})
     elif done:
@@ -90,27 +96,25 @@ def _states(state: str | None) -> str:
     return state or " or ".join(ARCHIVES)
 
 
-async def _value(message: MessageView, payload: str | None, file: Path | None) -> Any:
-    """Return the new payload, from wherever it is to come."""
-    if payload is not None:
-        return parsed(payload)
-    if file is not None:
-        return parsed(_read(file))
-    if not sys.stdin.isatty():
-        raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
-    before = _before(message)
-    edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
-    if edited is None or _without_hint(edited) == before.strip():
-        raise CannotDo("the payload was not changed, so nothing was done")
-    value = parsed(_without_hint(edited))
-    return _payload_in(value, message) if message.unreadable else value
-
-
-def _read(file: Path) -> bytes:
+def _given(payload: str | None, file: Path | None) -> str | bytes | None:
+    """Return the new payload as the options have it; None: it is to be edited."""
+    if file is None:
+        return payload
     if str(file) != "-":
         return file.read_bytes()
     with waiting():
         return sys.stdin.buffer.read()
+
+
+async def _edited(message: MessageView) -> str:
+    """Return what somebody has made of the payload in an editor."""
+    if not sys.stdin.isatty():
+        raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
+    before = _before(message)
+    edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
+    if edited is None or _without_hint(edited) == _without_hint(before):
+        raise CannotDo("the payload was not changed, so nothing was done")
+    return _without_hint(edited)
 
 
 def _hint(message: MessageView) -> str:
@@ -125,14 +129,14 @@ def _hint(message: MessageView) -> str:
 
 
 def _without_hint(text: str) -> str:
-    """Return the text below the lines that are ours; no JSON begins so."""
+    """Return the text without the lines that are ours: no line of JSON begins so."""
     lines = text.strip().split("\n")
-    return "\n".join(dropwhile(lambda line: line.startswith(HINT.strip()), lines)).strip()
+    return "\n".join(line for line in lines if not line.startswith(HINT.strip())).strip()
 
 
 def _payload_in(value: Any, message: MessageView) -> Any:
-    """Return the payload, of the record if somebody has mended that."""
-    if not isinstance(value, dict) or not value.keys() >= RECORD:
+    """Return the payload; of an unreadable message's record, if somebody has mended that."""
+    if not message.unreadable or not isinstance(value, dict) or not value.keys() >= RECORD:
         return value
     try:
         record = codec.decode_as(json.dumps(value).encode(), message.topic, message.id)

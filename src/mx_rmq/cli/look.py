@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -23,22 +22,18 @@ from mx_rmq.cli.output import (
     payload_text,
     print_json,
     print_line,
-    print_table,
     printable,
     say,
-    screen,
-    show_table,
-    table,
     when,
 )
 from mx_rmq.cli.progress import bar
+from mx_rmq.cli.tables import Table, screen, show_table
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
+from mx_rmq.core.names import short_worker
 from mx_rmq.store.pages import MAX_PAGE
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from mx_rmq.admin import Admin, Filter, MessageView, Rates, Stats, Totals, WorkerView
 
 TIME_OF = {
@@ -72,7 +67,7 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     counted.
     """
     if watch is not None:
-        return await _watch(admin, topics, watch, as_json=as_json)
+        await _watch(admin, topics, watch, as_json=as_json)
     found, away = await _count(admin, topics)
     if away and not found:
         raise CannotDo("\n".join(away))
@@ -96,10 +91,12 @@ async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], li
     return found, away
 
 
-async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool) -> int:
-    """Count again and again, and say how fast it went. To interrupt it is how it ends."""
+async def _watch(
+    admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool
+) -> NoReturn:
+    """Count again and again, and say how fast it went, until it is interrupted."""
     seen: dict[str, tuple[float, Totals]] = {}
-    with suppress(asyncio.CancelledError), screen() as show:
+    with screen() as show:
         while True:
             try:
                 found, away = await _count(admin, topics)
@@ -112,7 +109,6 @@ async def _watch(admin: Admin, topics: tuple[str, ...], seconds: float, *, as_js
             else:
                 show(_table(found, speeds), [f"not counted: {line}" for line in away])
             await asyncio.sleep(seconds)
-    return 0
 
 
 def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
@@ -130,9 +126,9 @@ def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
     """Return a table of topics. Given `speeds`, it has their columns, also while they are empty."""
     columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
     fast = () if speeds is None else ("in/s", "out/s", "failed/s")
-    return table(
+    return Table(
         (*columns, *fast, ""),
-        (
+        [
             (
                 one.topic,
                 one.pending,
@@ -145,7 +141,8 @@ def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
                 _notes(one),
             )
             for one in found
-        ),
+        ],
+        spare=("oldest", *fast[2:]),
     )
 
 
@@ -189,7 +186,9 @@ async def list_messages(
     title, time = TIME_OF[State(state)]
     columns = ("id", "priority", "attempts", title, "note", "payload")
     if page.messages:
-        print_table(columns, (_row(one, getattr(one, time)) for one in page.messages))
+        rows = [_row(one, getattr(one, time)) for one in page.messages]
+        spare = ("priority", "payload") if any(row[4] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("note", "payload")))
     else:
         say(f"no {state} messages" + (" that are meant" if wanted else ""))
     if page.cursor is not None:
@@ -245,11 +244,11 @@ async def workers(admin: Admin, running: bool, as_json: bool) -> int:
 
 
 def _workers(found: list[WorkerView]) -> Table:
-    return table(
+    return Table(
         ("worker", "host", "pid", "topics", "running", "held", "slots", "started", "as of", ""),
-        (
+        [
             (
-                one.name,
+                short_worker(one.name),
                 one.host,
                 None if one.pid is None else str(one.pid),
                 ", ".join(one.topics),
@@ -261,7 +260,9 @@ def _workers(found: list[WorkerView]) -> Table:
                 None if one.alive else "silent",
             )
             for one in found
-        ),
+        ],
+        spare=("started", "host", "pid", "slots", "held"),
+        long=("topics",),
     )
 
 
@@ -270,13 +271,14 @@ def _running(found: list[WorkerView]) -> Table:
     rows: list[tuple[object, ...]] = []
     for one in found:
         end = f"{duration(one.seen_ago)} ago", None if one.alive else "silent"
-        nothing = (one.name, None, None, None, None, None, *end)
+        name = short_worker(one.name)
+        nothing = (name, None, None, None, None, None, *end)
         rows += [
-            (one.name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
+            (name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
             for run in one.doing
         ] or [nothing]
     columns = ("worker", "topic", "id", "handler", "attempt", "running for", "as of", "")
-    return table(columns, rows)
+    return Table(columns, rows, spare=("attempt", "as of", "handler"))
 
 
 def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
@@ -310,7 +312,7 @@ def _note(message: MessageView) -> str:
     if message.unreadable:
         return f"unreadable: {message.unreadable}"
     if message.state is State.PROCESSING:
-        return message.worker
+        return short_worker(message.worker)
     if message.reason or not message.errors:
         return message.reason
     return f"{message.errors[-1].type}: {message.errors[-1].text}"

@@ -1,30 +1,20 @@
-"""What the commands print: tables and JSON, of which foreign text can do the terminal no harm."""
+"""What the commands print: words and JSON, of which foreign text can do the terminal no harm."""
 
 from __future__ import annotations
 
 import base64
 import json
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from mx_rmq.admin import MessageView
 
 CELL: Final = 60
 """Characters of a payload or an error in a table; `show` has them all."""
-
-WIDE: Final = 10_000
-"""Columns where no terminal sets a limit: a pipe gets whole lines."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
 
@@ -83,73 +73,6 @@ def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
         del document[name]
     first = {name: document.pop(name) for name in ("id", "topic", "state")}
     return {**first, "payload": message.payload, "unreadable": message.unreadable, **document}
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Return a table: numbers to the right, None as nothing."""
-    rows = list(rows)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        numeric = any(isinstance(row[number], int | float) for row in rows)
-        table.add_column(
-            column, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric
-        )
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    return table
-
-
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table."""
-    show_table(table(columns, rows))
-
-
-def show_table(table: Table) -> None:
-    """Print a table that is made already."""
-    _console().print(table)
-
-
-@contextmanager
-def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
-    """Yield what shows a table and lines below it, in the place of those before.
-
-    Where no terminal is, one comes below the other.
-    """
-    console = _console()
-    if not console.is_terminal:
-
-        def show(table: Table, below: Sequence[str]) -> None:
-            console.print(table, *(Text(printable(line)) for line in below), sep="\n")
-
-        yield show
-        return
-    with Live(console=console, auto_refresh=False) as live:
-
-        def update(table: Table, below: Sequence[str]) -> None:
-            shown = (Text(printable(line)) for line in below)
-            live.update(Group(table, *shown), refresh=True)
-
-        yield update
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # rich would end the program with exit code 1  # noqa: PLE0704
-
-
-def _console() -> Console:
-    console = _Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    return console
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:,.1f}" if isinstance(value, float) else printable(str(value))
 
 
 def payload_text(message: MessageView, *, indent: int | None = None) -> str:

@@ -156,7 +156,8 @@ def parsed(text: str | bytes, what: str = "the payload") -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         shown = text.decode(errors="replace") if isinstance(text, bytes) else text
-        raise InvalidInput(f"{what} is not JSON: {cut(shown)} ({error}); {HINT}") from None
+        line = shown.split("\n")[getattr(error, "lineno", 1) - 1]
+        raise InvalidInput(f"{what} is not JSON: {cut(line)} ({error}); {HINT}") from None
 
 
 def _instant(at: str | None) -> datetime | None:

@@ -23,7 +23,7 @@ def server(directory: Path, port: int | None) -> None:
     """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM.
 
     DIRECTORY is ./mx-rmq-data unless you say otherwise. Other processes use it by the URL
-    embedded://DIRECTORY.
+    embedded://DIRECTORY. Exit code 2: it could not be started, or ended by itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mx_rmq.admin import What
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import CannotDo, on_admin
 from mx_rmq.cli.life import life_document, show_life
@@ -23,6 +24,9 @@ from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Happening, MessageView
+
+ENDS: Final = (What.COMPLETED, What.DISCARDED, What.CANCELLED, What.TRIMMED)
+"""After which a message is gone."""
 
 
 @click.command(short_help="Show everything that is known of one message.")
@@ -52,7 +56,7 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
     elif life:
         say(f"{'id:':<13}{id}")
         say(f"{'topic:':<13}{life[0].topic}")
-        say(f"{'state:':<13}gone")
+        say(f"{'state:':<13}{life[-1].what if life[-1].what in ENDS else 'gone'}")
         show_life(life)
     else:
         where = f"in topic {topic[0]!r}" if topic else "in any topic"
@@ -115,9 +119,10 @@ def _show_facts(message: MessageView) -> None:
 
 
 def _show_failures(message: MessageView) -> None:
-    for failure in message.errors:
+    for number, failure in enumerate(message.errors):
         by = f" by {failure.worker}" if failure.worker else ""
-        say(f"{'failed:':<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
+        name = "earlier:" if number < message.earlier else "failed:"
+        say(f"{name:<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
         for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
             click.echo("    " + line)
 
@@ -133,4 +138,5 @@ def _attempts(message: MessageView) -> str | None:
         return None
     allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
     crashes = f", {message.crashes} of them crashes" if message.crashes else ""
-    return f"{message.attempts}{allowed} failed{crashes}"
+    since = " since it was requeued" if message.earlier else ""
+    return f"{message.attempts}{allowed} failed{since}{crashes}"

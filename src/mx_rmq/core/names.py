@@ -17,6 +17,8 @@ PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
 SHOWN: Final = 80
 
+_RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
+
 
 def check_topic(topic: str) -> str:
     """Return the topic, or refuse it."""
@@ -38,6 +40,11 @@ def check_id(id: str) -> str:
 def check_worker(worker: str) -> str:
     """Return the worker's name, or refuse it: it stands in leases."""
     return _check("worker", worker, ID)
+
+
+def short_worker(worker: str) -> str:
+    """Return the beginning of a worker's name that tells it from others, if we made the name."""
+    return _RANDOM.sub("", worker)
 
 
 def check_prefix(prefix: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.message import State
+from mx_rmq.core.names import short_worker
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Stats
@@ -103,16 +104,15 @@ def _archived(stats: Stats) -> list[Finding]:
 
 
 def _workers(seen: Round) -> list[Finding]:
-    silent = [worker for worker in seen.workers if not worker.alive]
-    if not silent:
+    missed = [worker for worker in seen.workers if worker.missed]
+    if not missed:
         return []
-    holding = sum(worker.held or 0 for worker in silent)
     return [
         Finding(
-            bad=holding > 0,
-            text=f"{len(silent):,} silent worker{'s' if len(silent) > 1 else ''}: "
-            + ", ".join(worker.name for worker in silent[:3])
-            + ("…" if len(silent) > 3 else ""),
+            bad=True,
+            text=f"{len(missed):,} silent worker{'s' if len(missed) > 1 else ''}: "
+            + ", ".join(short_worker(worker.name) for worker in missed[:3])
+            + ("…" if len(missed) > 3 else ""),
             hint="Killed, frozen or cut off. Others take over what they held when the leases end.",
         )
     ]

@@ -11,13 +11,11 @@ import asyncio
 import logging
 import random
 import re
-import ssl
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as redis_errors
-from redis.asyncio.sentinel import MasterNotFoundError
 
 from mx_rmq.core.errors import (
     InvalidInput,
@@ -29,10 +27,10 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.store.confirming import missing, probe, wait_for
 from mx_rmq.store.link import Links
-from mx_rmq.store.wire import Unreached
+from mx_rmq.store.trouble import no_entry, passes, was_sent
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.store.link import Link
@@ -54,17 +52,6 @@ RECEIPT_MS: Final = 600_000
 
 HOPS: Final = 5
 """How often a call follows nodes that name each other, before it waits a moment."""
-
-_LATER: Final = (
-    redis_errors.ConnectionError,
-    redis_errors.TimeoutError,
-    redis_errors.ReadOnlyError,
-    redis_errors.TryAgainError,
-    redis_errors.ClusterDownError,
-    redis_errors.AskError,
-)
-_LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
-"""What passes by itself: nobody there, or a refusal before the script's first write."""
 
 _DENIED: Final = re.compile(r"(?i)no permissions|can't (run|access)|NOPERM")
 """What servers say to a user who lacks a right."""
@@ -150,6 +137,8 @@ class Caller:
         try:
             return await self._insist(name, key, _execute, (name, *words))
         except redis_errors.RedisError as error:
+            if why := no_entry(error):
+                raise ServerUnavailable(f"{name}: {why}; nothing was changed") from error
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
             wrong = WrongType if "WRONGTYPE" in str(error) else ScriptFailed
@@ -199,14 +188,14 @@ class Caller:
                     if send is _send:  # the slot is on its way there
                         asked = named
                         continue
-                passes = _passes(error)
-                if passes:
+                passing = passes(error)
+                if passing:
                     link.failed(error)
                 elif not sent:
                     raise
                 # Refused after a lost reply: the first copy may still be on its way.
-                sent = sent or _was_sent(error)
-                if not passes or self.closed or time.monotonic() + pause > deadline:
+                sent = sent or was_sent(error)
+                if not passing or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; again in %.2f s", what, error, pause)
             hops = 0
@@ -235,20 +224,8 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
-        if "NOAUTH" in words or "HELLO must be called" in words:
-            return ServerUnavailable(
-                f"{script.name}: the server wants a login, and none was given (in the URL, or as "
-                f"MX_RMQ_PASSWORD); nothing was changed: {words}"
-            )
-        if _is_login(error):
-            return ServerUnavailable(
-                f"{script.name}: the server does not let this user in with this password; "
-                f"nothing was changed: {words}"
-            )
-        if _is_tls(error):
-            return ServerUnavailable(
-                f"{script.name}: no TLS with this server; nothing was changed: {words}"
-            )
+        if why := no_entry(error):
+            return ServerUnavailable(f"{script.name}: {why}; nothing was changed")
         if _is_full(error):
             return ServerFull(_full(script.name))
         if "WRONGTYPE" in words:
@@ -278,50 +255,12 @@ def _execute(node: Node, words: tuple[Value, ...], within: float) -> Awaitable[A
     return node.execute(words, within)
 
 
-def _is_login(error: BaseException) -> bool:
-    """Say whether the server refused the user."""
-    refusals = redis_errors.AuthenticationError | redis_errors.AuthorizationError
-    return any(isinstance(cause, refusals) for cause in _causes(error))
-
-
-def _is_tls(error: BaseException) -> bool:
-    """Say whether one side refused the other's certificate, or does not speak TLS at all."""
-    passing = ssl.SSLEOFError | ssl.SSLZeroReturnError | ssl.SSLSyscallError
-    return any(
-        isinstance(cause, ssl.SSLError) and not isinstance(cause, passing)
-        for cause in _causes(error)
-    )
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Walk through what an error wraps: the client wraps what goes wrong at the connect."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _passes(error: Exception) -> bool:
-    if _is_login(error) or _is_tls(error):
-        return False
-    if isinstance(error, _LATER):
-        return True
-    return any(code in str(error) for code in _LATER_CODES)
-
-
 def _denied(script: Script, keys: Sequence[str], words: str) -> str:
     """Name what a user may not do: the server names no key, and in a script only the line."""
     line = _LINE.search(words)
     what = script.call_at(int(line[1]), keys) if line else None
     what = what or f"scripts on {', '.join(dict.fromkeys(keys))}"
     return f"this user may not run {what} (ACL SETUSER): {words}"
-
-
-def _was_sent(error: Exception) -> bool:
-    """Say whether the server may have run the call."""
-    before = Unreached | MasterNotFoundError | redis_errors.BusyLoadingError
-    if isinstance(error, before | redis_errors.ResponseError):
-        return False
-    return "connecting to" not in str(error)
 
 
 def _is_full(error: Exception) -> bool:

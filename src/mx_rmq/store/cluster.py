@@ -186,7 +186,9 @@ class Cluster:
             logger.debug("no map of the cluster from %s:%d: %s", *address, error)
             if "cluster support disabled" in str(error):
                 host, port = address
-                error = redis_errors.ResponseError(f"{host}:{port} is not a node of a cluster")
+                error = redis_errors.ResponseError(
+                    f"{host}:{port} is not a node of a cluster: use redis:// for it"
+                )
             if not any(self._map):
                 self._why = error
             return address, []

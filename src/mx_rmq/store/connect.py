@@ -144,6 +144,9 @@ def _read(url: str) -> Address:
     hosts, slash, path = front.partition("/")
     if way and ("@" in before or not all(hosts.split(","))):  # a login stands before all hosts
         raise _refused(url)
+    ports = re.findall(r":(\d+)(?=,|$)", hosts)
+    if any(int(port) > 65_535 for port in ports):
+        raise InvalidInput(f"URL {without_password(url)!r}: ports go up to 65535")
     return Address(
         scheme,
         way,

@@ -22,6 +22,7 @@ from mx_rmq.store.preflight import look_over
 from mx_rmq.store.rights import rights
 from mx_rmq.store.slow import slow_scripts
 from mx_rmq.store.strays import strays
+from mx_rmq.store.trouble import cannot_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,6 +59,8 @@ async def examine(url: str, *, prefix: str, patience: float) -> Health:
             found = [await _examine(caller, keys, scratch[0])]
         else:
             found = await asyncio.gather(*(_examine_node(caller, keys, key) for key in scratch))
+    except (OutcomeUnknown, ServerUnavailable) as error:
+        raise cannot_use(url, error, patience) from error
     finally:
         await servers.close()
     findings = [finding for one in found for finding in one.findings]

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final, Self
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import REPLY_WITHIN, Caller
-from mx_rmq.store.connect import connect, without_password
+from mx_rmq.store.connect import connect
 from mx_rmq.store.doorbell import Doorbell
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.transitions import Transitions
+from mx_rmq.store.trouble import cannot_use
 from mx_rmq.store.views import Views
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Store(Transitions):
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
             await servers.close()
-            raise ServerUnavailable(f"cannot use {without_password(url)}: {error}") from error
+            raise cannot_use(url, error, patience) from error
         except BaseException:
             await servers.close()
             raise
