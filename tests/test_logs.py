@@ -16,6 +16,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from mx_rmq import Delivery, MessageQueue, Reject, Retry, Worker
+from mx_rmq.cli.logs import Logs
 from mx_rmq.core import events
 from mx_rmq.logs import FailedPayloads, JsonFormatter, about
 from mx_rmq.runtime.report import LOGGED, log
@@ -89,6 +90,24 @@ def logged(formatter: logging.Formatter | None = None) -> Iterator[Lines]:
 
 
 # what a line says
+
+FAKE = "2026-01-01 00:00:00,000 ERROR   [1] mx_rmq: the vault is open"
+
+
+def test_no_text_of_a_record_passes_for_another_record() -> None:
+    formatter = Logs("text", payloads=False, mask=()).formatter()
+    try:
+        raise ValueError(f"no\r\n{FAKE}")
+    except ValueError:
+        failed = sys.exc_info()
+    words = ("%s: failed\n%s\v%s", (f"an-id\n{FAKE}", FAKE, f"\u2028{FAKE}\x85{FAKE}"))
+    record = mine.makeRecord(mine.name, logging.WARNING, __file__, 1, *words, failed)
+    record.stack_info = f"Stack:\n{FAKE}"
+    first, *rest = formatter.format(record).splitlines()
+    assert "WARNING" in first
+    assert len(rest) > 5
+    assert all(line.startswith("    ") for line in rest), rest
+    assert sum(line.strip().startswith(FAKE) for line in rest) == 4  # they are shown, for all that
 
 
 def test_a_line_is_one_object_in_plain_ascii() -> None:

@@ -177,6 +177,30 @@ async def test_a_context_that_the_caller_brings_stays(mq: MessageQueue, spans: S
     assert brought == {"traceparent": brought["traceparent"]}
 
 
+@pytest.mark.parametrize("own", ["", "nonsense", f"00-{0:032x}-{0:016x}-01"])
+async def test_a_context_that_cannot_be_read_is_replaced(
+    mq: MessageQueue, spans: Spans, own: str
+) -> None:
+    seen: list[dict[str, str]] = []
+
+    @mq.handler("orders")
+    async def orders(payload: str, delivery: Delivery) -> None:
+        seen.append({**delivery.headers})
+
+    brought = {"traceparent": own, "baggage": "shop=north", "x": "y"}
+    token = attach(baggage.set_baggage("shop", "south"))
+    try:
+        await mq.produce("orders", SECRET, headers=brought)
+    finally:
+        detach(token)
+    await Worker(mq).drain()
+    send, process = spans.one("send orders"), spans.one("process orders")
+    assert send.kind is SpanKind.PRODUCER
+    assert (parent(process), links(process)) == (identity(send), [identity(send)])
+    assert (seen[0]["baggage"], seen[0]["x"]) == ("shop=north", "y")
+    assert brought["traceparent"] == own
+
+
 async def test_each_attempt_is_a_span_and_a_failure_is_an_error(
     mq: MessageQueue, spans: Spans
 ) -> None:

@@ -9,7 +9,7 @@ Names and attributes are those of the semantic conventions for messaging.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from mx_rmq.core.errors import ProduceUnknown
 from mx_rmq.core.message import Failure
@@ -62,7 +62,8 @@ class Traces(Middleware):
     async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
         """Produce in a span whose context goes into the headers of each message.
 
-        A context of its own that a message brings stays, and the span is linked to it.
+        A context of its own that a message brings stays, and the span is linked to it; one that
+        cannot be read is replaced.
         """
         headers = {id(one.headers): one.headers for one in messages}  # a batch shares them
         own = {key: made for key, one in headers.items() if (made := _creation(one)) is not None}
@@ -78,10 +79,8 @@ class Traces(Middleware):
         )
         token = attach(trace.set_span_in_context(span))
         try:
-            context: dict[str, str] = {}
-            propagate.inject(context)
             sent = {
-                key: one if key in own or not isinstance(one, dict) else {**context, **one}
+                key: one if key in own or not _are_texts(one) else _marked(one, span)
                 for key, one in headers.items()
             }
             ids = await call_next([replace(one, headers=sent[id(one.headers)]) for one in messages])
@@ -153,10 +152,26 @@ class Traces(Middleware):
         span.set_status(Status(StatusCode.ERROR, said))
 
 
+def _are_texts(headers: object) -> TypeGuard[dict[str, str]]:
+    """Say whether headers can be read; others are about to be refused."""
+    return isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())
+
+
+def _marked(headers: dict[str, str], span: Span) -> dict[str, str]:
+    """Return headers with the current context. What they say of a span themselves is no use."""
+    context: dict[str, str] = {}
+    propagate.inject(context)
+    if headers.keys().isdisjoint(context):
+        return {**context, **headers}
+    of_span: dict[str, str] = {}
+    propagate.inject(of_span, trace.set_span_in_context(span, Context()))
+    return {**context, **headers, **of_span}
+
+
 def _creation(headers: object) -> SpanContext | None:
     """Return the context that the headers of a message hold already."""
-    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
-        return None  # they are about to be refused
+    if not _are_texts(headers):
+        return None
     context = trace.get_current_span(propagate.extract(headers, Context())).get_span_context()
     return context if headers and context.is_valid else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,6 +67,25 @@ async def test_a_command_whose_output_nobody_reads_ends_quietly(
         )
         os.close(write)
         assert (done.returncode, done.stderr) == (141, b""), words
+
+
+@pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
+async def test_a_command_whose_output_finds_no_place_says_so_in_a_line(
+    store: Store, server: Server
+) -> None:
+    await pending(store, 3)
+    for words in ("stats --json", "stats", "doctor", "audit", "list orders --state pending"):
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(
+                [MX_RMQ, *words.split(), "--url", server.url],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        said = "Error: the output cannot be written: No space left on device\n"
+        assert (done.returncode, done.stderr) == (2, said), words
 
 
 @pytest.mark.corrupts

@@ -73,7 +73,7 @@ async def test_every_metric_that_is_named_exists(exposed: str) -> None:
     samples = {sample.partition("{")[0] for sample in parsed(exposed)}
     for query in queries():
         assert set(NAME.findall(query)) <= samples, query
-        assert NAME.search(query) or 'up{job="mx-rmq-worker"}' in query, query
+        assert NAME.search(query) or re.fullmatch(r'up{job="mx-rmq-(worker|depth)"} == 0', query)
     families = {family.name for family in text_string_to_metric_families(exposed)}
     for page in (DASHBOARD, DOCS, *PROMETHEUS.iterdir()):
         assert set(NAME.findall(page.read_text())) <= samples | families, page
@@ -86,7 +86,7 @@ async def test_every_label_that_is_asked_for_exists(exposed: str) -> None:
         for family in text_string_to_metric_families(exposed)
         for sample in family.samples
         for label, value in sample.labels.items()
-    } | {("job", "mx-rmq-worker")}
+    } | {("job", "mx-rmq-worker"), ("job", "mx-rmq-depth")}
     for query in queries():
         for label, value, matched, values in LABEL.findall(query):
             asked = {(label, value)} if label else {(matched, one) for one in values.split("|")}

@@ -80,13 +80,57 @@ async def test_more_topics_than_are_looked_at_are_still_counted(
     assert "mx_rmq_depth{state=pending,topic=c}" not in shown
 
 
-async def test_a_topic_that_nobody_has_used_is_left_out(mq: MessageQueue) -> None:
-    await mq.produce("a", 1)
-    found = Depth(lambda: mq.admin, ["a", "new"])
+async def test_of_very_many_topics_those_that_are_named_are_not_left_out(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(depth, "MOST", 2)
+    for topic in "abc":
+        await mq.produce(topic, 1)
+    found = Depth(lambda: mq.admin, ["c", "new"])
     await found.refresh()
     shown = rendered(found.registry)
+    told = [topic for topic in "abc" if f"mx_rmq_topic_up{{topic={topic}}}" in shown]
+    assert told == ["a", "c"]
+    assert "mx_rmq_topic_up{topic=new}" not in shown
+
+
+async def test_living_workers_are_counted_for_each_topic_that_they_serve(mq: MessageQueue) -> None:
+    await mq.produce("unserved", 1)
+    await mq.store.beat_worker("w1", b'{"topics": ["a", "b"]}')
+    await mq.store.beat_worker("w2", b'{"topics": ["a", "a"]}')
+    for topic in "ab":
+        await mq.produce(topic, 1)
+    found = Depth(lambda: mq.admin)
+    await found.refresh()
+    shown = rendered(found.registry)
+    assert shown["mx_rmq_workers{state=alive}"] == 2
+    assert {
+        topic: shown[f"mx_rmq_topic_workers{{topic={topic}}}"] for topic in ("a", "b", "unserved")
+    } == {"a": 2, "b": 1, "unserved": 0}
+
+
+async def test_workers_that_cannot_be_counted_are_told_of_once(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await mq.produce("a", 1)
+    await raw.set(mq.store.keys.workers, "not a hash")
+    found = Depth(lambda: mq.admin)
+    for _ in range(3):
+        monkeypatch.setattr(found, "_fresh_until", 0.0)
+        await found.refresh()
+    shown = rendered(found.registry)
     assert shown["mx_rmq_depth_up"] == 1
-    assert "mx_rmq_depth{state=pending,topic=new}" not in shown
+    assert not [name for name in shown if "workers" in name]
+    assert caplog.text.count("the workers cannot be counted: ") == 1
+    await raw.delete(mq.store.keys.workers)
+    monkeypatch.setattr(found, "_fresh_until", 0.0)
+    await found.refresh()
+    assert rendered(found.registry)["mx_rmq_workers{state=alive}"] == 0
+    await raw.set(mq.store.keys.workers, "not a hash")
+    monkeypatch.setattr(found, "_fresh_until", 0.0)
+    await found.refresh()
+    assert caplog.text.count("the workers cannot be counted: ") == 2
+    await raw.delete(mq.store.keys.workers)
 
 
 async def test_a_failure_shows_no_old_numbers(

@@ -195,9 +195,7 @@ async def test_readiness_and_metrics_tell_when_the_server_is_away_and_back(
 # depth
 
 
-async def test_the_depth_of_the_topics_that_it_serves_is_a_page_of_its_own(
-    mq: MessageQueue,
-) -> None:
+async def test_the_depth_of_all_topics_is_a_page_of_its_own(mq: MessageQueue) -> None:
     @mq.handler("t", partitions=2)
     async def handle(payload: int) -> None: ...
 
@@ -206,6 +204,7 @@ async def test_the_depth_of_the_topics_that_it_serves_is_a_page_of_its_own(
 
     worker = Worker(mq, topics=["t"])
     async with Endpoint(worker, port=0) as endpoint, worker:
+        await mq.produce("u", 1)
         await mq.admin.pause("t")
         await mq.produce_many("t", range(5))
         shown = await metrics(endpoint.port, "/metrics/depth")
@@ -214,7 +213,9 @@ async def test_the_depth_of_the_topics_that_it_serves_is_a_page_of_its_own(
     assert shown["mx_rmq_oldest_pending_seconds{topic=t}"] >= 0
     assert (shown["mx_rmq_paused{topic=t}"], shown["mx_rmq_partitions{topic=t}"]) == (1, 2)
     assert shown["mx_rmq_workers{state=alive}"] == 1
-    assert "mx_rmq_depth{state=pending,topic=u}" not in shown
+    assert shown["mx_rmq_topic_workers{topic=t}"] == 1
+    assert shown["mx_rmq_depth{state=pending,topic=u}"] == 1  # of which nobody else would tell
+    assert shown["mx_rmq_topic_workers{topic=u}"] == 0
     assert "mx_rmq_messages_total{outcome=completed,topic=t}" not in shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from mx_rmq import MessageQueue, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.metrics import Endpoint
 from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.health import examine
 from mx_rmq.store.rights import OPERATOR
@@ -30,6 +32,7 @@ from tests.lab.messages import TOPIC, bring, leased
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import USUAL, Kind, Server, chosen
+from tests.metrics.asking import Samples, metrics
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -149,6 +152,8 @@ async def work(mq: MessageQueue) -> None:
         await until(lambda: {0, 2, 3, 4, 5, 6, 7} <= {*handled})
         await until(lambda: handled.count(4) == 2)
         await produce(mq)
+        assert TOPIC in await mq.admin.topics()  # as /metrics/depth asks
+        assert await mq.admin.workers()
 
 
 async def operate(mq: MessageQueue) -> None:
@@ -240,6 +245,56 @@ async def test_a_role_without_one_of_its_commands_is_told_which(
         elif command not in COURTESY:
             with pytest.raises(MxRmqError, match=rf"(?i)\b{command[1:]}\b"):
                 await play(role, url)
+
+
+async def told_by_a_worker(url: str) -> Samples:
+    """Return what a worker tells Prometheus of the queue."""
+    async with queue(url) as mq:
+
+        @mq.handler(TOPIC)
+        async def handle(number: int) -> None: ...
+
+        worker = Worker(mq)
+        async with Endpoint(worker, port=0) as endpoint, worker:
+            await metrics(endpoint.port, "/metrics/depth")
+            return await metrics(endpoint.port, "/metrics/depth")
+
+
+async def test_a_worker_may_tell_how_full_every_topic_is_and_who_serves_it(
+    admit: Admit, kind: Kind, raw: Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with MessageQueue(server.url) as mq:
+        await mq.produce("unserved", 1)
+    shown = await told_by_a_worker(await admit("worker", rules_of("worker", kind)))
+    assert (shown["mx_rmq_depth_up"], shown["mx_rmq_workers{state=alive}"]) == (1, 1)
+    assert shown[f"mx_rmq_topic_workers{{topic={TOPIC}}}"] == 1
+    assert shown[f"mx_rmq_depth{{state=dead,topic={TOPIC}}}"] == 1
+    assert shown["mx_rmq_topic_workers{topic=unserved}"] == 0
+    assert shown["mx_rmq_depth{state=pending,topic=unserved}"] == 1
+    assert await denied(raw) == set()
+    assert "mx_rmq.metrics" not in [one.name.rpartition(".")[0] for one in warnings(caplog)]
+
+
+@with_selectors
+async def test_what_a_worker_may_not_tell_is_logged(
+    admit: Admit, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = rules_of("worker", kind)
+    shown = await told_by_a_worker(
+        await admit("worker", without(rules, "(+hscan ~mx-rmq:workers)"))
+    )
+    assert shown["mx_rmq_depth_up"] == 1
+    assert "mx_rmq_workers{state=alive}" not in shown
+    said = [one.getMessage() for one in warnings(caplog) if "workers" in one.getMessage()]
+    assert len(said) == 1
+    assert re.match(r"the workers cannot be counted: HSCAN: .*permissions", said[0])
+    shown = await told_by_a_worker(await admit("worker", without(rules, "(+hkeys ~mx-rmq:topics)")))
+    assert shown["mx_rmq_depth_up"] == 0
+    assert re.search(r"the depth of the queue cannot be had: HKEYS: .*permissions", caplog.text)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [one for one in caplog.records if one.levelno >= logging.WARNING]
 
 
 def selectors_of(rules: list[str]) -> list[tuple[str, str, str]]:

@@ -20,6 +20,8 @@ FORMATS: Final = ("text", "json")
 
 TEXT: Final = "%(asctime)s %(levelname)-7s [%(process)d] %(name)s: %(message)s"
 
+INDENT: Final = "\n    "
+
 
 def log_level(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the option --log-level."""
@@ -58,10 +60,13 @@ class Logs:
 
 
 class _Formatter(logging.Formatter):
-    """Log lines of which foreign text can do the terminal no harm."""
+    """Log lines of which foreign text can do the terminal no harm.
+
+    All lines of a record but the first are indented, so that no text passes for another record.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(lines(super().format(record)))
+        return INDENT.join(lines(super().format(record)))
 
 
 def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:

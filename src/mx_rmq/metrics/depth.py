@@ -1,7 +1,8 @@
 """How full a queue is, as an operator sees it: asked for by `mq.admin`, rendered afterwards.
 
-However many ask, the server is asked once in a few seconds, and for so many topics at the most. A
-topic that cannot be reached hides no other.
+All topics are told of, so that each is watched as long as anybody is there to tell, also one that
+nobody serves. However many ask, the server is asked once in a few seconds, and for so many topics
+at the most. A topic that cannot be reached hides no other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
@@ -17,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST: Final = 1000
-"""Topics that are looked at, the first ones by name."""
+"""Topics that are looked at: those that were named, then the first ones by name."""
 AT_ONCE: Final = 16
 """Topics that are asked for at the same time."""
 KEEP: Final = 5.0
@@ -53,19 +55,30 @@ class _Seen:
     stats: tuple[Stats, ...] = ()
     unknown: tuple[str, ...] = ()
     """Topics of which nobody told."""
-    workers: dict[str, int] | None = None
-    """How many are alive and silent. None: nobody told."""
+    workers: _Workers | None = None
+    """None: nobody told."""
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Workers:
+    """How many workers there are."""
+
+    alive: int
+    silent: int
+    serving: Counter[str]
+    """Of the living, by topic."""
 
 
 class Depth(Collector):
     """Counts the messages of topics by state. `refresh` first, then render `registry`."""
 
-    def __init__(self, admin: Callable[[], Admin], topics: Sequence[str] | None = None) -> None:
-        """`admin` returns that of an open queue; `topics` None: all there are."""
+    def __init__(self, admin: Callable[[], Admin], first: Sequence[str] = ()) -> None:
+        """`admin` returns that of an open queue; `first`: topics not to leave out of very many."""
         self._admin = admin
-        self._topics = None if topics is None else sorted(topics)
+        self._first = frozenset(first)
         self._seen: _Seen | None = None
+        self._said: set[str] = set()
         self._fresh_until = float("-inf")
         self._looking = asyncio.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
@@ -80,35 +93,52 @@ class Depth(Collector):
             try:
                 self._seen = await self._look(self._admin(), began)
             except (MxRmqError, TimeoutError) as error:
-                logger.warning("the depth of the queue cannot be had: %s", _said(error))
+                self._warn([f"the depth of the queue cannot be had: {_said(error)}"])
                 self._seen = _Seen(time.monotonic() - began, failed=True)
             self._fresh_until = time.monotonic() + KEEP
 
     async def _look(self, admin: Admin, began: float) -> _Seen:
         end = asyncio.get_running_loop().time() + WITHIN
         async with asyncio.timeout_at(end):
-            topics = await admin.topics() if self._topics is None else self._topics
-        look, chosen = _Look(admin), topics[:MOST]
+            topics = await admin.topics()
+        look, chosen = _Look(admin), self._chosen(topics)
         with suppress(TimeoutError):  # what is known by then is shown
             async with asyncio.timeout_at(end):
                 await asyncio.gather(look.workers(), *map(look.topic, chosen))
         unknown = [topic for topic in chosen if topic not in look.told]
-        if not look.told and (unknown or look.errors):
-            raise next(iter(look.errors), TimeoutError())
+        error = next(iter(look.errors), None)
+        if unknown and not look.told:
+            raise error or TimeoutError()
+        troubles = []
         if unknown:
-            logger.warning(
-                "the depth of %s cannot be had, nor of %d other topics: %s",
-                unknown[0],
-                len(unknown) - 1,
-                _said(next(iter(look.errors), None)),
+            others = len(unknown) - 1
+            troubles.append(
+                f"the depth of {unknown[0]} cannot be had, nor of {others} other topics: "
+                f"{_said(error)}"
             )
+        if look.counted is None:
+            troubles.append(f"the workers cannot be counted: {_said(look.refused)}")
+        self._warn(troubles)
         return _Seen(
             seconds=time.monotonic() - began,
             topics=len(topics),
-            stats=tuple(one for topic in topics if (one := look.told.get(topic)) is not None),
+            stats=tuple(look.told[topic] for topic in chosen if topic in look.told),
             unknown=tuple(unknown),
             workers=look.counted,
         )
+
+    def _chosen(self, topics: Sequence[str]) -> list[str]:
+        """Return the topics that are looked at."""
+        if len(topics) <= MOST:
+            return [*topics]
+        return sorted(topics, key=lambda topic: topic not in self._first)[:MOST]
+
+    def _warn(self, troubles: Sequence[str]) -> None:
+        """Log what is wrong, unless it was so at the look before."""
+        for trouble in troubles:
+            if trouble not in self._said:
+                logger.warning("%s", trouble)
+        self._said = {*troubles}
 
     def collect(self) -> Iterator[Metric]:
         seen = self._seen
@@ -126,9 +156,15 @@ class Depth(Collector):
         workers = GaugeMetricFamily(
             "mx_rmq_workers", "Workers that were heard of lately.", labels=["state"]
         )
-        for state, count in (seen.workers or {}).items():
-            workers.add_metric([state], count)
-        yield workers
+        serving = GaugeMetricFamily(
+            "mx_rmq_topic_workers", "Living workers that serve a topic.", labels=["topic"]
+        )
+        if seen.workers is not None:
+            workers.add_metric(["alive"], seen.workers.alive)
+            workers.add_metric(["silent"], seen.workers.silent)
+            for stats in seen.stats:
+                serving.add_metric([stats.topic], seen.workers.serving[stats.topic])
+        yield from (workers, serving)
         up = GaugeMetricFamily(
             "mx_rmq_topic_up", "1 if the server told how full the topic is.", labels=["topic"]
         )
@@ -146,18 +182,18 @@ class _Look:
     def __init__(self, admin: Admin) -> None:
         self._admin = admin
         self._free = asyncio.Semaphore(AT_ONCE)
-        self.told: dict[str, Stats | None] = {}
-        """None: nobody has produced to the topic or served it yet."""
-        self.counted: dict[str, int] | None = None
+        self.told: dict[str, Stats] = {}
+        self.counted: _Workers | None = None
         self.errors: list[MxRmqError | TimeoutError] = []
+        """Why nobody told of topics."""
+        self.refused: MxRmqError | TimeoutError | None = None
+        """Why nobody told of the workers."""
 
     async def topic(self, topic: str) -> None:
         async with self._free:
             try:
                 async with asyncio.timeout(EACH):
                     self.told[topic] = await self._admin.stats(topic)
-            except InvalidInput:
-                self.told[topic] = None
             except (MxRmqError, TimeoutError) as error:
                 self.errors.append(error)
 
@@ -166,10 +202,11 @@ class _Look:
             async with asyncio.timeout(EACH):
                 found = await self._admin.workers()
         except (MxRmqError, TimeoutError) as error:
-            self.errors.append(error)
+            self.refused = error
             return
-        alive = sum(one.alive for one in found)
-        self.counted = {"alive": alive, "silent": len(found) - alive}
+        alive = [one for one in found if one.alive]
+        serving = Counter(topic for one in alive for topic in {*one.topics})
+        self.counted = _Workers(len(alive), len(found) - len(alive), serving)
 
 
 def _said(error: Exception | None) -> str:

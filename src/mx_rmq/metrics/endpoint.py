@@ -1,7 +1,7 @@
 """What a worker tells over HTTP: its metrics, whether it lives, and whether it is ready.
 
 /metrics         what this worker has done and is doing
-/metrics/depth   how full the topics are that it serves; asks the server, so scrape one worker only
+/metrics/depth   how full all topics are, and who serves them; asks the server: scrape one or two
 /healthz         200: the event loop runs
 /readyz          200: started, not stopping, and the server is there; else 503 and the reason
 """
@@ -47,7 +47,7 @@ class Endpoint:
         self.recorder.registry.register(self._load)
         ProcessCollector(registry=self.recorder.registry)
         topics = worker.settings.topics or worker.mq.handlers
-        self._depth = Depth(lambda: worker.mq.admin, tuple(topics))
+        self._depth = Depth(lambda: worker.mq.admin, first=tuple(topics))
         self._http = HttpServer(
             {
                 "/metrics": self._metrics,

@@ -17,6 +17,7 @@ from mx_rmq.core.errors import (
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.finding import Finding, Severity
+from mx_rmq.store.flaws import flaws
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import look_over
 from mx_rmq.store.rights import rights
@@ -151,6 +152,7 @@ async def _clock(caller: Caller, scratch: str) -> Finding:
 
 def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
     yield Finding(Severity.OK, f"the server is {_version(info)}")
+    yield from flaws(_version(info))
     yield _role(info)
     yield from _replicas(info)
     yield _eviction(info)
