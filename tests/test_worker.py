@@ -16,10 +16,11 @@ import pytest
 
 from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core import events
-from mx_rmq.core.message import State
+from mx_rmq.core.message import Priority, State
 from mx_rmq.runtime import cast
 from mx_rmq.runtime.slots import Slots
 from tests.lab.proxy import Proxy
+from tests.lab.snapshot import snapshot
 from tests.runtime.stage import (
     Seen,
     commands,
@@ -335,6 +336,34 @@ async def test_what_waits_for_a_slot_is_handed_back_at_once(mq: MessageQueue) ->
     await until(lambda: len(running) == 2)
     assert await worker.stop()
     assert (await mq.admin.stats("t")).pending == 30
+
+
+@on_a_server
+async def test_what_waits_for_a_slot_is_handed_back_to_its_own_level_while_handlers_finish(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slots, "ahead", lambda self, topic: 10)
+    monkeypatch.setattr(cast, "HOARD", 60.0)
+    seen, runs, go = Seen(mq.events), [], asyncio.Event()
+
+    @mq.handler("t")
+    async def handle(payload: str) -> None:
+        runs.append(payload)
+        await go.wait()
+
+    worker = Worker(mq, concurrency=1, grace=60)
+    await worker.start()
+    await mq.produce("t", "first")
+    await until(lambda: runs)
+    ids = [await mq.produce("t", level, priority=level) for level in Priority]
+    await until(lambda: slots_of(worker).waiting == len(ids))
+    stopping = asyncio.create_task(worker.stop())
+    await seen.wait(events.Released, len(ids))
+    go.set()
+    assert await asyncio.wait_for(stopping, 30) is True
+    assert runs == ["first"]
+    found = await snapshot(raw, "t")
+    assert [found.high, found.normal, found.low] == [[id] for id in ids]
 
 
 @on_a_server

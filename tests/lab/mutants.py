@@ -23,6 +23,8 @@ class Mutant(NamedTuple):
 _HELD = "leases[n] == ARGV[at + 1] .. lease_end and not seen[id]"
 _ANY = "leases[n] and not seen[id]"
 _RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')"
+_BRIEF = _RECEIPT.replace("600000", "3000")
+"""Shorter than it takes to give a reply up and to send the call again."""
 _ONE_HELD = "if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end"
 
 MUTANTS = [
@@ -77,6 +79,7 @@ MUTANTS = [
         "",
     ),
     Mutant("a resent dispatch takes more", "dispatch_message", _RECEIPT, ""),
+    Mutant("a dispatch is soon forgotten", "dispatch_message", _RECEIPT, _BRIEF),
     Mutant(
         "complete leaves the record",
         "complete_message",
@@ -181,6 +184,18 @@ MUTANTS = [
         "produce_normal_message",
         f"-- shared: write the receipt\n{_RECEIPT}",
         "",
+    ),
+    Mutant(
+        "a refused produce is soon forgotten",
+        "produce_normal_message",
+        f"if full or #fresh == 0 then\n  {_RECEIPT}",
+        f"if full or #fresh == 0 then\n  {_BRIEF}",
+    ),
+    Mutant(
+        "a refused delayed produce is soon forgotten",
+        "produce_delay_message",
+        f"if full or #fresh == 0 then\n  {_RECEIPT}",
+        f"if full or #fresh == 0 then\n  {_BRIEF}",
     ),
     Mutant(
         "the scheduler is not woken",

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import socket
-import tempfile
 from functools import cache
 from itertools import cycle
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
 BUS: Final = 10_000
 """How far a cluster's bus is from the port, where the server does not let us choose."""
 
-_SHARES: Final = 64
+SHARES: Final = 64
 """Processes of this machine's tests that never choose the same port, in whatever runs."""
 
 
@@ -40,22 +36,26 @@ def free_port() -> int:
 @cache
 def _ours() -> Iterator[int]:
     """Every port of this process, each as seldom as can be; the system gives none of them away."""
-    ours = range(BUS + _claim(), 2 * BUS, _SHARES)
+    ours = range(BUS + _claim(), 2 * BUS, SHARES)
     return cycle(random.sample(ours, len(ours)))
 
 
 def _claim() -> int:
-    """Return a number that no other process has; it is free again when this one has ended."""
-    for number in range(_SHARES):
-        path = Path(tempfile.gettempdir()) / f"mx-rmq-ports-{os.getuid()}-{number}"
-        claim = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)  # never closed
+    """Return a number that no other process has; it is free again when this one has ended.
+
+    The name of a socket is claimed, among the processes that share the ports. It is in no
+    directory: each process of tests may have a temporary one of its own.
+    """
+    for number in range(SHARES):
+        claim = socket.socket(socket.AF_UNIX)
         try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(claim)
+            claim.bind(f"\0mx-rmq-ports-{number}")
+        except OSError:
+            claim.close()
         else:
+            claim.detach()  # never closed
             return number
-    raise RuntimeError(f"{_SHARES} processes of tests use all ports")
+    raise RuntimeError(f"{SHARES} processes of tests use all ports")
 
 
 def _is_free(port: int) -> bool:

@@ -18,7 +18,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Priority, State
 from mx_rmq.store.answers import Claim, Leased, Retried, Settled
-from mx_rmq.store.call import Caller
+from mx_rmq.store.call import RECEIPT_MS, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import Preflight, preflight
@@ -43,6 +43,8 @@ BESIDE = {*READS, "preflight", "register_topics"}
 
 AUDITED = 5
 """Steps from one audit to the next: it costs more than all the rest of a step."""
+
+MINUTE = 60_000
 
 LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
 
@@ -420,6 +422,12 @@ class Walk(RuleBasedStateMachine):
         self.steps += 1
         if self.steps % AUDITED == 0:
             assert self.run(self.store.audit.topic(TOPIC)) == []
+            assert all(ms > RECEIPT_MS - MINUTE for ms in self.run(self._receipts()))
+
+    async def _receipts(self) -> list[int]:
+        """Return for how long each receipt will be kept, ms."""
+        keys = await self.raw.keys(self.store.keys.of(TOPIC).receipt("*"))
+        return [await self.raw.pttl(key) for key in keys]
 
     def teardown(self) -> None:
         try:

@@ -16,6 +16,7 @@ import pytest
 from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
+from mx_rmq.runtime.keeper import Keeper
 from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
@@ -843,3 +844,29 @@ async def test_middleware_may_hand_on_a_copy_to_a_plain_function(
         async with Worker(mq):
             await mq.produce("t", 1)
             await until(lambda: got == ["changed"])
+
+
+# a process that stands still
+
+
+async def test_what_became_stale_while_the_process_stood_still_is_not_started(
+    raw: Redis, server: Server, ten_ahead: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeper, "start", lambda self: None)  # it stands still, too
+    async with queue(server.url, lease=0.5) as mq:
+        started: list[int] = []
+        stale: set[int] = set()
+
+        @mq.handler("t")
+        async def handle(payload: int, delivery: Delivery) -> None:
+            started.append(delivery.fence)
+            if not stale:
+                slots = slots_of(worker)
+                await until(lambda: slots.waiting)
+                stale.update(held.claim.token for held in slots.held if held.started_at is None)
+                time.sleep(mq.settings.lease)
+
+        async with Worker(mq, concurrency=1) as worker:
+            await mq.produce_many("t", range(5))
+            await until(lambda: len(started) > 1)
+        assert stale.isdisjoint(started)

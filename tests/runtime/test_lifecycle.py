@@ -17,6 +17,7 @@ from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.store import Store
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, pending, take
 from tests.lab.proxy import Proxy
+from tests.lab.snapshot import snapshot
 from tests.runtime.stage import Seen, handler, on_a_server
 
 if TYPE_CHECKING:
@@ -148,15 +149,17 @@ async def test_what_was_not_finished_goes_back_to_the_front_uncounted(store: Sto
 
 
 @pytest.mark.parametrize("priority", list(Priority))
-async def test_what_is_released_keeps_its_priority(store: Store, priority: Priority) -> None:
+async def test_what_is_released_keeps_its_priority(
+    store: Store, raw: Redis, priority: Priority
+) -> None:
     work = Work(store)
     held = await work.held(1, priority=priority)
     held[0].message = None  # as of one that has waited for a slot
     await work.apply(held, Release())
-    (again,) = await take(store)
-    assert codec.decode(again.record).priority == priority
-    keys = store.keys.of(TOPIC)
-    assert await store._caller.command("LLEN", keys.pending_high) == 0
+    found = await snapshot(raw, TOPIC)
+    lists = {Priority.HIGH: found.high, Priority.NORMAL: found.normal, Priority.LOW: found.low}
+    assert lists.pop(priority) == [held[0].claim.id]
+    assert list(lists.values()) == [[], []]
 
 
 async def test_what_is_released_unread_may_be_unreadable(store: Store) -> None:

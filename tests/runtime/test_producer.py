@@ -179,6 +179,29 @@ async def test_a_produce_whose_reply_is_lost_tells_each_caller_his_own_id(
 
 
 @on_servers
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+async def test_a_produce_whose_reply_is_lost_for_good_returns_no_id(
+    raw: Redis, server: Server, tmp_path: Path, many: bool
+) -> None:
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        queue(proxy.url, patience=0.3, audit=False) as mq,
+    ):
+        await mq.produce("t", "first")
+        closing = []
+
+        async def go_away() -> None:
+            closing.append(asyncio.create_task(proxy.close()))
+
+        proxy.cut_reply(then=go_away)
+        with pytest.raises(ProduceUnknown) as raised:
+            await (mq.produce_many("t", ["second"]) if many else mq.produce("t", "second"))
+        await asyncio.gather(*closing)
+        (id,) = raised.value.ids
+        assert await raw.hexists("mx-rmq:{t}:payload", id)
+
+
+@on_servers
 async def test_a_reply_that_is_lost_once_is_asked_for_again_unnoticed(
     raw: Redis, server: Server, tmp_path: Path
 ) -> None:

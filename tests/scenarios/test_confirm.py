@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq import InvalidInput, MessageQueue, NotConfirmed
+from mx_rmq import InvalidInput, MessageQueue, NotConfirmed, ProduceUnknown
 from tests.lab.nodes import Node, until_true
 from tests.lab.ports import free_ports
 from tests.lab.proxy import Proxy
@@ -128,6 +128,19 @@ async def test_a_call_that_comes_again_does_not_confirm_what_is_not_there(
             await mq.produce(TOPIC, 1, confirm="replicated")
         replica.thaw()
         assert (await mq.admin.stats(TOPIC)).pending == 2
+
+
+@pytest.mark.parametrize("refused", ["wait", "pexpire"])
+async def test_what_a_server_no_longer_confirms_is_stored_and_not_said_to_be_confirmed(
+    alone: Node, replica: Node, refused: str
+) -> None:
+    """Without the write to the receipt, waiting does not cover a call that came again."""
+    async with MessageQueue(f"redis://{alone.address}", confirm_within=30, patience=0.5) as mq:
+        await mq.produce(TOPIC, 1, confirm="replicated")
+        await alone.ask("ACL", "SETUSER", "default", f"-{refused}")
+        with pytest.raises(ProduceUnknown) as caught:
+            await mq.produce(TOPIC, 2, confirm="replicated")
+        assert await ids_on(alone) >= set(caught.value.ids)
 
 
 async def test_fsynced_is_on_both_disks(short_path: Path) -> None:

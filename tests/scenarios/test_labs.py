@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.lab.cluster import NODES, Cluster, ClusterNode, slot_of
 from tests.lab.nodes import Node, until_true
-from tests.lab.ports import free_ports
+from tests.lab.ports import SHARES, free_ports
 from tests.lab.proxy import Fault, Order, Proxy
 from tests.lab.sentinel import NAME, Watched
 from tests.lab.servers import USUAL, Kind, Server, chosen
@@ -241,6 +242,25 @@ def _runs(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_processes_with_temporary_directories_of_their_own_share_no_port(short_path: Path) -> None:
+    program = "from tests.lab.ports import free_port; print(free_port(), flush=True); input()"
+    shares = []
+    with ExitStack() as stack:
+        for name in "ab":
+            (short_path / name).mkdir()
+            process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(short_path / name)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            stack.callback(process.communicate, b"\n")
+            assert process.stdout is not None
+            shares.append(int(process.stdout.readline()) % SHARES)
+    assert shares[0] != shares[1]
 
 
 # the proxy

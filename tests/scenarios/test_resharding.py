@@ -93,6 +93,23 @@ async def test_the_registries_may_move_too(cluster: Cluster) -> None:
             assert [worker.name for worker in await mq.admin.workers()] == ["one"]
 
 
+async def test_a_key_that_has_moved_before_its_slot_is_asked_for_where_it_is(
+    cluster: Cluster,
+) -> None:
+    async with MessageQueue(cluster.url, patience=1) as mq:
+        await mq.produce("first", 1)
+        slot = slot_of(mq.store.keys.topics)
+        source = await cluster.primary_of(slot)
+        target = next(node for node in cluster.nodes if node is not source)
+
+        async def pause(moved: int, left: int) -> None:
+            if not left:  # the slot is still the source's, for as long as we like
+                await mq.produce("second", 2)
+
+        await cluster.move(slot, target, pause=pause)
+        assert await mq.admin.topics() == ["first", "second"]
+
+
 async def test_a_handover_to_a_replica_is_hardly_felt(short_path: Path) -> None:
     async with (
         Cluster(short_path, replicas=1) as cluster,

@@ -17,6 +17,7 @@ from mx_rmq.core.errors import OutcomeUnknown, ProduceUnknown, ServerUnavailable
 from mx_rmq.store import lane
 from mx_rmq.store import store as store_module
 from mx_rmq.store.answers import Placed, Retried, Settled
+from mx_rmq.store.call import RECEIPT_MS
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import PATIENCE, Store
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 PRODUCES = [case for case in CASES if case.script.startswith("produce")]
+NOTED = [case for case in CASES if "receipt" in load(case.script).place]
+MINUTE = 60_000
 
 
 def sha_of(script: str) -> bytes:
@@ -413,6 +416,36 @@ async def test_when_nobody_is_there_the_error_says_that_nothing_was_changed(
     with pytest.raises(ServerUnavailable):
         await impatient.through.dispatch_message(TOPIC, WORKER, count=1, lease=LEASE)
     assert await impatient.snapshot == before
+
+
+async def test_a_call_whose_reply_was_lost_is_of_unknown_outcome_although_nobody_is_there_later(
+    scenes: OpenScene,
+) -> None:
+    scene = await scenes(patience=0.5)
+    await scene.stage.pending()
+    closing = []
+
+    async def go_away() -> None:
+        closing.append(asyncio.create_task(scene.proxy.close()))
+
+    scene.proxy.cut_reply(1, sha_of("dispatch_message"), then=go_away)
+    with pytest.raises(OutcomeUnknown):
+        await scene.through.dispatch_message(TOPIC, WORKER, count=3, lease=LEASE)
+    await asyncio.gather(*closing)
+    assert len((await scene.snapshot).leases) == 3
+
+
+# The memory of a call.
+
+
+@pytest.mark.parametrize("case", NOTED, ids=str)
+async def test_a_receipt_outlives_every_repetition_of_its_call(scene: Scene, case: Case) -> None:
+    seeded = await case.seed(scene.stage)
+    before = await lanes(scene)
+    await case.act(scene.through, TOPIC, seeded)
+
+    (lane,) = await lanes(scene) - before
+    assert await scene.raw.pttl(Keys().of(TOPIC).receipt(lane)) > RECEIPT_MS - MINUTE
 
 
 # A caller that is cancelled.
