@@ -227,6 +227,8 @@ async def _produce_batch(
         except PartlyProduced as error:
             stored = [labels[place] for place in error.places]
             journal.note(What.PRODUCED, call=call, ids=error.ids, words=stored)
+            rest = [label for label in labels if label not in stored]
+            journal.note(What.UNKNOWN if error.unknown else What.REFUSED, call=call, words=rest)
             return
         except ProduceUnknown:
             journal.note(What.UNKNOWN, call=call, words=labels)

@@ -15,7 +15,6 @@ import os
 import signal
 import sqlite3
 import time
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from redis.asyncio import Redis
@@ -24,7 +23,7 @@ from mx_rmq import MessageQueue, MxRmqError
 from mx_rmq.core.message import State
 from tests.conftest import KNOWN_KEY
 from tests.faults import member
-from tests.faults.check import Checked, Ends, check
+from tests.faults.check import Checked, Ends, check, check_fences
 from tests.faults.errand import TOPICS
 from tests.faults.history import Journal, What, read
 from tests.faults.member import FORKS, Hired, Order, Place
@@ -192,16 +191,16 @@ class Scene:
             left += stats.pending + stats.processing + stats.delayed
         return left
 
-    async def busy(self) -> list[Hand]:
+    async def busy(self, besides: Hand | None = None) -> list[Hand]:
         """Wait until workers hold messages, and return them. If there are no more: all workers.
 
-        Where nobody has anything to do, more is produced.
+        Where nobody has anything to do, more is produced. `besides`: who does not count.
         """
         found: list[Hand] = []
 
         async def look() -> bool:
             holders = await self._holders()
-            found[:] = [hand for hand in self.hands if hand.name in holders]
+            found[:] = [one for one in self.hands if one.name in holders and one is not besides]
             if found:
                 return True
             if not await self._ready():
@@ -209,7 +208,7 @@ class Scene:
             return not self.is_producing and not await self.left()
 
         await until(look, 60)
-        return found or self.hands
+        return found or [one for one in self.hands if one is not besides]
 
     async def _ready(self) -> int:
         """Return how many messages somebody has or could have; delayed ones are for later."""
@@ -253,24 +252,27 @@ class Scene:
     async def check(self) -> Checked:
         """Check the history against what the server has."""
         await self.audit()
-        ids = {state: await self._ids(state) for state in State}
-        history, ends = read(self.place.history), Ends(**ids)
+        found = {state: await self._messages_in(state) for state in State}
+        ids = {state: set(labels) for state, labels in found.items()}
+        labels = {id: label for one in found.values() for id, label in one.items() if label}
+        history, ends = read(self.place.history), Ends(**ids, labels=labels)
         checked = await asyncio.to_thread(check, history, ends, lease=self.lease)
+        self._check_fences(checked)
         for violation in checked.violations:
             self.trial.violated(violation)
         await self._check_keys()
-        self._check_fences(checked)
         return checked
 
-    async def _ids(self, state: State) -> set[str]:
-        found: set[str] = set()
+    async def _messages_in(self, state: State) -> dict[str, str]:
+        """Return the ids of a state, and the labels that their records have."""
+        found: dict[str, str] = {}
         for topic in TOPICS:
             if topic not in await self.mq.admin.topics():
                 continue
             cursor = None
             while True:
                 page = await self.mq.admin.list(topic, state, limit=PAGE, cursor=cursor)
-                found.update(one.id for one in page.messages)
+                found.update((one.id, _label(one.payload)) for one in page.messages)
                 cursor = page.cursor
                 if cursor is None:
                     break
@@ -282,16 +284,12 @@ class Scene:
                 self.trial.expect(KNOWN_KEY.fullmatch(key), f"an unknown key is left: {key!r}")
 
     def _check_fences(self, checked: Checked) -> None:
-        """What a resource has let through may never go back."""
         if self.place.fences is None:
             return
-        last: Counter[str] = Counter()
         with sqlite3.connect(self.place.fences) as db:
             rows = db.execute("SELECT id, fence, accepted FROM attempts ORDER BY rowid")
-            for id, fence, accepted in rows:
-                if accepted:
-                    went_on = fence > last[id]
-                    self.trial.expect(went_on, f"{id}: fence {fence} after {last[id]}")
-                    last[id] = fence
-                else:
-                    checked.counts["late side effects refused by the fence"] += 1
+            check_fences(rows, checked)
+
+
+def _label(payload: Any) -> str:
+    return str(payload.get("label", "")) if isinstance(payload, dict) else ""
