@@ -147,6 +147,10 @@ class Spells:
     def end(self, who: str, at: float) -> None:
         self._spells[who].append((self._begun.pop(who), at))
 
+    def is_on(self, who: str) -> bool:
+        """Say whether one has begun and not ended."""
+        return who in self._begun
+
     def close(self) -> None:
         for who in list(self._begun):
             self.end(who, float("inf"))
@@ -215,6 +219,8 @@ class Reading:
                     self.asked.setdefault(label, note.at)
             case What.PRODUCED | What.REFUSED | What.UNKNOWN:
                 self._answered(note)
+            case What.GAVE_UP:
+                self._gave_up(note)
             case What.KILLED:
                 self.killed[note.who] = note.at
             case What.FROZEN:
@@ -232,6 +238,12 @@ class Reading:
                 self.forgot.append((note.since, note.at))
             case What.HIRED:
                 pass
+
+    def _gave_up(self, note: Note) -> None:
+        """Who cannot begin may give up, but only while the server is away."""
+        self.checked.counts["starts given up while the server failed"] += 1
+        if not self.trouble.is_on(""):
+            self.checked.violated("a worker gave up", f"{note.who}: {', '.join(note.words)}")
 
     def was_killed(self, one: Delivery, later: Delivery) -> bool:
         """Say whether a holder was dead when somebody else got the message."""
@@ -445,7 +457,7 @@ def _check_ledger(reading: Reading, ends: Ends) -> None:
                 reading.checked.violated("refused, yet stored", f"{label}: {', '.join(found)}")
         else:
             counts["of unknown fate"] += 1
-            counts["… of them stored"] += bool(found)
+            counts["of unknown fate, and stored"] += bool(found)
         if len(found) > 1:
             reading.checked.violated("produced twice", f"{label}: {', '.join(found)}")
         for one in found:
@@ -463,7 +475,7 @@ def _check_end(id: str, label: str, reading: Reading, ends: Ends) -> None:
     asked = reading.asked[label]
     end, planned = _end(id, reading, ends), Errand.of(label).end
     if end is None and reading.was_forgotten(asked, reading.answered.get(label, float("inf"))):
-        counts["… produces among them"] += 1
+        counts["produces that the server forgot when it was killed"] += 1
     elif end is None:
         checked.lost.add(id)
         checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
@@ -573,8 +585,10 @@ def _count_hits(reading: Reading) -> None:
     for _, at in reading.trouble.begun():
         counts["failures of the server"] += 1
         counts["… with messages in hand"] += any(had(who, at, running=False) for who in spans)
-        counts["… with a produce under way"] += _is_within(at, reading.produces)
-        counts["… with a settle under way"] += _is_within(at, settles)
+        produce, settle = _is_within(at, reading.produces), _is_within(at, settles)
+        counts["… with a produce under way"] += produce
+        counts["… with a settle under way"] += settle
+        counts["… with one of both under way"] += produce or settle
 
 
 def _is_within(at: float, spans: Iterable[tuple[float, float]]) -> bool:

@@ -98,7 +98,8 @@ def work(place: Place, hired: Hired) -> None:
 
 
 async def _work(place: Place, hired: Hired) -> None:
-    mq = make(place, Journal(place.history, hired.name))
+    journal = Journal(place.history, hired.name)
+    mq = make(place, journal)
     if hired.bug:
         switch_on(hired.bug)
     worker = Worker(
@@ -108,7 +109,8 @@ async def _work(place: Place, hired: Hired) -> None:
         try:
             await worker.run()
             return
-        except MxRmqError:  # the server is away: a supervisor would start us again
+        except MxRmqError as error:  # the server is away: a supervisor would start us again
+            journal.note(What.GAVE_UP, words=[repr(error)])
             await asyncio.sleep(0.1)
 
 

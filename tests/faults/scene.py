@@ -15,6 +15,7 @@ import os
 import signal
 import sqlite3
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from redis.asyncio import Redis
@@ -57,9 +58,13 @@ class Hand:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def join(self) -> None:
+    def join(self) -> int | None:
+        """Wait for its end, and return how it ended; None: it goes on."""
         self._process.join(20)
-        self._process.close()
+        code: int | None = self._process.exitcode
+        if code is not None:
+            self._process.close()
+        return code
 
 
 class Scene:
@@ -126,10 +131,24 @@ class Scene:
 
     def kill(self, hand: Hand) -> None:
         """End a worker as a crash would."""
+        self._expect_alive(hand)
         self.note(What.KILLED, hand.name)
-        hand.send(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            hand.send(signal.SIGKILL)
         hand.join()
         self.hands.remove(hand)
+
+    async def stop(self, hand: Hand) -> None:
+        """Tell a worker to stop, and wait for it."""
+        self._expect_alive(hand)
+        hand.send(signal.SIGTERM)
+        code = await asyncio.to_thread(hand.join)
+        self.trial.expect(code == 0, f"{hand.name} was told to stop and ended with {code}")
+        self.hands.remove(hand)
+
+    def _expect_alive(self, hand: Hand) -> None:
+        """Nobody may die but whom the lab kills."""
+        self.trial.expect(hand.is_alive(), f"{hand.name} has died by itself: {self.place.log}")
 
     def kill_pid(self, pid: int, name: str) -> None:
         """End a worker that somebody else has started."""
@@ -250,7 +269,9 @@ class Scene:
                 self.trial.violated(f"audit: {violation}")
 
     async def check(self) -> Checked:
-        """Check the history against what the server has."""
+        """Check the history against what the server has. Nobody may have died by himself."""
+        for hand in self.hands:
+            self._expect_alive(hand)
         await self.audit()
         found = {state: await self._messages_in(state) for state in State}
         ids = {state: set(labels) for state, labels in found.items()}
