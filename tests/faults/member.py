@@ -76,7 +76,7 @@ class Order(NamedTuple):
     most: int = 50
     """Messages of one call."""
     backlog: int = 1_000
-    """Messages that may wait before it waits."""
+    """Messages that may wait before it waits; 0: it never does."""
     allowed: Any = None
     """A number that all processes share: how many it may have produced by now. None: all."""
 
@@ -249,6 +249,8 @@ async def _produce_batch(
 async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
     if order.allowed is not None and number >= order.allowed.value:
         return False
+    if not order.backlog:
+        return True
     try:
         found = [await mq.admin.stats(topic) for topic in await mq.admin.topics()]
     except MxRmqError:
