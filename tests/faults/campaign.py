@@ -95,9 +95,11 @@ def main() -> int:
     fault = FAULTS[options.fault]
     size = options.size or fault.full
     path = RESULTS / f"{fault.name}.json"
+    if size >= fault.full:  # if it crashes, the report shall not tell of an older one
+        path.unlink(missing_ok=True)
     result = asyncio.run(hold(fault, size=size, seed=options.seed))
     say(json.dumps(asdict(result), indent=2, ensure_ascii=False))
-    if result.size >= fault.full:
+    if size >= fault.full:
         RESULTS.mkdir(exist_ok=True)
         path.write_text(json.dumps(asdict(result), indent=2, ensure_ascii=False) + "\n")
         write(list(FAULTS.values()))
@@ -113,7 +115,10 @@ def _all(seed: int) -> int:
         began = time.monotonic()
         program = [sys.executable, "-m", "tests.faults", name, "--seed", str(seed)]
         code = subprocess.run(program, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
-        say(f"{name}: {'ok' if code == 0 else 'FAILED'} in {time.monotonic() - began:.0f} s")
+        ended = (
+            "ok" if code == 0 else "FAILED" if (RESULTS / f"{name}.json").exists() else "CRASHED"
+        )
+        say(f"{name}: {ended} in {time.monotonic() - began:.0f} s")
         return code
 
     names = sorted(FAULTS, key=lambda name: name != "soak")

@@ -4,7 +4,8 @@ Deliveries are ordered by their tokens, which the server gives out: whatever the
 processes say, the delivery with the higher token came later. A call without an answer may or may
 not have been carried out; a call with one has been, or was refused.
 
-    ledger    produced = completed + dead + quarantined, each message as it was planned
+    ledger    produced = completed + dead + quarantined, each message as it was planned; nothing is
+              there that nobody produced, or whose produce was refused
     fencing   one token is run and settled once, never after somebody else had the message
     causes    a lost lease and a second run have one: told to fail, killed, frozen, trouble
     order     first in first out within a priority; nothing before its due time; attempts by one
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.message import State
 from tests.faults.errand import End, Errand
 from tests.faults.history import Note, What
 
@@ -37,6 +39,7 @@ FORGOTTEN: Final = "done, answered, and forgotten by the server when it was kill
 FINAL: Final = ("complete_message", "move_to_dlq", "handle_parse_error")
 MOVING: Final = ("retry_message", "release_message")
 DONE: Final = ("1", "2")
+REPEATED: Final = "2"
 LOST: Final = "0"
 
 
@@ -49,10 +52,16 @@ class Ends:
     processing: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     quarantined: set[str] = field(default_factory=set)
+    labels: dict[str, str] = field(default_factory=dict)
+    """The labels that are in their records."""
+
+    def ids(self) -> set[str]:
+        """Return all of them."""
+        return self.pending | self.delayed | self.processing | self.dead | self.quarantined
 
     def of(self, id: str) -> list[str]:
         """Return every state in which an id is."""
-        return [state for state, ids in vars(self).items() if id in ids]
+        return [state for state in State if id in getattr(self, state)]
 
 
 @dataclass
@@ -66,7 +75,9 @@ class Checked:
     """What must never be, by its kind."""
     violations: list[str] = field(default_factory=list)
     lost: set[str] = field(default_factory=set)
-    """Ids of acknowledged messages that are nowhere."""
+    """Ids of messages that were stored and are nowhere."""
+    completed: dict[str, int] = field(default_factory=dict)
+    """Ids of completed messages, and the token of the delivery that completed it."""
     take_overs: list[float] = field(default_factory=list)
     """Seconds from a kill until the message was taken over."""
     recoveries: list[tuple[float, float]] = field(default_factory=list)
@@ -86,6 +97,8 @@ class Settle:
     script: str
     at: float
     answer: str | None = None
+    until: float = float("inf")
+    """When it was answered."""
 
     @property
     def is_done(self) -> bool:
@@ -134,6 +147,10 @@ class Spells:
     def end(self, who: str, at: float) -> None:
         self._spells[who].append((self._begun.pop(who), at))
 
+    def is_on(self, who: str) -> bool:
+        """Say whether one has begun and not ended."""
+        return who in self._begun
+
     def close(self) -> None:
         for who in list(self._begun):
             self.end(who, float("inf"))
@@ -160,8 +177,14 @@ class Reading:
         """When a label was first produced."""
         self.ids: dict[str, str] = {}
         """The id of an acknowledged label."""
-        self.doubtful: set[str] = set()
-        """Labels that were refused, or of which nobody knows."""
+        self.answered: dict[str, float] = {}
+        """When a label's produce was last answered, or given up."""
+        self.refused: set[str] = set()
+        """Labels that are not stored: an error has said so."""
+        self.unknown: set[str] = set()
+        """Labels that may be stored: an error has left it open."""
+        self.produces: list[tuple[float, float]] = []
+        """From when until when a produce was under way."""
         self.ran: defaultdict[str, set[str]] = defaultdict(set)
         """The ids under which a label was run."""
         self.killed: dict[str, float] = {}
@@ -171,6 +194,7 @@ class Reading:
         self.forgot: list[tuple[float, float]] = []
         """From when until when the server may have forgotten what it did."""
         self._calls: dict[tuple[str, int], list[Settle]] = {}
+        self._produces: dict[tuple[str, int], float] = {}
         for note in notes:
             self._take(note)
         self.frozen.close()
@@ -186,16 +210,17 @@ class Reading:
                 for settle, answer in zip(
                     self._calls.pop((note.who, note.call), ()), note.words, strict=True
                 ):
-                    settle.answer = answer
+                    settle.answer, settle.until = answer, note.at
             case What.LEASED | What.TAKEN_OVER:
                 self._delivered(note)
             case What.PRODUCE:
+                self._produces[note.who, note.call] = note.at
                 for label in note.words:
                     self.asked.setdefault(label, note.at)
-            case What.PRODUCED:
-                self._produced(note)
-            case What.REFUSED | What.UNKNOWN:
-                self.doubtful.update(note.words)
+            case What.PRODUCED | What.REFUSED | What.UNKNOWN:
+                self._answered(note)
+            case What.GAVE_UP:
+                self._gave_up(note)
             case What.KILLED:
                 self.killed[note.who] = note.at
             case What.FROZEN:
@@ -214,13 +239,19 @@ class Reading:
             case What.HIRED:
                 pass
 
+    def _gave_up(self, note: Note) -> None:
+        """Who cannot begin may give up, but only while the server is away."""
+        self.checked.counts["starts given up while the server failed"] += 1
+        if not self.trouble.is_on(""):
+            self.checked.violated("a worker gave up", f"{note.who}: {', '.join(note.words)}")
+
     def was_killed(self, one: Delivery, later: Delivery) -> bool:
         """Say whether a holder was dead when somebody else got the message."""
         return self.killed.get(one.who, float("inf")) <= later.at
 
-    def was_forgotten(self, at: float) -> bool:
+    def was_forgotten(self, since: float, until: float) -> bool:
         """Say whether the server may have forgotten what it did then, because it was killed."""
-        found = any(since <= at <= until for since, until in self.forgot)
+        found = any(begin <= until and since <= end for begin, end in self.forgot)
         self.checked.counts[FORGOTTEN] += found
         return found
 
@@ -237,6 +268,18 @@ class Reading:
         if self.starved.touch(one.who, one.since, later.at):
             return "the machine was so busy that its process did not run"
         return ""
+
+    def _answered(self, note: Note) -> None:
+        began = self._produces.pop((note.who, note.call), note.at)
+        self.produces.append((began, note.at))
+        self.answered.update(dict.fromkeys(note.words, note.at))
+        match note.what:
+            case What.PRODUCED:
+                self._produced(note)
+            case What.REFUSED:
+                self.refused.update(note.words)
+            case _:
+                self.unknown.update(note.words)
 
     def _produced(self, note: Note) -> None:
         for id, label in zip(note.ids, note.words, strict=True):
@@ -316,7 +359,8 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
                 checked.violated("completed before its end", f"{id} by {one.who}")
         if later is None:
             refused = any(settle.answer == LOST for settle in one.settles)
-            if refused and not any(settle.may_be_done for settle in one.settles):
+            may_be_done = any(settle.may_be_done for settle in one.settles)
+            if refused and not may_be_done and not reading.was_forgotten(one.since, one.at):
                 checked.violated("refused, though nobody else had it", f"{id} of {one.who}")
             continue
         for settle in done:
@@ -326,7 +370,7 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
                     f"{id}: {settle.script} of {one.who} after {later.who} had it",
                 )
             elif settle.script in FINAL:
-                if not reading.was_forgotten(settle.at):
+                if not reading.was_forgotten(settle.at, settle.until):
                     checked.violated(
                         "delivered after its end",
                         f"{id}: {settle.script} of {one.who}, {later.who}",
@@ -334,13 +378,13 @@ def _check_fencing(id: str, deliveries: list[Delivery], reading: Reading) -> Non
             elif (
                 later.lost_by == one.who
                 and not reading.was_killed(one, later)
-                and not reading.was_forgotten(settle.at)
+                and not reading.was_forgotten(settle.at, settle.until)
             ):
                 checked.violated(
                     "taken over after its end", f"{id}: {settle.script} of {one.who}, {later.who}"
                 )
         moved = any(settle.script in MOVING and settle.may_be_done for settle in one.settles)
-        if not later.lost_by and not moved and not reading.was_forgotten(one.since):
+        if not later.lost_by and not moved and not reading.was_forgotten(one.since, one.at):
             checked.violated(
                 "leased by two", f"{id}: {one.who} had not given it back when {later.who} got it"
             )
@@ -357,7 +401,7 @@ def _check_runs(id: str, deliveries: list[Delivery], reading: Reading) -> None:
     for one, later in _with_next(runs):
         if later is None:
             break
-        if later.attempt < one.attempt:
+        if later.attempt < one.attempt and not reading.was_forgotten(one.since, one.at):
             checked.violated("attempts go back", f"{id}: {one.attempt}, then {later.attempt}")
         cause = _cause(one, later, reading)
         if cause:
@@ -393,45 +437,68 @@ def _count(deliveries: list[Delivery], checked: Checked) -> None:
         for settle in one.settles:
             counts["stale settles refused"] += settle.answer == LOST
             counts["settles without an answer"] += settle.answer is None
+            counts["settles sent again that had been done"] += settle.answer == REPEATED
 
 
 def _check_ledger(reading: Reading, ends: Ends) -> None:
-    checked, counts = reading.checked, reading.checked.counts
-    for label, asked in reading.asked.items():
+    counts = reading.checked.counts
+    stored: defaultdict[str, set[str]] = defaultdict(set)
+    for stored_id, label in ends.labels.items():
+        stored[label].add(stored_id)
+    for label in reading.asked:
         id = reading.ids.get(label)
-        others = reading.ran[label] - {id}
-        if id is not None and others:
-            checked.violated("produced twice", f"{label}: {id} and {', '.join(others)}")
-        if id is None:
-            counts["of unknown fate, or refused"] += 1
-            if len(others) > 1:
-                checked.violated("produced twice", f"{label}: {', '.join(others)}")
-            continue
-        counts["acknowledged"] += 1
-        end = _end(id, reading, ends)
-        planned = Errand.of(label).end
-        if end is None and reading.was_forgotten(asked):
-            counts["… of them produced"] += 1
-        elif end is None:
-            checked.lost.add(id)
-            checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
-        elif end not in tuple(End):
-            checked.violated("not ended", f"{id} is {end}")
-        elif end != planned:
-            checked.violated("ended otherwise", f"{id} is {end}, planned as {planned}")
+        found = reading.ran[label] | stored[label]
+        if id is not None:
+            counts["acknowledged"] += 1
+            found.add(id)
+        elif label in reading.refused and label not in reading.unknown:
+            counts["refused"] += 1
+            if found:
+                reading.checked.violated("refused, yet stored", f"{label}: {', '.join(found)}")
         else:
-            counts[end] += 1
-    counts["lost"] = len(checked.lost)
+            counts["of unknown fate"] += 1
+            counts["of unknown fate, and stored"] += bool(found)
+        if len(found) > 1:
+            reading.checked.violated("produced twice", f"{label}: {', '.join(found)}")
+        for one in found:
+            _check_end(one, label, reading, ends)
+    for stray in ends.ids() - set(reading.ids.values()):
+        if ends.labels.get(stray) not in reading.asked:
+            states = ", ".join(ends.of(stray))
+            reading.checked.violated("there, but never produced", f"{stray} is {states}")
+    counts["lost"] = len(reading.checked.lost)
+
+
+def _check_end(id: str, label: str, reading: Reading, ends: Ends) -> None:
+    """A message that was stored has ended as it was planned."""
+    checked, counts = reading.checked, reading.checked.counts
+    asked = reading.asked[label]
+    end, planned = _end(id, reading, ends), Errand.of(label).end
+    if end is None and reading.was_forgotten(asked, reading.answered.get(label, float("inf"))):
+        counts["produces that the server forgot when it was killed"] += 1
+    elif end is None:
+        checked.lost.add(id)
+        checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")
+    elif end not in tuple(End):
+        checked.violated("not ended", f"{id} is {end}")
+    elif end != planned:
+        checked.violated("ended otherwise", f"{id} is {end}, planned as {planned}")
+    else:
+        counts[end] += 1
 
 
 def _end(id: str, reading: Reading, ends: Ends) -> str | None:
     """Return how a message ended: completed, or the state in which the server has it."""
     places = ends.of(id)
-    deliveries = reading.lives[id].deliveries.values()
     completes = [
-        settle for one in deliveries for settle in one.settles if settle.script == FINAL[0]
+        (token, settle)
+        for token, one in reading.lives[id].deliveries.items()
+        for settle in one.settles
+        if settle.script == FINAL[0]
     ]
-    done = any(settle.is_done for settle in completes)
+    done = [token for token, settle in completes if settle.is_done]
+    if done:
+        reading.checked.completed[id] = max(done)
     if len(places) > 1 or (places and done):
         where = ", ".join([*places, "completed"] if done else places)
         reading.checked.violated("in two states", f"{id}: {where}")
@@ -463,7 +530,7 @@ def _check_order(reading: Reading) -> None:
     for label, id in reading.ids.items():
         deliveries = reading.lives[id].deliveries
         errand = Errand.of(label)
-        if len(deliveries) == 1 and errand.delay == 0 and label not in reading.doubtful:
+        if len(deliveries) == 1 and errand.delay == 0 and label not in reading.unknown:
             (token,) = deliveries
             queues[errand.producer, errand.topic, errand.priority].append((errand.number, token))
     for queue, messages in queues.items():
@@ -476,11 +543,29 @@ def _check_order(reading: Reading) -> None:
                 )
 
 
+def check_fences(attempts: Iterable[tuple[str, int, bool]], checked: Checked) -> None:
+    """Check what a resource has let through, in its order: what is there is the completer's."""
+    last: dict[str, int] = {}
+    for id, fence, accepted in attempts:
+        if accepted:
+            last[id] = fence
+        else:
+            checked.counts["late side effects refused by the fence"] += 1
+    for id, token in checked.completed.items():
+        checked.counts["side effects that are the completer's"] += last.get(id) == token
+        if last.get(id) != token:
+            checked.violated(
+                "another's side effect", f"{id}: fence {last.get(id)}, completed by {token}"
+            )
+
+
 def _count_hits(reading: Reading) -> None:
-    """Count the workers that were killed or frozen with something in their hands."""
+    """Count what the lab has hit: who had something in hand, and what was under way."""
     spans: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    settles: list[tuple[float, float]] = []
     for life in reading.lives.values():
         for one in life.deliveries.values():
+            settles += ((settle.at, settle.until) for settle in one.settles if settle.answer)
             done = min((settle.at for settle in one.settles), default=float("inf"))
             begun = float("inf") if one.started is None else one.started
             spans[one.who].append((one.at, begun, done))
@@ -497,6 +582,17 @@ def _count_hits(reading: Reading) -> None:
             counts[f"{what} with a handler running"] = sum(
                 had(who, at, running=True) for who, at in moments
             )
+    for _, at in reading.trouble.begun():
+        counts["failures of the server"] += 1
+        counts["… with messages in hand"] += any(had(who, at, running=False) for who in spans)
+        produce, settle = _is_within(at, reading.produces), _is_within(at, settles)
+        counts["… with a produce under way"] += produce
+        counts["… with a settle under way"] += settle
+        counts["… with one of both under way"] += produce or settle
+
+
+def _is_within(at: float, spans: Iterable[tuple[float, float]]) -> bool:
+    return any(begin <= at <= end for begin, end in spans)
 
 
 def _measure(reading: Reading) -> None:

@@ -88,6 +88,8 @@ class Mix(NamedTuple):
     low: float = 10
     work: int = 5
     """Milliseconds of work, at the most."""
+    least: int = 0
+    """The same, at the least."""
 
 
 def batch(mix: Mix, random: random.Random, producer: str, first: int, most: int) -> list[Errand]:
@@ -110,6 +112,15 @@ def batch(mix: Mix, random: random.Random, producer: str, first: int, most: int)
         priority = Priority.LOW
     topic = TOPICS[random.random() < 0.2]
     return [
-        Errand(producer, number, topic, end, fails, priority, delay, random.randint(0, mix.work))
+        Errand(
+            producer,
+            number,
+            topic,
+            end,
+            fails,
+            priority,
+            delay,
+            random.randint(mix.least, mix.work),
+        )
         for number in range(first, first + random.randint(1, most))
     ]

@@ -39,6 +39,8 @@ class What(StrEnum):
     ANSWER = "answer"
     """What it has answered."""
 
+    GAVE_UP = "gave up"
+    """A worker has ended with this error. It begins again, as a supervisor would let it."""
     STARVED = "starved"
     """The process did not run since then: the machine was busy, or the lab had frozen it."""
 

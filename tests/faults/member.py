@@ -76,7 +76,7 @@ class Order(NamedTuple):
     most: int = 50
     """Messages of one call."""
     backlog: int = 1_000
-    """Messages that may wait before it waits."""
+    """Messages that may wait before it waits; 0: it never does."""
     allowed: Any = None
     """A number that all processes share: how many it may have produced by now. None: all."""
 
@@ -98,7 +98,8 @@ def work(place: Place, hired: Hired) -> None:
 
 
 async def _work(place: Place, hired: Hired) -> None:
-    mq = make(place, Journal(place.history, hired.name))
+    journal = Journal(place.history, hired.name)
+    mq = make(place, journal)
     if hired.bug:
         switch_on(hired.bug)
     worker = Worker(
@@ -108,7 +109,8 @@ async def _work(place: Place, hired: Hired) -> None:
         try:
             await worker.run()
             return
-        except MxRmqError:  # the server is away: a supervisor would start us again
+        except MxRmqError as error:  # the server is away: a supervisor would start us again
+            journal.note(What.GAVE_UP, words=[repr(error)])
             await asyncio.sleep(0.1)
 
 
@@ -227,6 +229,8 @@ async def _produce_batch(
         except PartlyProduced as error:
             stored = [labels[place] for place in error.places]
             journal.note(What.PRODUCED, call=call, ids=error.ids, words=stored)
+            rest = [label for label in labels if label not in stored]
+            journal.note(What.UNKNOWN if error.unknown else What.REFUSED, call=call, words=rest)
             return
         except ProduceUnknown:
             journal.note(What.UNKNOWN, call=call, words=labels)
@@ -245,6 +249,8 @@ async def _produce_batch(
 async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
     if order.allowed is not None and number >= order.allowed.value:
         return False
+    if not order.backlog:
+        return True
     try:
         found = [await mq.admin.stats(topic) for topic in await mq.admin.topics()]
     except MxRmqError:

@@ -15,7 +15,7 @@ import os
 import signal
 import sqlite3
 import time
-from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from redis.asyncio import Redis
@@ -24,7 +24,7 @@ from mx_rmq import MessageQueue, MxRmqError
 from mx_rmq.core.message import State
 from tests.conftest import KNOWN_KEY
 from tests.faults import member
-from tests.faults.check import Checked, Ends, check
+from tests.faults.check import Checked, Ends, check, check_fences
 from tests.faults.errand import TOPICS
 from tests.faults.history import Journal, What, read
 from tests.faults.member import FORKS, Hired, Order, Place
@@ -58,9 +58,13 @@ class Hand:
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
-    def join(self) -> None:
+    def join(self) -> int | None:
+        """Wait for its end, and return how it ended; None: it goes on."""
         self._process.join(20)
-        self._process.close()
+        code: int | None = self._process.exitcode
+        if code is not None:
+            self._process.close()
+        return code
 
 
 class Scene:
@@ -127,10 +131,24 @@ class Scene:
 
     def kill(self, hand: Hand) -> None:
         """End a worker as a crash would."""
+        self._expect_alive(hand)
         self.note(What.KILLED, hand.name)
-        hand.send(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            hand.send(signal.SIGKILL)
         hand.join()
         self.hands.remove(hand)
+
+    async def stop(self, hand: Hand) -> None:
+        """Tell a worker to stop, and wait for it."""
+        self._expect_alive(hand)
+        hand.send(signal.SIGTERM)
+        code = await asyncio.to_thread(hand.join)
+        self.trial.expect(code == 0, f"{hand.name} was told to stop and ended with {code}")
+        self.hands.remove(hand)
+
+    def _expect_alive(self, hand: Hand) -> None:
+        """Nobody may die but whom the lab kills."""
+        self.trial.expect(hand.is_alive(), f"{hand.name} has died by itself: {self.place.log}")
 
     def kill_pid(self, pid: int, name: str) -> None:
         """End a worker that somebody else has started."""
@@ -192,16 +210,16 @@ class Scene:
             left += stats.pending + stats.processing + stats.delayed
         return left
 
-    async def busy(self) -> list[Hand]:
+    async def busy(self, besides: Hand | None = None) -> list[Hand]:
         """Wait until workers hold messages, and return them. If there are no more: all workers.
 
-        Where nobody has anything to do, more is produced.
+        Where nobody has anything to do, more is produced. `besides`: who does not count.
         """
         found: list[Hand] = []
 
         async def look() -> bool:
             holders = await self._holders()
-            found[:] = [hand for hand in self.hands if hand.name in holders]
+            found[:] = [one for one in self.hands if one.name in holders and one is not besides]
             if found:
                 return True
             if not await self._ready():
@@ -209,7 +227,7 @@ class Scene:
             return not self.is_producing and not await self.left()
 
         await until(look, 60)
-        return found or self.hands
+        return found or [one for one in self.hands if one is not besides]
 
     async def _ready(self) -> int:
         """Return how many messages somebody has or could have; delayed ones are for later."""
@@ -251,26 +269,31 @@ class Scene:
                 self.trial.violated(f"audit: {violation}")
 
     async def check(self) -> Checked:
-        """Check the history against what the server has."""
+        """Check the history against what the server has. Nobody may have died by himself."""
+        for hand in self.hands:
+            self._expect_alive(hand)
         await self.audit()
-        ids = {state: await self._ids(state) for state in State}
-        history, ends = read(self.place.history), Ends(**ids)
+        found = {state: await self._messages_in(state) for state in State}
+        ids = {state: set(labels) for state, labels in found.items()}
+        labels = {id: label for one in found.values() for id, label in one.items() if label}
+        history, ends = read(self.place.history), Ends(**ids, labels=labels)
         checked = await asyncio.to_thread(check, history, ends, lease=self.lease)
+        self._check_fences(checked)
         for violation in checked.violations:
             self.trial.violated(violation)
         await self._check_keys()
-        self._check_fences(checked)
         return checked
 
-    async def _ids(self, state: State) -> set[str]:
-        found: set[str] = set()
+    async def _messages_in(self, state: State) -> dict[str, str]:
+        """Return the ids of a state, and the labels that their records have."""
+        found: dict[str, str] = {}
         for topic in TOPICS:
             if topic not in await self.mq.admin.topics():
                 continue
             cursor = None
             while True:
                 page = await self.mq.admin.list(topic, state, limit=PAGE, cursor=cursor)
-                found.update(one.id for one in page.messages)
+                found.update((one.id, _label(one.payload)) for one in page.messages)
                 cursor = page.cursor
                 if cursor is None:
                     break
@@ -282,16 +305,12 @@ class Scene:
                 self.trial.expect(KNOWN_KEY.fullmatch(key), f"an unknown key is left: {key!r}")
 
     def _check_fences(self, checked: Checked) -> None:
-        """What a resource has let through may never go back."""
         if self.place.fences is None:
             return
-        last: Counter[str] = Counter()
         with sqlite3.connect(self.place.fences) as db:
             rows = db.execute("SELECT id, fence, accepted FROM attempts ORDER BY rowid")
-            for id, fence, accepted in rows:
-                if accepted:
-                    went_on = fence > last[id]
-                    self.trial.expect(went_on, f"{id}: fence {fence} after {last[id]}")
-                    last[id] = fence
-                else:
-                    checked.counts["late side effects refused by the fence"] += 1
+            check_fences(rows, checked)
+
+
+def _label(payload: Any) -> str:
+    return str(payload.get("label", "")) if isinstance(payload, dict) else ""

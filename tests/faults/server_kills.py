@@ -1,19 +1,24 @@
 """The server dies and comes back with what its append-only file has, while everybody works.
 
-In between its scripts are flushed and all connections are killed.
+Workers have messages in hand and producers are at it when it dies. Every other time it stands still
+for a moment before, so that calls wait for it that it will never answer. In between its scripts are
+flushed and all connections are killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
+import signal
 from typing import TYPE_CHECKING, Final
 
 from redis.asyncio import Redis
 
 from tests.faults.check import EVERYSEC
-from tests.faults.kills import tell
-from tests.faults.scene import Scene
+from tests.faults.errand import Mix
+from tests.faults.kills import IN_HAND, tell
+from tests.faults.scene import LEASE, Scene
 from tests.faults.trial import Fault
 from tests.lab.servers import Kind, Server
 
@@ -22,8 +27,20 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 WORKERS: Final = 2
-MESSAGES: Final = 400
-"""Messages for one death."""
+MESSAGES: Final = 250
+"""Messages for one death: half of them to be busy with, half of them just before it."""
+MIX: Final = Mix(least=50, work=250)
+"""Handlers that take long enough to be met in the middle."""
+BURST: Final = (0.01, 0.06)
+"""Seconds after which the server dies when producers have begun again."""
+STALLED: Final = 0.05
+"""Seconds for which it stands still before it dies, every other time."""
+LONG: Final = 5
+"""Every so many deaths it is away for longer than a lease."""
+HEAD: Final = [
+    *("server", "appendfsync", "kills", "acknowledged", "lost"),
+    *("killed with messages in hand", "with calls under way", "run again"),
+]
 PARTS: Final = tuple(
     itertools.product((Kind.VALKEY_9_1, Kind.REDIS_7_0, Kind.REDIS_6_2), ("always", "everysec"))
 )
@@ -33,22 +50,27 @@ async def run(trial: Trial) -> None:
     """Kill servers so many times, in equal parts of each kind; a short trial has one part."""
     parts = PARTS if trial.size >= FAULT.full else PARTS[:1]
     shares = [len(range(part, trial.size, len(parts))) for part in range(len(parts))]
+    in_hand = under_way = 0
     for (kind, fsync), share in zip(parts, shares, strict=True):
         checked = await _part(trial, kind, fsync, share)
         tell(trial, checked)
-        trial.count("server kills", share)
-        trial.tables.setdefault(
-            "Servers", [["server", "appendfsync", "kills", "acknowledged", "lost", "run again"]]
-        ).append(
+        in_hand += checked.counts["… with messages in hand"]
+        under_way += checked.counts["… with one of both under way"]
+        trial.tables.setdefault("Servers", [HEAD]).append(
             [
                 kind,
                 fsync,
                 f"{share}",
                 f"{checked.counts['acknowledged']:,}",
                 f"{checked.counts['lost']}",
+                f"{checked.counts['… with messages in hand']}",
+                f"{checked.counts['… with one of both under way']}",
                 f"{sum(checked.causes.values()) - checked.causes['its handler failed, as told']}",
             ]
         )
+    least = int(trial.size * IN_HAND)
+    trial.expect(in_hand >= least, f"only {in_hand} kills have met messages in hand")
+    trial.expect(under_way >= least, f"only {under_way} kills have met calls under way")
 
 
 async def _part(trial: Trial, kind: Kind, fsync: str, kills: int) -> Checked:
@@ -58,24 +80,36 @@ async def _part(trial: Trial, kind: Kind, fsync: str, kills: int) -> Checked:
     try:
         async with Scene(trial, server, patience=30, name=f"{kind}-{fsync}") as scene:
             scene.hire(WORKERS)
-            scene.produce(kills * MESSAGES, producers=2, paced=True, most=20, backlog=200)
+            scene.produce(kills * MESSAGES, producers=2, paced=True, most=2, backlog=0, mix=MIX)
             for number in range(kills):
-                scene.allow((number + 1) / kills)
+                scene.allow((number + 0.5) / kills)
                 await asyncio.sleep(trial.random.uniform(0.1, 1.0))
                 await _disturb(scene)
                 await asyncio.sleep(trial.random.uniform(0.1, 1.0))
-                scene.trouble()
-                server.kill()
-                if fsync == "everysec":
-                    scene.forgot(EVERYSEC)
-                await asyncio.sleep(trial.random.uniform(0, 0.3))
-                server.start()
-                scene.calm()
+                await scene.busy()
+                scene.allow((number + 1) / kills)
+                await asyncio.sleep(trial.random.uniform(*BURST))
+                away = LEASE * 1.5 if number % LONG == 0 else trial.random.uniform(0, 0.3)
+                await _kill(scene, away, stalled=number % 2 == 1, forgets=fsync == "everysec")
                 trial.say(f"{kind}, {fsync}: {number} of {kills}, {await scene.left()} to go")
             await scene.settle()
             return await scene.check()
     finally:
         server.kill()
+
+
+async def _kill(scene: Scene, away: float, *, stalled: bool, forgets: bool) -> None:
+    """Kill the server, and let it come back."""
+    if stalled:
+        os.kill(scene.server.pid, signal.SIGSTOP)
+        await asyncio.sleep(STALLED)
+    scene.trouble()
+    scene.server.kill()
+    if forgets:
+        scene.forgot(EVERYSEC + STALLED)
+    await asyncio.sleep(away)
+    scene.server.start()
+    scene.calm()
 
 
 async def _disturb(scene: Scene) -> None:

@@ -1,21 +1,23 @@
 """An hour of everything: a million messages, and every half minute something goes wrong.
 
-Every minute the audit must be clean. One worker is never touched: its memory and the server's must
-be as flat at the end as they were at the beginning.
+Whoever is killed, frozen or stopped has messages in hand. Every minute the audit must be clean. One
+worker is never touched: its memory and the server's must be as flat at the end as they were at the
+beginning.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from redis.asyncio import Redis
 
 from tests.faults.check import EVERYSEC
-from tests.faults.kills import tell
+from tests.faults.errand import Mix
+from tests.faults.kills import IN_HAND, tell
 from tests.faults.scene import Scene
 from tests.faults.trial import Fault
 from tests.lab.servers import Kind, Server
@@ -27,28 +29,44 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 WORKERS: Final = 3
-MESSAGES: Final = 17_000
-"""Messages a minute: a little more than a million in an hour."""
+MESSAGES: Final = 285
+"""Messages a second: a little more than a million in an hour."""
+MIX: Final = Mix(work=100)
+"""Handlers that take long enough to be met in the middle: half of all slots are taken."""
 LEASE: Final = 5.0
 SILENT: Final = 7.0
 """Seconds for which the server answers nobody: longer than a lease, and yet nobody may lose his."""
 PAUSE: Final = (5.0, 25.0)
 """Seconds between two faults."""
+SHORT_PAUSE: Final = (0.5, 1.5)
+"""The same in `make test`, which has each fault once."""
 FLAT: Final = 1.05
 """By how much memory at the end may be above that of the beginning."""
+LOOK: Final = 60.0
+"""Seconds between two looks at the server and at memory."""
 WARM: Final = 10
-"""Minutes after which memory is taken for that of the beginning."""
+"""Looks after which memory is taken for that of the beginning."""
+HIT: Final = "with messages in hand"
 MIB: Final = 1_048_576
 
 
 async def run(trial: Trial) -> None:
-    """Soak for so many minutes."""
+    """Soak for so many seconds."""
     options = ("--appendonly", "yes", "--appendfsync", "everysec")
     server = Server(Kind.VALKEY_9_1, trial.directory / "server", *options).start()
     try:
         async with Scene(trial, server, lease=LEASE, patience=30) as scene:
             await Soak(scene).run()
-            tell(trial, await scene.check())
+            checked = await scene.check()
+        tell(trial, checked)
+        for what in ("killed", "frozen"):
+            found, hit = trial.figures[f"workers {what}"], checked.counts[f"{what} {HIT}"]
+            assert not isinstance(found, str)
+            trial.expect(hit >= int(found * IN_HAND), f"only {hit} of {found} {what} had messages")
+        failed, hit = checked.counts["failures of the server"], checked.counts[f"… {HIT}"]
+        trial.expect(
+            hit >= int(failed * IN_HAND), f"only {hit} of {failed} server kills met leases"
+        )
     finally:
         server.kill()
 
@@ -60,31 +78,35 @@ class Soak:
         self._scene = scene
         self._trial = scene.trial
         self._memory: list[dict[str, float]] = []
+        self._over = asyncio.Event()
+        """No more trouble."""
 
     async def run(self) -> None:
         scene, trial = self._scene, self._trial
         (self._veteran,) = scene.hire()
         scene.hire(WORKERS - 1)
-        scene.produce(trial.size * MESSAGES, producers=2, paced=True, backlog=2_000)
+        scene.produce(trial.size * MESSAGES, producers=2, paced=True, backlog=2_000, mix=MIX)
         trouble = asyncio.create_task(self._make_trouble(), name="trouble")
         began = time.monotonic()
-        for minute in range(trial.size):
-            while (passed := (time.monotonic() - began) / 60) < minute + 1:
-                scene.allow(passed / trial.size)
-                await asyncio.sleep(0.2)
-                if trouble.done():
-                    trouble.result()
-            await self._look()
-        trouble.cancel()
-        await asyncio.gather(trouble, return_exceptions=True)
+        while (passed := time.monotonic() - began) < trial.size:
+            scene.allow(passed / trial.size)
+            await asyncio.sleep(0.2)
+            if trouble.done():
+                trouble.result()
+            if passed > LOOK * (len(self._memory) + 1):
+                await self._look()
+        self._over.set()
+        await trouble
         scene.allow(2)
         await scene.settle(within=300)
         await self._look()
-        self._judge_memory()
+        if len(self._memory) > WARM:
+            self._judge_memory()
 
     # what goes wrong
 
     async def _make_trouble(self) -> None:
+        """Let each fault happen once, in any order; then again, until it is over."""
         random = self._trial.random
         faults: dict[str, Callable[[], Awaitable[None]]] = {
             "workers killed": self._kill,
@@ -96,23 +118,29 @@ class Soak:
             "out of memory": self._fill,
             f"server silent for {SILENT:g} s": self._silence,
         }
-        while True:
-            await asyncio.sleep(random.uniform(*PAUSE))
-            what = random.choice(list(faults))
+        is_short = self._trial.size <= FAULT.short
+        left: list[str] = []
+        while left or not self._over.is_set():
+            left = left or random.sample(list(faults), len(faults))
+            pause = random.uniform(*(SHORT_PAUSE if is_short else PAUSE))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), pause)
+            if self._over.is_set() and not is_short:
+                return
+            what = left.pop()
             await faults[what]()
             self._trial.count(what)
 
-    def _victim(self) -> Hand:
-        return self._trial.random.choice(
-            [one for one in self._scene.hands if one is not self._veteran]
-        )
+    async def _victim(self) -> Hand:
+        """Choose among those that have messages in hand."""
+        return self._trial.random.choice(await self._scene.busy(besides=self._veteran))
 
     async def _kill(self) -> None:
-        self._scene.kill(self._victim())
+        self._scene.kill(await self._victim())
         self._scene.hire()
 
     async def _freeze(self) -> None:
-        victim = self._victim()
+        victim = await self._victim()
         self._scene.freeze(victim)
         try:
             await asyncio.sleep(LEASE * 1.5)
@@ -120,13 +148,11 @@ class Soak:
             self._scene.thaw(victim)
 
     async def _stop(self) -> None:
-        victim = self._victim()
-        victim.send(signal.SIGTERM)
-        await asyncio.to_thread(victim.join)
-        self._scene.hands.remove(victim)
+        await self._scene.stop(await self._victim())
         self._scene.hire()
 
     async def _kill_server(self) -> None:
+        await self._scene.busy()
         self._scene.trouble()
         server = self._scene.server
         await asyncio.to_thread(server.kill)
@@ -170,16 +196,17 @@ class Soak:
                 "left": await self._scene.left(),
             }
         )
-        self._trial.say(f"{len(self._memory)} of {self._trial.size} min, {self._memory[-1]}")
+        self._trial.say(
+            f"{len(self._memory)} of {self._trial.size // LOOK:g} min, {self._memory[-1]}"
+        )
 
     def _judge_memory(self) -> None:
         """The end must not be above the beginning, beyond what a moment's backlog explains."""
         trial = self._trial
-        warm = min(WARM, trial.size)
         for what in ("server", "worker"):
-            early = max(one[what] for one in self._memory[:warm])
+            early = max(one[what] for one in self._memory[:WARM])
             late = self._memory[-1][what]
-            trial.figures[f"memory of the {what}, MiB, most in the first {warm} min"] = round(
+            trial.figures[f"memory of the {what}, MiB, most in the first {WARM} min"] = round(
                 early, 1
             )
             trial.figures[f"memory of the {what}, MiB, at the end"] = round(late, 1)
@@ -205,4 +232,4 @@ def _resident(pid: int) -> int:
     return int(fields[1]) * 4096
 
 
-FAULT: Final = Fault("soak", "everything mixed", run, unit="minutes", short=0, full=60)
+FAULT: Final = Fault("soak", "everything mixed", run, unit="seconds", short=20, full=3_600)

@@ -11,7 +11,7 @@ import pytest
 
 from mx_rmq.core.message import Priority
 from tests.faults.bugs import BUGS, NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH
-from tests.faults.check import Ends, check
+from tests.faults.check import Checked, Ends, check, check_fences
 from tests.faults.errand import End, Errand, Mix
 from tests.faults.history import Journal, Note, What, read
 from tests.faults.scene import Scene
@@ -58,6 +58,7 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
 
 LABEL = Errand("p1", 0, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
 DELAYED = Errand("p1", 1, "work", End.COMPLETED, 0, Priority.NORMAL, 500, 0).label
+DEADLY = Errand("p1", 3, "work", End.DEAD, 2, Priority.NORMAL, 0, 0).label
 SECOND = Errand("p1", 2, "work", End.COMPLETED, 0, Priority.NORMAL, 0, 0).label
 
 
@@ -74,6 +75,10 @@ class Story:
     def produced(self, label: str = LABEL, id: str = "a") -> Story:
         self._add(What.PRODUCE, "p1", words=[label])
         return self._add(What.PRODUCED, "p1", ids=[id], words=[label])
+
+    def doubted(self, what: What, label: str = LABEL) -> Story:
+        self._add(What.PRODUCE, "p1", words=[label])
+        return self._add(what, "p1", words=[label])
 
     def leased(self, who: str, token: int, id: str = "a", lost_by: str = "") -> Story:
         what = What.TAKEN_OVER if lost_by else What.LEASED
@@ -111,8 +116,8 @@ class Story:
     def starved(self, who: str) -> Story:
         return self._add(What.STARVED, who, since=float(len(self.notes)) - 0.5)
 
-    def verdict(self, **ends: set[str]) -> list[str]:
-        return sorted(check(self.notes, Ends(**ends)).found)
+    def verdict(self, labels: dict[str, str] | None = None, **ends: set[str]) -> list[str]:
+        return sorted(check(self.notes, Ends(**ends, labels=labels or {})).found)
 
 
 def handled() -> Story:
@@ -173,9 +178,9 @@ def test_a_lease_may_be_lost_by_a_process_that_did_not_run(who: str, verdict: li
     assert story.verdict() == verdict
 
 
-@pytest.mark.parametrize(("ago", "lost"), [(2.5, ["lost"]), (20.0, [])])
+@pytest.mark.parametrize(("ago", "lost"), [(1.5, ["lost"]), (20.0, [])])
 def test_a_server_that_is_killed_may_forget_the_last_moments(ago: float, lost: list[str]) -> None:
-    story = Story().produced()._add(What.TROUBLE, "")  # the rest was after a second
+    story = Story().produced()._add(What.TROUBLE, "")  # it was answered after a second
     story._add(What.FORGOT, "", since=len(story.notes) - ago)
     assert story.verdict() == lost
 
@@ -225,6 +230,74 @@ def test_a_label_under_two_ids_is_found() -> None:
 def test_a_run_that_nobody_produced_is_found() -> None:
     story = Story().leased("w1", 1).ran("w1", 1).settled("w1", 1)
     assert story.verdict() == ["run, but never produced"]
+
+
+def test_a_refused_message_that_runs_is_found() -> None:
+    story = Story().doubted(What.REFUSED).leased("w1", 1).ran("w1", 1).settled("w1", 1)
+    assert story.verdict() == ["refused, yet stored"]
+
+
+def test_a_refused_message_that_is_there_is_found() -> None:
+    story = Story().doubted(What.REFUSED, DEADLY)
+    assert story.verdict({"a": DEADLY}, dead={"a"}) == ["refused, yet stored"]
+
+
+def test_a_message_of_unknown_fate_may_run_although_a_later_try_was_refused() -> None:
+    story = Story().doubted(What.UNKNOWN).doubted(What.REFUSED)
+    assert story.leased("w1", 1).ran("w1", 1).settled("w1", 1).verdict() == []
+
+
+def test_a_message_of_unknown_fate_may_be_there_once() -> None:
+    story = Story().doubted(What.UNKNOWN, DEADLY)
+    assert story.verdict() == []
+    assert story.verdict({"a": DEADLY}, dead={"a"}) == []
+
+
+@pytest.mark.parametrize("where", ["dead", "quarantined", "pending", "delayed", "processing"])
+def test_a_message_that_nobody_produced_is_found(where: str) -> None:
+    for labels in {}, {"ghost": LABEL}:
+        assert Story().verdict(labels, **{where: {"ghost"}}) == ["there, but never produced"]
+
+
+def test_two_copies_of_a_message_of_unknown_fate_are_found() -> None:
+    story = Story().doubted(What.UNKNOWN, DEADLY)
+    labels = {"a": DEADLY, "b": DEADLY}
+    assert story.verdict(labels, dead={"a", "b"}) == ["produced twice"]
+
+
+def test_a_second_copy_of_an_acknowledged_message_is_found_though_it_never_ran() -> None:
+    story = Story().produced(DEADLY)
+    labels = {"a": DEADLY, "b": DEADLY}
+    assert story.verdict(labels, dead={"a", "b"}) == ["produced twice"]
+
+
+def test_a_message_of_unknown_fate_that_was_stored_and_is_gone_is_found() -> None:
+    story = Story().doubted(What.UNKNOWN).leased("w1", 1).ran("w1", 1)
+    assert story.verdict() == ["lost"]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "verdict"),
+    [
+        ([("a", 1, True), ("a", 3, True), ("a", 1, False)], []),
+        ([("a", 1, True)], ["another's side effect"]),
+        ([("a", 3, True), ("a", 1, True)], ["another's side effect"]),
+        ([("a", 3, True), ("a", 5, True)], ["another's side effect"]),
+        ([], ["another's side effect"]),
+    ],
+)
+def test_what_a_resource_has_is_of_the_delivery_that_completed_it(
+    attempts: list[tuple[str, int, bool]], verdict: list[str]
+) -> None:
+    checked = Checked(completed={"a": 3})
+    check_fences(attempts, checked)
+    assert sorted(checked.found) == verdict
+
+
+def test_who_completed_a_message_is_known_by_its_token() -> None:
+    story = handled().settled("w1", 1, answer="").killed("w1").leased("w2", 2, lost_by="w1")
+    story.settled("w2", 2, script="retry_message").leased("w2", 3).ran("w2", 3, attempt=2)
+    assert check(story.settled("w2", 3).notes, Ends()).completed == {"a": 3}
 
 
 def test_a_run_before_the_due_time_is_found() -> None:
