@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import inspect
 import logging
 import secrets
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mx_rmq.dashboard.access import KNOWN
 from mx_rmq.dashboard.ask import SAFE, Ask
 from mx_rmq.dashboard.errors import error_page
 
@@ -70,12 +72,14 @@ class Guard:
         self._behind_tls = any(origin.startswith("https://") for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = dict(scope)
         request = Request(scope, receive)
         secure = scope.get("scheme") == "https" or self._behind_tls
         cookie = "__Host-mx_rmq" if secure else "mx_rmq"
         known = request.cookies.get(cookie, "")
-        ask = Ask(self._parts, request, known or secrets.token_urlsafe(32))
-        scope = {**scope, ASK: ask}
+        ask = scope[ASK] = Ask(self._parts, request, known or secrets.token_urlsafe(32))
+        mark = request.cookies.get(f"{cookie}_known", "").encode("utf-8", "backslashreplace")
+        marked = scope[KNOWN] = hmac.compare_digest(mark, ask.mark.encode())
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -83,12 +87,12 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
-                if not known and headers.get("content-type", "").startswith("text/html"):
-                    safe = "; Secure" if secure else ""
-                    headers.append(
-                        "Set-Cookie",
-                        f"{cookie}={ask.session}; Path=/; HttpOnly; SameSite=Lax{safe}",
-                    )
+                if headers.get("content-type", "").startswith("text/html"):
+                    rules = f"Path=/; HttpOnly; SameSite=Lax{'; Secure' if secure else ''}"
+                    if not known:
+                        headers.append("Set-Cookie", f"{cookie}={ask.session}; {rules}")
+                    if not marked and self._authorize is not None and ask.who is not None:
+                        headers.append("Set-Cookie", f"{cookie}_known={ask.mark}; {rules}")
             await send(message)
 
         try:
