@@ -124,6 +124,11 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
     bytes_.write_bytes(b"\xff" * 20)
     for words, said in (
         (["--host", "0.0.0.0"], "needs a password: --password-file FILE"),
+        (["--host", "0.0.0.0", "--no-password"], "needs a password: --password-file FILE"),
+        (["--origin", "https://queues.example.org"], "or --no-password, if the proxy asks"),
+        (["--origin", "https://queues.example.org", "--read-only"], "needs a password"),
+        (["--origin", "http://localhost:1", "--origin", "http://[2001:db8::1]"], "//[2001:db8::1]"),
+        (["--no-password", "--password-file", str(short)], "either --password-file or"),
         (["--password-file", str(tmp_path / "none")], "No such file"),
         (["--password-file", str(short)], "shorter than 8"),
         (["--password-file", str(bytes_)], "is not UTF-8"),
@@ -136,6 +141,23 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         assert failed.exit_code == 2
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--origin", "https://queues.example.org", "--no-password"),
+        ("--origin", "http://localhost:8080", "--origin", "http://[::1]:8080"),
+        ("--no-password",),
+    ],
+)
+async def test_without_a_password_it_serves_this_machine_or_a_proxy_that_asks(
+    store: Store, server: Server, words: tuple[str, ...]
+) -> None:
+    with running("--url", server.url, *words) as one:
+        assert httpx.get(f"{one.url}help", timeout=30).status_code == 200
+        public = httpx.get(f"{one.url}help", headers={"Host": "queues.example.org"}, timeout=30)
+        assert public.status_code == (200 if "https://queues.example.org" in words else 421)
 
 
 def test_a_proxy_may_have_an_address_for_a_name() -> None:
