@@ -35,7 +35,7 @@ POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ()
 
 
 def filled(path: str) -> str:
-    return path.replace("{topic}", TOPIC).replace("{number}", "1")
+    return path.replace("{topic}", TOPIC).replace("{job}", "1")
 
 
 # headers

@@ -213,15 +213,15 @@ async def bulk(ask: Ask, form: dict[str, str]) -> Response:
         limit=_whole(form, "limit"),
         rate=_whole(form, "rate"),
     )
-    return ask.go("jobs", str(job.number))
+    return ask.go("jobs", job.id)
 
 
 async def stop(ask: Ask, _: dict[str, str]) -> Response:
     """Stop a job."""
     job = ask.job
-    ask.parts.jobs.stop(job.number)
-    ask.note("stop", f"job {job.number}", topic=job.topic)
-    return ask.go("jobs", str(job.number), said="stopping")
+    ask.parts.jobs.stop(job.id)
+    ask.note("stop", f"job {job.id}", topic=job.topic)
+    return ask.go("jobs", job.id, said="stopping")
 
 
 async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, int | None]:

@@ -114,12 +114,12 @@ class Ask:
     @property
     def job(self) -> Job:
         """The job in the path."""
-        number = str(self.request.path_params["number"])
-        known = number.isascii() and number.isdigit() and len(number) < 10
-        found = self.parts.jobs.get(int(number)) if known else None
+        found = self.parts.jobs.get(str(self.request.path_params["job"]))
         if found is None:
             raise HTTPException(
-                404, "This dashboard knows of no such job; it may have been restarted."
+                404,
+                "This process of the dashboard knows of no such job: it was started anew since "
+                "then, or another one runs it.",
             )
         return found
 
