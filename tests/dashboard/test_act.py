@@ -112,16 +112,26 @@ async def test_an_archived_message_is_edited_and_requeued(
     assert (found.state, found.payload) == (State.PENDING, {"number": 2, "ü": []})
 
 
-async def test_a_message_that_died_again_while_it_was_edited_is_not_overwritten(
-    mq: MessageQueue, visitor: Visitor
+@pytest.mark.parametrize(
+    ("page", "act"), [("message", "requeue"), ("edit", "edit"), ("discard", "discard")]
+)
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_nothing_is_done_to_a_message_that_was_archived_since_the_page_was_shown(
+    mq: MessageQueue, visitor: Visitor, raw: Redis, state: State, page: str, act: str
 ) -> None:
-    (id,) = await archived(mq.store, State.DEAD)
-    path = f"/topics/{TOPIC}/edit?id={id}"
-    seen = re.search(r'name="seen" value="(\d+)"', await visitor.page(path))
+    (id,) = await archived(mq.store, state)
+    shown = await visitor.page(f"/topics/{TOPIC}/{page}?id={id}")
+    seen = re.search(r'name="seen" value="(\d+)"', shown)
     assert seen is not None
-    answer = await visitor.post(path, 400, payload="2", seen=str(int(seen[1]) - 1))
+    index, _ = mq.store.keys.of(TOPIC).archive_of(state)
+    await raw.zincrby(index, 1, id)  # as if the next one of this id had died a moment later
+    sent = {"payload": "2", "state": state.value, "seen": seen[1]}
+    answer = await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 400, **sent)
     assert "is not as it was seen" in html.unescape(answer.text)
-    assert await state_of(mq, id) is State.DEAD
+    assert await state_of(mq, id) is state
+    await raw.zincrby(index, -1, id)
+    await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 303, **sent)
+    assert await state_of(mq, id) is not state
 
 
 @pytest.mark.corrupts

@@ -196,21 +196,25 @@ class Source:
 
     # act
 
-    async def requeue(self, who: str, topic: str, id: str, state: State | None) -> bool:
+    # `seen` is when the message was archived that the operator saw; another one is left alone
+
+    async def requeue(
+        self, who: str, topic: str, id: str, state: State | None, seen: float | None
+    ) -> bool:
         """Send a dead or quarantined message round again."""
-        return await self._admin(who).requeue(topic, id, state=state)
+        return await self._admin(who).requeue(topic, id, state=state, archived_at=seen)
 
     async def edit(
         self, who: str, topic: str, id: str, payload: Any, state: State | None, seen: float | None
     ) -> bool:
-        """Send a dead or quarantined message round again with another payload, if it is still the
-        one that was archived when it was seen.
-        """
+        """Send a dead or quarantined message round again with another payload."""
         return await self._admin(who).edit(topic, id, payload, state=state, archived_at=seen)
 
-    async def discard(self, who: str, topic: str, id: str, state: State | None) -> bool:
+    async def discard(
+        self, who: str, topic: str, id: str, state: State | None, seen: float | None
+    ) -> bool:
         """Delete a dead or quarantined message."""
-        return await self._admin(who).discard(topic, id, state=state)
+        return await self._admin(who).discard(topic, id, state=state, archived_at=seen)
 
     async def cancel(self, who: str, topic: str, id: str) -> Cancelled:
         """Remove a message that nobody has begun."""
