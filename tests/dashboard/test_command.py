@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -115,6 +115,29 @@ async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
         assert one.end() == 0
         assert one.process.stderr is not None
         assert "Traceback" not in one.process.stderr.read()
+
+
+async def test_connections_that_take_no_answer_do_not_keep_others_out(
+    store: Store, server: Server
+) -> None:
+    few = ("prlimit", "--nofile=64", *COMMAND)
+    with running("--url", server.url, command=few) as one, ExitStack() as stack:
+        port = int(one.url.rstrip("/").rpartition(":")[2])
+        page = httpx.get(f"{one.url}help", timeout=60).text
+        style = page.split('rel="stylesheet" href="')[1].split('"')[0]
+        ask = f"GET {style} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        for _ in range(30):  # of which 21 are let in
+            part = stack.enter_context(socket.socket())
+            part.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            part.connect(("127.0.0.1", port))
+            part.setblocking(False)
+            with suppress(OSError):
+                part.send(ask * 1000)
+        answer = ""
+        while not answer:
+            with suppress(httpx.TransportError):  # until they have been stuck for long enough
+                answer = httpx.get(f"{one.url}healthz", timeout=60).text
+        assert answer == "ok\n"
 
 
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
