@@ -419,6 +419,27 @@ async def test_on_loopback_only_its_own_names_lead_to_it(mq: MessageQueue) -> No
             await visitor.get("/healthz", 421, headers={"Host": host})
 
 
+async def test_where_everybody_is_let_in_no_page_elsewhere_leads_to_it(mq: MessageQueue) -> None:
+    """A name of its own may lead to this machine: then a browser takes it for the same origin."""
+    boards: tuple[tuple[Dashboard, dict[str, int]], ...] = (
+        (Dashboard(mq, allow_all=True), {"localhost": 200, "evil.example": 421}),
+        (
+            Dashboard(mq, allow_all=True, origins=["https://Queues.example:8443/"]),
+            {"localhost": 200, "queues.example:8443": 200, "evil.example": 421},
+        ),
+        (
+            Dashboard(mq, allow_all=True, hosts=["Queues.example"]),
+            {"queues.example": 200, "localhost": 421},
+        ),
+        (Dashboard(mq, allow_all=True, hosts=["*"]), {"anything.example": 200}),
+        (Dashboard(mq, authorize=lambda request: "anna"), {"anything.example": 200}),
+    )
+    for board, hosts in boards:
+        async with Visitor(board) as visitor:
+            for host, code in hosts.items():
+                await visitor.get("/help", code, headers={"Host": host})
+
+
 # mounted
 
 

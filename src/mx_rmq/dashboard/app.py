@@ -46,7 +46,8 @@ class Dashboard:
 
     `authorize` is called with every request and says who it is, or None: nobody who may. It may
     return a response instead, to let people sign in. Without one, say `allow_all=True`: whoever
-    reaches it may do everything. `hosts` are the names by which it may be called, if not all;
+    reaches it may do everything. `hosts` are the names by which it may be called, ["*"]: any.
+    None: any if there is an `authorize`, else those of this machine alone, and of `origins`.
     `origins` are addresses under which a proxy shows it. `secret` is what the forms of several
     processes have in common, so that each takes those of the others; None: a new one. The
     application around opens the queue.

@@ -33,6 +33,9 @@ ASK: Final = "mx_rmq.ask"
 OPEN: Final = "/healthz"
 """The one path for which nobody has to be let in: it tells whether we work, and nothing else."""
 
+ANY: Final = "*"
+"""Stands for every host."""
+
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 NAMELESS: Final = "dashboard"
@@ -67,8 +70,11 @@ class Guard:
         self._app = app
         self._parts = parts
         self._authorize = authorize
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
+        proxies = (_host(origin.partition("://")[2]) for origin in self._origins)
+        if hosts is None and authorize is None:
+            hosts = LOOPBACK
+        self._hosts = None if hosts is None else {*map(str.lower, hosts), *proxies}
         self._behind_tls = any(origin.startswith("https://") for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +121,8 @@ class Guard:
                 status=421,
                 title="Wrong host",
                 text="The dashboard is not known by the name in the address.",
-                advice="Use localhost or 127.0.0.1, or start it with --origin and that name.",
+                advice="Use localhost or 127.0.0.1, or name it at the start: "
+                "--origin https://…, or Dashboard(hosts=[…]).",
             )
         if request.method in SAFE and _path(request) == OPEN:
             return None
@@ -159,7 +166,7 @@ class Guard:
 
     def _is_our_host(self, request: Request) -> bool:
         """A page elsewhere must not reach us by a name of its own that leads to our address."""
-        if self._hosts is None:
+        if self._hosts is None or ANY in self._hosts:
             return True
         return _host(request.headers.get("host", "")) in self._hosts
 
