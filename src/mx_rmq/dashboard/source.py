@@ -33,7 +33,8 @@ MOST: Final = 1000
 """Topics that a look at all of them looks at, the first ones by name."""
 FIND_WITHIN: Final = 4.0
 """Seconds for which an id is looked for."""
-ANSWERS_WITHIN: Final = 1.0
+ANSWERS_WITHIN: Final = 2.0
+"""Seconds in which the server must say something, or it counts as away."""
 AT_ONCE: Final = 8
 """Topics that are asked at the same time."""
 
@@ -64,6 +65,7 @@ class Source:
 
     def __init__(self, mq: MessageQueue) -> None:
         self._mq = mq
+        self._asking: asyncio.Task[bool] | None = None
 
     @property
     def prefix(self) -> str:
@@ -182,7 +184,12 @@ class Source:
         return sorted(found), True
 
     async def answers(self) -> bool:
-        """Say whether the server is there."""
+        """Say whether the server is there. It is asked once at a time, for all who want to know."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answers(), name="mx-rmq dashboard health")
+        return await asyncio.shield(self._asking)
+
+    async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
                 await self.now()
