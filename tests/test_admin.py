@@ -543,6 +543,23 @@ async def test_the_other_archive_is_not_touched(store: Store, admin: Admin) -> N
     assert (await admin.stats(TOPIC)).dead == 1
 
 
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_a_message_that_was_archived_since_it_was_seen_is_left_alone(
+    store: Store, admin: Admin, raw: Redis, state: State
+) -> None:
+    one = await bring(store, state)
+    view = await admin.get(TOPIC, one.id)
+    assert view is not None
+    assert view.archived_at is not None
+    before, earlier = await snapshot(raw, TOPIC), view.archived_at - 0.001
+    for act in (admin.requeue, admin.discard):
+        with pytest.raises(InvalidInput, match="is not as it was seen"):
+            await act(TOPIC, one.id, archived_at=earlier)
+    assert await snapshot(raw, TOPIC) == before
+    assert await admin.requeue(TOPIC, one.id, archived_at=view.archived_at)
+    assert not await admin.discard(TOPIC, one.id, archived_at=view.archived_at)
+
+
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
 async def test_a_live_message_is_neither_requeued_nor_discarded(
     store: Store, admin: Admin, raw: Redis, state: State

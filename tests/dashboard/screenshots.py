@@ -35,7 +35,6 @@ def pages(one: Scene) -> dict[str, str]:
     ids = one.ids
     return {
         "overview": "/",
-        "job": "/jobs/1",
         "topic": "/topics/mails",
         "topic-paused": "/topics/invoices",
         "search": "/topics/payments?state=dead&error=BankAway&last=1h",
@@ -114,7 +113,7 @@ async def main(wanted: set[str]) -> None:
                 bustle(one, server.url),
             ):
                 await act(one)
-                shots = {**pages(one)}
+                shots = {**pages(one), "job": f"/jobs/{one.board.parts.jobs.latest()[0].id}"}
                 for name in ("overview", "topic", "message", "dead-letters"):
                     shots[f"phone-{name}"] = shots[name]
                 for name, path in shots.items():

@@ -112,16 +112,26 @@ async def test_an_archived_message_is_edited_and_requeued(
     assert (found.state, found.payload) == (State.PENDING, {"number": 2, "ü": []})
 
 
-async def test_a_message_that_died_again_while_it_was_edited_is_not_overwritten(
-    mq: MessageQueue, visitor: Visitor
+@pytest.mark.parametrize(
+    ("page", "act"), [("message", "requeue"), ("edit", "edit"), ("discard", "discard")]
+)
+@pytest.mark.parametrize("state", ARCHIVES)
+async def test_nothing_is_done_to_a_message_that_was_archived_since_the_page_was_shown(
+    mq: MessageQueue, visitor: Visitor, raw: Redis, state: State, page: str, act: str
 ) -> None:
-    (id,) = await archived(mq.store, State.DEAD)
-    path = f"/topics/{TOPIC}/edit?id={id}"
-    seen = re.search(r'name="seen" value="(\d+)"', await visitor.page(path))
+    (id,) = await archived(mq.store, state)
+    shown = await visitor.page(f"/topics/{TOPIC}/{page}?id={id}")
+    seen = re.search(r'name="seen" value="(\d+)"', shown)
     assert seen is not None
-    answer = await visitor.post(path, 400, payload="2", seen=str(int(seen[1]) - 1))
+    index, _ = mq.store.keys.of(TOPIC).archive_of(state)
+    await raw.zincrby(index, 1, id)  # as if the next one of this id had died a moment later
+    sent = {"payload": "2", "state": state.value, "seen": seen[1]}
+    answer = await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 400, **sent)
     assert "is not as it was seen" in html.unescape(answer.text)
-    assert await state_of(mq, id) is State.DEAD
+    assert await state_of(mq, id) is state
+    await raw.zincrby(index, -1, id)
+    await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 303, **sent)
+    assert await state_of(mq, id) is not state
 
 
 @pytest.mark.corrupts
@@ -166,11 +176,10 @@ async def test_many_are_counted_first_and_then_requeued_in_the_background(
     assert 'name="since"' in page  # 'the last hour' is a fixed time from now on
     assert (await mq.admin.stats(TOPIC)).dead == 30  # nothing was done yet
     answer = await visitor.submit(path, "Requeue them", limit="10")
-    job = board.parts.jobs.get(1)
-    assert job is not None
+    (job,) = board.parts.jobs.latest()
     await until(lambda: job.stage == "done")
     assert "Requeue dead messages of orders" in answer.text
-    assert "<strong>10</strong> requeued" in await visitor.page("/jobs/1")
+    assert "<strong>10</strong> requeued" in await visitor.page(f"/jobs/{job.id}")
     stats = await mq.admin.stats(TOPIC)
     assert (stats.dead, stats.pending) == (20, 10)
     assert "done: 10 messages" in await visitor.page("/log")
@@ -203,8 +212,7 @@ async def test_only_what_was_counted_is_done(
     fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page))
     sent = {str(name): html.unescape(value) for name, value in fields.items()}
     await visitor.post(f"/topics/{TOPIC}/bulk", 303, **sent)
-    job = board.parts.jobs.get(1)
-    assert job is not None
+    (job,) = board.parts.jobs.latest()
     await until(lambda: job.stage == "done")
     assert job.done == 3
     assert getattr(await mq.admin.stats(TOPIC), state) == 5
@@ -215,11 +223,32 @@ async def test_a_job_can_be_stopped(mq: MessageQueue, visitor: Visitor, board: D
     path = f"/topics/{TOPIC}/bulk?act=discard&state=quarantined"
     answer = await visitor.submit(path, "Discard them", rate="1")
     assert 'http-equiv="refresh"' in answer.text
-    assert "The job stops" in (await visitor.submit("/jobs/1", "Stop")).text
-    job = board.parts.jobs.get(1)
-    assert job is not None
+    (job,) = board.parts.jobs.latest()
+    assert "The job stops" in (await visitor.submit(f"/jobs/{job.id}", "Stop")).text
     await until(lambda: job.stage == "stopped")
     assert 0 < (await mq.admin.stats(TOPIC)).quarantined <= 5
+
+
+async def test_a_process_does_not_stop_a_job_of_its_own_for_that_of_another(
+    mq: MessageQueue,
+) -> None:
+    """A balancer may send the form to either: the one that does not run the job says so."""
+    await mq.produce_many(TOPIC, [1] * 900, delay=3600)
+    here, there = (Dashboard(mq, allow_all=True, secret="same") for _ in range(2))
+    async with Visitor(here) as visitor:
+        path = f"/topics/{TOPIC}/bulk?act=cancel&state=delayed"
+        await visitor.submit(path, "Cancel them", rate="1")
+        token, cookies = await visitor.token(), visitor.client.cookies
+    async with Visitor(there, cookies=cookies) as visitor:
+        await visitor.submit(path, "Cancel them", rate="1")
+        (job,) = here.parts.jobs.latest()
+        (other,) = there.parts.jobs.latest()
+        answer = await visitor.post(f"/jobs/{job.id}/stop", 404, token=token)
+        assert "another one runs it" in answer.text
+        assert other.id in there.parts.jobs._tasks
+        assert not there.parts.jobs._tasks[other.id].cancelling()
+    await here.close()
+    await there.close()
 
 
 async def test_pending_ones_are_cancelled_by_a_search(
@@ -229,8 +258,7 @@ async def test_pending_ones_are_cancelled_by_a_search(
     path = f"/topics/{TOPIC}/bulk?act=cancel&state=pending&text=%22b%22"
     assert "Cancel 2 pending messages?" in await visitor.page(path)
     await visitor.submit(path, "Cancel them")
-    job = board.parts.jobs.get(1)
-    assert job is not None
+    (job,) = board.parts.jobs.latest()
     await until(lambda: job.stage == "done")
     assert (await mq.admin.stats(TOPIC)).pending == 3
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import httpx
@@ -117,6 +117,29 @@ async def test_connections_that_ask_for_nothing_do_not_keep_others_out(
         assert "Traceback" not in one.process.stderr.read()
 
 
+async def test_connections_that_take_no_answer_do_not_keep_others_out(
+    store: Store, server: Server
+) -> None:
+    few = ("prlimit", "--nofile=64", *COMMAND)
+    with running("--url", server.url, command=few) as one, ExitStack() as stack:
+        port = int(one.url.rstrip("/").rpartition(":")[2])
+        page = httpx.get(f"{one.url}help", timeout=60).text
+        style = page.split('rel="stylesheet" href="')[1].split('"')[0]
+        ask = f"GET {style} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        for _ in range(30):  # of which 21 are let in
+            part = stack.enter_context(socket.socket())
+            part.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            part.connect(("127.0.0.1", port))
+            part.setblocking(False)
+            with suppress(OSError):
+                part.send(ask * 1000)
+        answer = ""
+        while not answer:
+            with suppress(httpx.TransportError):  # until they have been stuck for long enough
+                answer = httpx.get(f"{one.url}healthz", timeout=60).text
+        assert answer == "ok\n"
+
+
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_text("x\n")
@@ -124,6 +147,11 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
     bytes_.write_bytes(b"\xff" * 20)
     for words, said in (
         (["--host", "0.0.0.0"], "needs a password: --password-file FILE"),
+        (["--host", "0.0.0.0", "--no-password"], "needs a password: --password-file FILE"),
+        (["--origin", "https://queues.example.org"], "or --no-password, if the proxy asks"),
+        (["--origin", "https://queues.example.org", "--read-only"], "needs a password"),
+        (["--origin", "http://localhost:1", "--origin", "http://[2001:db8::1]"], "//[2001:db8::1]"),
+        (["--no-password", "--password-file", str(short)], "either --password-file or"),
         (["--password-file", str(tmp_path / "none")], "No such file"),
         (["--password-file", str(short)], "shorter than 8"),
         (["--password-file", str(bytes_)], "is not UTF-8"),
@@ -136,6 +164,23 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         assert failed.exit_code == 2
         assert said in failed.stderr
         assert failed.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--origin", "https://queues.example.org", "--no-password"),
+        ("--origin", "http://localhost:8080", "--origin", "http://[::1]:8080"),
+        ("--no-password",),
+    ],
+)
+async def test_without_a_password_it_serves_this_machine_or_a_proxy_that_asks(
+    store: Store, server: Server, words: tuple[str, ...]
+) -> None:
+    with running("--url", server.url, *words) as one:
+        assert httpx.get(f"{one.url}help", timeout=30).status_code == 200
+        public = httpx.get(f"{one.url}help", headers={"Host": "queues.example.org"}, timeout=30)
+        assert public.status_code == (200 if "https://queues.example.org" in words else 421)
 
 
 def test_a_proxy_may_have_an_address_for_a_name() -> None:

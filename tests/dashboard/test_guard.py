@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -25,7 +23,6 @@ from mx_rmq.dashboard.guard import LOOPBACK
 from tests.dashboard.visitor import HERE, Visitor
 from tests.lab.archives import archived
 from tests.lab.messages import TOPIC
-from tests.runtime.stage import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -38,7 +35,7 @@ POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ()
 
 
 def filled(path: str) -> str:
-    return path.replace("{topic}", TOPIC).replace("{number}", "1")
+    return path.replace("{topic}", TOPIC).replace("{job}", "1")
 
 
 # headers
@@ -224,22 +221,63 @@ async def test_every_refusal_is_written_down_with_its_reason(
             assert outcome.startswith("refused: This dashboard is read-only")
 
 
-async def test_a_flood_of_guesses_does_not_hold_up_anybody(
+RIGHT, WRONG = ("anna", "correct horse"), ("anna", "wrong horse")
+
+
+async def guess(board: Dashboard, *guesses: tuple[str, str]) -> list[int]:
+    """Return how somebody is answered whom nobody knows yet."""
+    codes = []
+    for one in guesses:
+        async with Visitor(board) as stranger:
+            codes.append((await stranger.client.get("/help", headers=basic(*one))).status_code)
+    return codes
+
+
+async def test_in_a_flood_of_guesses_no_password_is_looked_at(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(access, "WRONG", 3600)
-    board = Dashboard(mq, authorize=Password("anna", "correct horse"))
-    async with Visitor(board) as visitor, asyncio.TaskGroup() as group:
-        wrong = basic("anna", "wrong horse")
-        guess = partial(visitor.client.get, "/help", headers=wrong)
-        guesses = [group.create_task(guess()) for _ in range(50)]
-        await until(lambda: sum(one.done() for one in guesses) == 50 - access.GUESSES)
-        refused = [one.result() for one in guesses if one.done()]
-        assert {answer.status_code for answer in refused} == {429}
-        await visitor.get("/help", headers=basic("anna", "correct horse"))
-        assert sum(not one.done() for one in guesses) == access.GUESSES
-        for one in guesses:
-            one.cancel()
+    board = Dashboard(mq, authorize=Password(*RIGHT))
+    assert await guess(board, *[RIGHT] * 10) == [200] * 10  # only wrong ones are counted
+    assert await guess(board, *[WRONG] * 10) == [401] * access.GUESSES + [429] * 6
+    assert await guess(board, RIGHT, WRONG, RIGHT) == [429] * 3  # it says nothing about them
+    monkeypatch.setattr(access, "WRONG", 0)
+    assert await guess(board, RIGHT) == [200]
+
+
+async def test_a_flood_of_guesses_does_not_keep_out_who_was_let_in_before(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "WRONG", 3600)
+    board = Dashboard(mq, authorize=Password(*RIGHT))
+    async with Visitor(board) as operator:
+        answer = await operator.get("/help", headers=basic(*RIGHT))
+        (known,) = [
+            one for one in answer.headers.get_list("set-cookie") if one.startswith("mx_rmq_known=")
+        ]
+        assert {"HttpOnly", "SameSite=Lax", "Path=/"} <= set(known.split("; "))
+        assert (await guess(board, *[WRONG] * 5))[-1] == 429
+        answer = await operator.get("/help", headers=basic(*RIGHT))
+        assert "set-cookie" not in answer.headers
+        await operator.get("/help", 401)  # the cookie alone opens nothing
+        codes = [
+            (await operator.client.get("/help", headers=basic(*WRONG))).status_code
+            for _ in range(6)
+        ]
+        assert codes == [401] * access.GUESSES + [429] * 2  # nor does it let anybody guess
+        cookies = dict(operator.client.cookies)
+    monkeypatch.setattr(access, "WRONG", 0)
+    async with Visitor(board) as stranger:
+        answer = await stranger.get("/help", 401, headers=basic(*WRONG))
+        assert "set-cookie" not in answer.headers
+    monkeypatch.setattr(access, "WRONG", 3600)
+    for forged in (
+        {**cookies, "mx_rmq": "mine"},
+        {**cookies, "mx_rmq_known": "made up"},
+        {"mx_rmq_known": cookies["mx_rmq_known"]},
+    ):
+        async with Visitor(board, cookies=forged) as stranger:
+            await stranger.get("/help", 429, headers=basic(*RIGHT))
 
 
 async def test_a_form_that_is_too_long_is_refused(mq: MessageQueue, visitor: Visitor) -> None:
@@ -379,6 +417,27 @@ async def test_on_loopback_only_its_own_names_lead_to_it(mq: MessageQueue) -> No
         for host in ("evil.example", "127.0.0.1.evil.example:8233", "localhost.", "[::2]", ""):
             await visitor.get("/workers", 421, headers={"Host": host})
             await visitor.get("/healthz", 421, headers={"Host": host})
+
+
+async def test_where_everybody_is_let_in_no_page_elsewhere_leads_to_it(mq: MessageQueue) -> None:
+    """A name of its own may lead to this machine: then a browser takes it for the same origin."""
+    boards: tuple[tuple[Dashboard, dict[str, int]], ...] = (
+        (Dashboard(mq, allow_all=True), {"localhost": 200, "evil.example": 421}),
+        (
+            Dashboard(mq, allow_all=True, origins=["https://Queues.example:8443/"]),
+            {"localhost": 200, "queues.example:8443": 200, "evil.example": 421},
+        ),
+        (
+            Dashboard(mq, allow_all=True, hosts=["Queues.example"]),
+            {"queues.example": 200, "localhost": 421},
+        ),
+        (Dashboard(mq, allow_all=True, hosts=["*"]), {"anything.example": 200}),
+        (Dashboard(mq, authorize=lambda request: "anna"), {"anything.example": 200}),
+    )
+    for board, hosts in boards:
+        async with Visitor(board) as visitor:
+            for host, code in hosts.items():
+                await visitor.get("/help", code, headers={"Host": host})
 
 
 # mounted

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
+import signal
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -130,6 +132,22 @@ async def test_pages_hear_that_the_server_is_away_and_that_it_is_back(
     heard = len(listener.events("sample"))
     await until(lambda: len(listener.events("sample")) > heard)
     await listener.leave()
+
+
+async def test_a_server_that_froze_since_the_latest_look_is_not_called_healthy(
+    mq: MessageQueue, board: Dashboard, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler, "EVERY", 3600)
+    async with Visitor(board) as visitor:
+        assert (await visitor.get("/healthz")).text == "ok\n"
+        monkeypatch.setattr(source, "ANSWERS_WITHIN", 0.2)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            answers = await asyncio.gather(*(visitor.get("/healthz", 503) for _ in range(20)))
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert {one.text for one in answers} == {"away\n"}
+        assert board.parts.sampler.trouble is None  # it has not looked since
 
 
 async def test_listeners_are_let_go_when_it_closes_and_too_many_are_refused(

@@ -239,13 +239,22 @@ class Admin:
 
     # act
 
-    async def requeue(self, topic: str, id: str, *, state: State | str | None = None) -> bool:
+    async def requeue(
+        self,
+        topic: str,
+        id: str,
+        *,
+        state: State | str | None = None,
+        archived_at: float | None = None,
+    ) -> bool:
         """Send a dead or quarantined message round again, its attempts counted anew.
 
-        `state` None: whichever has it. False: it is in neither, or a live message has its id.
-        InvalidInput: what is kept of it is no message, so no worker could read it either.
+        `state` None: whichever has it. `archived_at`: as it was seen, so that what was archived
+        under the id since then is left alone. False: it is in neither, or a live message has its
+        id. InvalidInput: it is not the message that was seen, or what is kept of it is no message,
+        so no worker could read it either.
         """
-        archived = await self._archived(topic, id, state)
+        archived = await self._archived(topic, id, state, archived_at)
         if archived is None:
             return False
         part, found = archived
@@ -263,25 +272,30 @@ class Admin:
         """Send a dead or quarantined message round again, with another payload.
 
         Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state` and the answer are those of `requeue`. `archived_at`: as it was
-        seen, so that what was archived under the id since then is not overwritten. InvalidInput:
-        produce would refuse the payload, too, or it is not the message that was seen.
+        can be read of them. `state`, `archived_at` and the answer are those of `requeue`.
+        InvalidInput: produce would refuse the payload, too, or it is not the message that was seen.
         """
-        archived = await self._archived(topic, id, state)
+        archived = await self._archived(topic, id, state, archived_at)
         if archived is None:
             return False
         part, found = archived
-        if archived_at is not None and found.archived != round(archived_at * 1000):
-            raise InvalidInput(
-                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
-            )
         limit = self._store.limits.max_payload
         message = edited(part, found, payload, limit=limit)
         return await self._requeue(part, found, message, why=EDITED)
 
-    async def discard(self, topic: str, id: str, *, state: State | str | None = None) -> bool:
-        """Delete a dead or quarantined message. False: it is in neither."""
-        archived = await self._archived(topic, id, state)
+    async def discard(
+        self,
+        topic: str,
+        id: str,
+        *,
+        state: State | str | None = None,
+        archived_at: float | None = None,
+    ) -> bool:
+        """Delete a dead or quarantined message. False: it is in neither.
+
+        `state` and `archived_at` are those of `requeue`.
+        """
+        archived = await self._archived(topic, id, state, archived_at)
         if archived is None:
             return False
         return await self._discard(*archived)
@@ -438,8 +452,9 @@ class Admin:
         )
 
     async def _archived(
-        self, topic: str, id: str, state: State | str | None
+        self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
+        """Return a message of the archives; refuse another than the one that was seen."""
         states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
 
         async def find(part: str) -> Found | None:
@@ -448,7 +463,12 @@ class Admin:
                     return found
             return None
 
-        return await ask_for(_text(id), await self._parts(topic), find)
+        archived = await ask_for(_text(id), await self._parts(topic), find)
+        if archived and seen is not None and archived[1].archived != round(seen * 1000):
+            raise InvalidInput(
+                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
+            )
+        return archived
 
     # partitions
 

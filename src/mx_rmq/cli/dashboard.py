@@ -43,8 +43,9 @@ LEAVE_WITHIN: Final = 3
 @click.option(
     "--password-file",
     type=click.Path(path_type=Path),
-    help="Holds the password to sign in with. Needed unless it listens on this machine alone.",
+    help="Holds the password to sign in with. Needed unless only this machine reaches it.",
 )
+@click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
 @click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
@@ -60,6 +61,7 @@ def dashboard(
     read_only: bool,
     user: str,
     password_file: Path | None,
+    no_password: bool,
     origins: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
@@ -68,17 +70,16 @@ def dashboard(
 ) -> None:
     """Serve a dashboard until Ctrl-C or SIGTERM: topics, messages, dead letters, workers.
 
-    Without a password it listens on this machine alone. Everything done through it is logged, by
+    Without a password it serves this machine alone. Everything done through it is logged, by
     mx_rmq.dashboard.audit. Exit code 2: it could not begin.
     """
     try:
         settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
         Queue(settings).check()
-        if password_file is None and not _is_loopback(host):
-            raise InvalidInput(
-                f"--host {host}: others can reach it there, so it needs a password: "
-                "--password-file FILE"
-            )
+        if password_file is None:
+            _check_nobody_else(host, origins, no_password=no_password)
+        elif no_password:
+            raise InvalidInput("either --password-file or --no-password")
         if (tls_cert is None) != (tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key go together")
         mq = MessageQueue(url, prefix=prefix, patience=patience)
@@ -95,6 +96,21 @@ def dashboard(
         raise CannotDo(str(error)) from error
     except OSError as error:
         raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
+
+
+def _check_nobody_else(host: str, origins: tuple[str, ...], *, no_password: bool) -> None:
+    """Refuse to let others in without a password; behind a proxy somebody may say that it asks."""
+    if not _is_loopback(host):
+        raise InvalidInput(
+            f"--host {host}: others can reach it there, so it needs a password: "
+            "--password-file FILE"
+        )
+    for origin in origins:
+        if not (no_password or _is_loopback(_name(origin).strip("[]"))):
+            raise InvalidInput(
+                f"--origin {origin}: others can reach it there, so it needs a password: "
+                "--password-file FILE; or --no-password, if the proxy asks for one"
+            )
 
 
 def _dashboard(

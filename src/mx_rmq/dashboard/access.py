@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import hashlib
 import hmac
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from starlette.responses import PlainTextResponse, Response
@@ -26,9 +27,13 @@ LEAST: Final = 8
 """Characters of a password, at the least."""
 
 GUESSES: Final = 4
-"""Wrong passwords that wait for their answer at the same time, each for WRONG seconds; one more is
-refused at once. A right one does not wait, so nobody can be locked out."""
+"""Wrong passwords in WRONG seconds, from everywhere together. After them no password is looked at
+until that time is over: what is refused then may have been right."""
 WRONG: Final = 1.0
+
+KNOWN: Final = "mx_rmq.known"
+"""Where in the scope it says whether the browser was let in before. Guesses of strangers do not
+keep it out: those of such browsers are counted apart."""
 
 
 class Password:
@@ -41,18 +46,25 @@ class Password:
             raise InvalidInput(f"the password is shorter than {LEAST} characters")
         self.user = user
         self._digest = _digest(user, password)
-        self._guesses = asyncio.Semaphore(GUESSES)
+        self._wrong: dict[bool, deque[float]] = {
+            known: deque(maxlen=GUESSES) for known in (False, True)
+        }
+        """When the latest wrong ones came, of strangers and of browsers that were let in before."""
 
-    async def __call__(self, request: Request) -> str | Response:
+    def __call__(self, request: Request) -> str | Response:
         """Return the operator's name, or an answer that asks for name and password."""
         given = _given(request.headers.get("authorization", ""))
-        if given is not None and hmac.compare_digest(_digest(*given), self._digest):
-            return self.user
         if given is not None:
-            if self._guesses.locked():
-                return PlainTextResponse("Too many wrong passwords at once.\n", status_code=429)
-            async with self._guesses:
-                await asyncio.sleep(WRONG)
+            wrong, now = self._wrong[request.scope.get(KNOWN, False)], time.monotonic()
+            if len(wrong) == GUESSES and now - wrong[0] < WRONG:
+                return PlainTextResponse(
+                    "Too many wrong passwords: yours was not looked at. Try again.\n",
+                    status_code=429,
+                    headers={"Retry-After": "1"},
+                )
+            if hmac.compare_digest(_digest(*given), self._digest):
+                return self.user
+            wrong.append(now)
         return PlainTextResponse(
             "Name and password, please.\n",
             status_code=401,

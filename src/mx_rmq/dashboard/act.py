@@ -57,7 +57,7 @@ async def resume(ask: Ask, _: dict[str, str]) -> Response:
 async def requeue(ask: Ask, form: dict[str, str]) -> Response:
     """Send a message round again."""
     id, state = await _addressed(ask, form)
-    work = ask.parts.source.requeue(ask.operator, ask.topic, id, state)
+    work = ask.parts.source.requeue(ask.operator, ask.topic, id, state, _seen(form))
     done = await _noted(ask, "requeue", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="requeued" if done else "gone")
 
@@ -70,7 +70,7 @@ async def ask_discard(ask: Ask) -> Response:
 async def discard(ask: Ask, form: dict[str, str]) -> Response:
     """Delete a message."""
     id, state = await _addressed(ask, form)
-    work = ask.parts.source.discard(ask.operator, ask.topic, id, state)
+    work = ask.parts.source.discard(ask.operator, ask.topic, id, state, _seen(form))
     done = await _noted(ask, "discard", work, id)
     return ask.go("topics", ask.topic, state=state or "", said="discarded" if done else "gone")
 
@@ -102,7 +102,7 @@ async def ask_edit(ask: Ask) -> Response:
 async def edit(ask: Ask, form: dict[str, str]) -> Response:
     """Send a message round again with another payload."""
     id, state = await _addressed(ask, form)
-    text, seen = form.get("payload", ""), form.get("seen", "")
+    text = form.get("payload", "")
     try:
         payload = json.loads(text, parse_constant=_refuse)
         if _has_surrogates(text, payload):
@@ -110,9 +110,8 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
     except (ValueError, RecursionError) as error:
         ask.note_refused("edit", f"not JSON: {error}")
         message = await _message(ask, "requeue")
-        return _editor(ask, message, text, f"This is not JSON: {error}", seen=seen)
-    at = int(seen) / 1000 if re.fullmatch(r"[0-9]{1,15}", seen) else None
-    work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state, at)
+        return _editor(ask, message, text, f"This is not JSON: {error}", seen=form.get("seen"))
+    work = ask.parts.source.edit(ask.operator, ask.topic, id, payload, state, _seen(form))
     done = await _noted(ask, "edit", work, id)
     return ask.go("topics", ask.topic, "message", id=id, said="edited" if done else "gone")
 
@@ -120,7 +119,7 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
 def _editor(
     ask: Ask, message: MessageView, text: str, error: str = "", *, seen: str | None = None
 ) -> Response:
-    """Show the form. It brings back which message was seen: another may die under its id."""
+    """Show the form, again if there is an error: with what was seen at first."""
     return ask.page(
         "edit.html",
         status=400 if error else 200,
@@ -130,7 +129,7 @@ def _editor(
         unreadable=render.unreadable(message),
         text=text,
         error=error,
-        seen=round((message.archived_at or 0) * 1000) if seen is None else seen,
+        seen=render.seen(message) if seen is None else seen,
     )
 
 
@@ -143,6 +142,7 @@ async def _confirm(ask: Ask, act: str) -> Response:
         message=message,
         note=render.note(message),
         payload=render.payload_line(message),
+        seen=render.seen(message),
     )
 
 
@@ -164,6 +164,12 @@ async def _addressed(ask: Ask, form: dict[str, str]) -> tuple[str, State | None]
     """Return which message is meant. The id is in the address: a form could not carry any bytes."""
     await ask.parts.source.check_topic(ask.topic)
     return ask.query.get("id", ""), state_of(form["state"]) if form.get("state") else None
+
+
+def _seen(form: dict[str, str]) -> float | None:
+    """Return when the message was archived that the form is about: another may die under its id."""
+    seen = form.get("seen", "")
+    return int(seen) / 1000 if re.fullmatch(r"[0-9]{1,15}", seen) else None
 
 
 async def _noted(ask: Ask, did: str, work: Awaitable[T], id: str = "") -> T:
@@ -213,15 +219,15 @@ async def bulk(ask: Ask, form: dict[str, str]) -> Response:
         limit=_whole(form, "limit"),
         rate=_whole(form, "rate"),
     )
-    return ask.go("jobs", str(job.number))
+    return ask.go("jobs", job.id)
 
 
 async def stop(ask: Ask, _: dict[str, str]) -> Response:
     """Stop a job."""
     job = ask.job
-    ask.parts.jobs.stop(job.number)
-    ask.note("stop", f"job {job.number}", topic=job.topic)
-    return ask.go("jobs", str(job.number), said="stopping")
+    ask.parts.jobs.stop(job.id)
+    ask.note("stop", f"job {job.id}", topic=job.topic)
+    return ask.go("jobs", job.id, said="stopping")
 
 
 async def _count(ask: Ask, act: str, state: State, search: Search) -> tuple[int, int | None]:

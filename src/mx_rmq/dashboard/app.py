@@ -46,7 +46,8 @@ class Dashboard:
 
     `authorize` is called with every request and says who it is, or None: nobody who may. It may
     return a response instead, to let people sign in. Without one, say `allow_all=True`: whoever
-    reaches it may do everything. `hosts` are the names by which it may be called, if not all;
+    reaches it may do everything. `hosts` are the names by which it may be called, ["*"]: any.
+    None: any if there is an `authorize`, else those of this machine alone, and of `origins`.
     `origins` are addresses under which a proxy shows it. `secret` is what the forms of several
     processes have in common, so that each takes those of the others; None: a new one. The
     application around opens the queue.
@@ -125,7 +126,7 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _page("/quarantine", look.quarantine),
         _page("/workers", look.workers),
         _page("/log", look.log),
-        _page("/jobs/{number}", look.job),
+        _page("/jobs/{job}", look.job),
         _page("/find", look.find),
         _page("/help", look.help_page),
         _page("/static/{version}/{name}", look.static),
@@ -140,7 +141,7 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _act(f"{topic}/cancel", act.cancel),
         _page(f"{topic}/bulk", act.ask_bulk),
         _act(f"{topic}/bulk", act.bulk),
-        _act("/jobs/{number}/stop", act.stop),
+        _act("/jobs/{job}/stop", act.stop),
         _page("/live", live.stream),
         _page("/live/series", live.series),
         _page("/live/sparks", live.sparks),

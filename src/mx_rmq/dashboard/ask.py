@@ -114,21 +114,24 @@ class Ask:
     @property
     def job(self) -> Job:
         """The job in the path."""
-        number = str(self.request.path_params["number"])
-        known = number.isascii() and number.isdigit() and len(number) < 10
-        found = self.parts.jobs.get(int(number)) if known else None
+        found = self.parts.jobs.get(str(self.request.path_params["job"]))
         if found is None:
             raise HTTPException(
-                404, "This dashboard knows of no such job; it may have been restarted."
+                404,
+                "This process of the dashboard knows of no such job: it was started anew since "
+                "then, or another one runs it.",
             )
         return found
 
     @property
     def token(self) -> str:
         """What every form of this session and this operator must bring back."""
-        whose = f"{self.session}\n{self.who or ''}".encode("utf-8", "backslashreplace")
-        mac = hmac.new(self.parts.secret, whose, hashlib.sha256)
-        return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
+        return _signed(self.parts.secret, f"{self.session}\n{self.who or ''}")
+
+    @property
+    def mark(self) -> str:
+        """What shows that this session was let in before."""
+        return _signed(self.parts.secret + b" let in", self.session)
 
     async def form(self) -> dict[str, str]:
         """Read the form; refuse one that did not come from a page of ours."""
@@ -204,6 +207,11 @@ class Ask:
     def go(self, *path: str, **query: object) -> Response:
         """Send the browser to a page, after an action."""
         return RedirectResponse(self.to(*path, **query), status_code=303)
+
+
+def _signed(secret: bytes, text: str) -> str:
+    mac = hmac.new(secret, text.encode("utf-8", "backslashreplace"), hashlib.sha256)
+    return base64.urlsafe_b64encode(mac.digest()).decode().rstrip("=")
 
 
 def _fields(text: str) -> dict[str, str]:

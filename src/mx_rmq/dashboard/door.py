@@ -1,5 +1,5 @@
 """The door of `mx-rmq dashboard`: how many connections are open, and for how long they may be so
-without asking for anything. uvicorn itself sets no bound to either."""
+without asking for anything, or without taking the answer. uvicorn itself sets no bound to any."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 IDLE: Final = 5.0
 """Seconds from its begin, or from an answer, in which a connection must bring a whole request."""
+
+STUCK: Final = 5.0
+"""Seconds for which nobody need read on while an answer is sent. After them the connection is not
+closed, but it may have to go for another one."""
 
 BACKLOG: Final = 20
 """Connections that are taken at a time, before we see the first of them. When there are no files
@@ -29,17 +33,19 @@ MOST: Final = _most()
 
 
 class Door(H11Protocol):
-    """One connection. If there are too many, the one that has been idle longest has to go."""
+    """One connection. If there are too many, the one that has been quiet longest has to go."""
 
     _idle_since = 0.0
+    _stuck_since: float | None = None
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > MOST:
-            idle = (one for one in self.connections if isinstance(one, Door) and not one.is_busy)
-            min(idle, key=lambda one: one._idle_since).drop()  # at the least, this one is
+            doors = (one for one in self.connections if isinstance(one, Door))
+            quiet = {one: since for one in doors if (since := one.quiet_since) is not None}
+            min(quiet, key=quiet.__getitem__).drop()  # at the least, this one is
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -49,6 +55,14 @@ class Door(H11Protocol):
         super().on_response_complete()
         self._watch()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stuck_since = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
         super().connection_lost(exc)
@@ -57,6 +71,13 @@ class Door(H11Protocol):
     def is_busy(self) -> bool:
         """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def quiet_since(self) -> float | None:
+        """Since when nothing was asked for, or no answer taken; None: it is being answered."""
+        if self._stuck_since is not None and self.loop.time() - self._stuck_since > STUCK:
+            return self._stuck_since
+        return None if self.is_busy else self._idle_since
 
     def drop(self) -> None:
         """Close it at once, whatever has arrived of a request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import inspect
 import logging
 import secrets
@@ -12,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from mx_rmq.dashboard.access import KNOWN
 from mx_rmq.dashboard.ask import SAFE, Ask
 from mx_rmq.dashboard.errors import error_page
 
@@ -30,6 +32,9 @@ ASK: Final = "mx_rmq.ask"
 
 OPEN: Final = "/healthz"
 """The one path for which nobody has to be let in: it tells whether we work, and nothing else."""
+
+ANY: Final = "*"
+"""Stands for every host."""
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
@@ -65,17 +70,22 @@ class Guard:
         self._app = app
         self._parts = parts
         self._authorize = authorize
-        self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
+        proxies = (_host(origin.partition("://")[2]) for origin in self._origins)
+        if hosts is None and authorize is None:
+            hosts = LOOPBACK
+        self._hosts = None if hosts is None else {*map(str.lower, hosts), *proxies}
         self._behind_tls = any(origin.startswith("https://") for origin in self._origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = dict(scope)
         request = Request(scope, receive)
         secure = scope.get("scheme") == "https" or self._behind_tls
         cookie = "__Host-mx_rmq" if secure else "mx_rmq"
         known = request.cookies.get(cookie, "")
-        ask = Ask(self._parts, request, known or secrets.token_urlsafe(32))
-        scope = {**scope, ASK: ask}
+        ask = scope[ASK] = Ask(self._parts, request, known or secrets.token_urlsafe(32))
+        mark = request.cookies.get(f"{cookie}_known", "").encode("utf-8", "backslashreplace")
+        marked = scope[KNOWN] = hmac.compare_digest(mark, ask.mark.encode())
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -83,12 +93,12 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
-                if not known and headers.get("content-type", "").startswith("text/html"):
-                    safe = "; Secure" if secure else ""
-                    headers.append(
-                        "Set-Cookie",
-                        f"{cookie}={ask.session}; Path=/; HttpOnly; SameSite=Lax{safe}",
-                    )
+                if headers.get("content-type", "").startswith("text/html"):
+                    rules = f"Path=/; HttpOnly; SameSite=Lax{'; Secure' if secure else ''}"
+                    if not known:
+                        headers.append("Set-Cookie", f"{cookie}={ask.session}; {rules}")
+                    if not marked and self._authorize is not None and ask.who is not None:
+                        headers.append("Set-Cookie", f"{cookie}_known={ask.mark}; {rules}")
             await send(message)
 
         try:
@@ -111,7 +121,8 @@ class Guard:
                 status=421,
                 title="Wrong host",
                 text="The dashboard is not known by the name in the address.",
-                advice="Use localhost or 127.0.0.1, or start it with --origin and that name.",
+                advice="Use localhost or 127.0.0.1, or name it at the start: "
+                "--origin https://…, or Dashboard(hosts=[…]).",
             )
         if request.method in SAFE and _path(request) == OPEN:
             return None
@@ -155,7 +166,7 @@ class Guard:
 
     def _is_our_host(self, request: Request) -> bool:
         """A page elsewhere must not reach us by a name of its own that leads to our address."""
-        if self._hosts is None:
+        if self._hosts is None or ANY in self._hosts:
             return True
         return _host(request.headers.get("host", "")) in self._hosts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -41,7 +42,8 @@ class Stage(StrEnum):
 class Job:
     """Something that is done to many messages."""
 
-    number: int
+    id: str
+    """Not a number: each process would count its own, and stop one that another means."""
     who: str
     where: str
     act: str
@@ -69,9 +71,8 @@ class Jobs:
     def __init__(self, source: Source, journal: Journal) -> None:
         self._source = source
         self._journal = journal
-        self._jobs: dict[int, Job] = {}
-        self._tasks: dict[int, asyncio.Task[int]] = {}
-        self._last = 0
+        self._jobs: dict[str, Job] = {}
+        self._tasks: dict[str, asyncio.Task[int]] = {}
 
     def start(
         self,
@@ -88,9 +89,8 @@ class Jobs:
         """Begin; the journal tells of the begin and of the end."""
         if len(self._tasks) >= AT_ONCE:
             raise InvalidInput(f"{AT_ONCE} jobs are running already; stop one, or wait for its end")
-        self._last += 1
         job = Job(
-            number=self._last,
+            id=secrets.token_hex(6),
             who=who,
             where=where,
             act=act,
@@ -100,27 +100,27 @@ class Jobs:
             limit=limit,
             rate=rate,
         )
-        self._jobs[job.number] = job
-        for number in list(self._jobs)[:-KEPT]:
-            if number not in self._tasks:
-                del self._jobs[number]
+        self._jobs[job.id] = job
+        for id in list(self._jobs)[:-KEPT]:
+            if id not in self._tasks:
+                del self._jobs[id]
         self._note(job, "begun")
         task = asyncio.create_task(self._run(job), name="mx-rmq dashboard job")
-        self._tasks[job.number] = task
+        self._tasks[job.id] = task
         task.add_done_callback(partial(self._ended, job))
         return job
 
-    def get(self, number: int) -> Job | None:
+    def get(self, id: str) -> Job | None:
         """Return a job, as long as it is remembered."""
-        return self._jobs.get(number)
+        return self._jobs.get(id)
 
     def latest(self) -> list[Job]:
         """Return the jobs, newest first."""
         return list(reversed(self._jobs.values()))
 
-    def stop(self, number: int) -> None:
+    def stop(self, id: str) -> None:
         """Let a job do nothing more. What it has done stays done."""
-        if task := self._tasks.get(number):
+        if task := self._tasks.get(id):
             task.cancel()
 
     async def close(self) -> None:
@@ -144,14 +144,14 @@ class Jobs:
 
     def _ended(self, job: Job, task: asyncio.Task[int]) -> None:
         """Take down what became of it; also if it was stopped before it had begun."""
-        del self._tasks[job.number]
+        del self._tasks[job.id]
         job.ended = time.time()
         if task.cancelled():
             job.stage = Stage.STOPPED
         elif error := task.exception():
             job.stage, job.error = Stage.FAILED, str(error) or type(error).__name__
             if not isinstance(error, MxRmqError):
-                logger.error("job %d failed", job.number, exc_info=error)
+                logger.error("job %s failed", job.id, exc_info=error)
         else:
             job.stage, job.done = Stage.DONE, task.result()
         told = f"{job.stage}: {job.done:,} messages" + (f": {job.error}" if job.error else "")
@@ -159,7 +159,7 @@ class Jobs:
 
     def _note(self, job: Job, outcome: str) -> None:
         parts = (
-            f"job {job.number}: all {job.state}",
+            f"job {job.id}: all {job.state}",
             job.search.words(),
             f"at most {job.limit:,}" if job.limit is not None else "",
             f"at {job.rate:g} a second" if job.rate is not None else "",

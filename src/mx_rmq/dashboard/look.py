@@ -111,6 +111,7 @@ async def message(ask: Ask) -> Response:
         text=text,
         whole=whole,
         note=render.note(found) if found else "",
+        seen=render.seen(found) if found else "",
         acts=ACTS[found.state] if found else (),
         history=history,
     )

@@ -109,6 +109,11 @@ def editable(message: MessageView) -> str:
     return _text(_laid_out(message.content))
 
 
+def seen(message: MessageView) -> str:
+    """Return which archived message a form is about, in milliseconds, to be brought back by it."""
+    return "" if message.archived_at is None else str(round(message.archived_at * 1000))
+
+
 def payload_line(message: MessageView) -> str:
     """Return the beginning of the payload, on one line."""
     stored = message.raw if unreadable(message) else message.content

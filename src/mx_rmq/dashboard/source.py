@@ -33,7 +33,8 @@ MOST: Final = 1000
 """Topics that a look at all of them looks at, the first ones by name."""
 FIND_WITHIN: Final = 4.0
 """Seconds for which an id is looked for."""
-ANSWERS_WITHIN: Final = 1.0
+ANSWERS_WITHIN: Final = 2.0
+"""Seconds in which the server must say something, or it counts as away."""
 AT_ONCE: Final = 8
 """Topics that are asked at the same time."""
 
@@ -64,6 +65,7 @@ class Source:
 
     def __init__(self, mq: MessageQueue) -> None:
         self._mq = mq
+        self._asking: asyncio.Task[bool] | None = None
 
     @property
     def prefix(self) -> str:
@@ -182,7 +184,12 @@ class Source:
         return sorted(found), True
 
     async def answers(self) -> bool:
-        """Say whether the server is there."""
+        """Say whether the server is there. It is asked once at a time, for all who want to know."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._answers(), name="mx-rmq dashboard health")
+        return await asyncio.shield(self._asking)
+
+    async def _answers(self) -> bool:
         try:
             async with asyncio.timeout(ANSWERS_WITHIN):
                 await self.now()
@@ -196,21 +203,25 @@ class Source:
 
     # act
 
-    async def requeue(self, who: str, topic: str, id: str, state: State | None) -> bool:
+    # `seen` is when the message was archived that the operator saw; another one is left alone
+
+    async def requeue(
+        self, who: str, topic: str, id: str, state: State | None, seen: float | None
+    ) -> bool:
         """Send a dead or quarantined message round again."""
-        return await self._admin(who).requeue(topic, id, state=state)
+        return await self._admin(who).requeue(topic, id, state=state, archived_at=seen)
 
     async def edit(
         self, who: str, topic: str, id: str, payload: Any, state: State | None, seen: float | None
     ) -> bool:
-        """Send a dead or quarantined message round again with another payload, if it is still the
-        one that was archived when it was seen.
-        """
+        """Send a dead or quarantined message round again with another payload."""
         return await self._admin(who).edit(topic, id, payload, state=state, archived_at=seen)
 
-    async def discard(self, who: str, topic: str, id: str, state: State | None) -> bool:
+    async def discard(
+        self, who: str, topic: str, id: str, state: State | None, seen: float | None
+    ) -> bool:
         """Delete a dead or quarantined message."""
-        return await self._admin(who).discard(topic, id, state=state)
+        return await self._admin(who).discard(topic, id, state=state, archived_at=seen)
 
     async def cancel(self, who: str, topic: str, id: str) -> Cancelled:
         """Remove a message that nobody has begun."""
