@@ -16,6 +16,12 @@ LATE: Final = 10_000
 """A tick that could not be fired within so many ms was missed."""
 
 
+FIELDS: Final = (
+    "it has five fields, minute (0-59) hour (0-23) day (1-31) month (1-12) weekday (0-7), or six "
+    "with the second (0-59) first"
+)
+
+
 class Missed(StrEnum):
     """What becomes of ticks at which no worker was there."""
 
@@ -51,7 +57,7 @@ class Cron:
         try:
             cron.next_after(0)
         except (CronSimError, AttributeError) as error:
-            raise InvalidInput(f"cron expression {expression!r}: {error}") from error
+            raise InvalidInput(f"cron expression {expression!r}: {error}; {FIELDS}") from error
         except StopIteration:
             raise InvalidInput(f"cron expression {expression!r} never fires") from None
         return cron
