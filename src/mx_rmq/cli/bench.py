@@ -63,7 +63,7 @@ def bench(
 ) -> None:
     """Measure speed, latency, memory and growth; print each beside its goal.
 
-    Takes three to four minutes. It goes by nobody's settings: defaults count. On a server of yours
+    Takes about five minutes. It goes by nobody's settings: defaults count. On a server of yours
     it asks first, uses keys of its own alone, and deletes those again. Exit code 0: measured,
     whether goals are met or not. 1: something went wrong on the way. 130: Ctrl-C.
     """
