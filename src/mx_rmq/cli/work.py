@@ -141,7 +141,8 @@ def worker(
     except KeyboardInterrupt:  # before anything had begun
         code = 0
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        asked.logs.tell(error)
+        code = CannotDo.exit_code
     sys.exit(code)
 
 
@@ -167,6 +168,15 @@ class Logs:
         if self.format == "json":
             return JsonFormatter(self.mask)
         return _Formatter(TEXT)
+
+    def tell(self, error: MxRmqError) -> None:
+        """Say why it ends, in the form of the logs, whoever has seen to those."""
+        if self.format == "json":
+            about = {"name": "mx_rmq", "levelno": logging.ERROR, "levelname": "ERROR"}
+            line = JsonFormatter().format(logging.makeLogRecord({**about, "msg": str(error)}))
+        else:
+            line = printable(f"Error: {error}")
+        click.echo(line, err=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +296,7 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
         except MxRmqError as error:
             if not started.is_set():
                 raise
-            click.echo(printable(f"Error: {error}"), err=True)
+            asked.logs.tell(error)
             unclean.set()
         code = LEFT if unclean.is_set() else 0
         _leave_soon(code)
