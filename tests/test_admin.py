@@ -303,7 +303,7 @@ async def test_messages_are_counted_between_two_times(
     assert await admin.count(TOPIC, "dead", since=now - 4, until=now - 2) == 3
     assert await admin.count(TOPIC, "delayed", until=now + 0.5) == 2
     assert await admin.count(TOPIC, "pending", since=now) == 0
-    with pytest.raises(InvalidInput, match="since=5 is after until=1"):
+    with pytest.raises(InvalidInput, match=r"since=.*:05Z is after until=.*:01Z"):
         await admin.count(TOPIC, "dead", since=5, until=1)
 
 

@@ -234,7 +234,7 @@ async def test_a_message_that_is_gone_meanwhile_is_passed(
         ({"until": float("nan")}, "until=nan is not a time in seconds since 1970"),
         ({"until": True}, "until=True is not a time"),
         ({"since": 1e300}, "since=1e\\+300 is not a time"),
-        ({"since": 2, "until": 1}, "since=2 is after until=1"),
+        ({"since": 2, "until": 1}, "since=1970-01-01 00:00:02Z is after until=1970-"),
     ],
 )
 async def test_a_filter_that_makes_no_sense_is_refused(

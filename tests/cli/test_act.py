@@ -98,12 +98,13 @@ async def test_all_of_a_state_are_requeued_or_discarded(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("requeue", TOPIC), "Name the messages, or say --all."),
-        (("discard", TOPIC, "id", "--all"), "Name the messages, or say --all."),
+        (("requeue", TOPIC), "Name the messages, or say --all with --state; filters need both."),
+        (("requeue", TOPIC, "--error", "X"), "or say --all with --state; filters need both."),
+        (("discard", TOPIC, "id", "--all"), "Either name the messages, or say --all, not both."),
         (("discard", TOPIC, "--all"), "--all of which state? --state dead or --state quarantined"),
         (("discard", TOPIC, "id", "--limit", "1"), "--limit goes with --all."),
         (("discard", TOPIC, "id", "--state", "pending"), "'pending' is not one of 'dead'"),
-        (("cancel", TOPIC), "Name the messages, or say --all."),
+        (("cancel", TOPIC), "Name the messages, or say --all with --state; filters need both."),
         (("cancel", TOPIC, "--all"), "--all of which state? --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state goes with --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text goes with --all."),

@@ -15,8 +15,6 @@ from tests.lab.messages import TOPIC, pending
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from redis.asyncio import Redis
 
     from mx_rmq.store.store import Store

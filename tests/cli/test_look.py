@@ -174,6 +174,7 @@ async def test_a_list_shows_only_what_its_filter_means(
     page = await run_json(server, *words, "--text", "NEEDLE")  # far behind the first 5,000
     assert [one["id"] for one in page["messages"]] == ["d-000003"]
     assert (page["cursor"], page["looked"]) == (None, 12_000)
+    assert (await run(server, *words, "--text", "no such")).stdout == "no dead messages match\n"
     told = await run(server, *words, "--error", "Rust")
     assert "rejected: rust" in told.stdout.splitlines()[1]
     assert told.stderr == ""

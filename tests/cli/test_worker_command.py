@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -305,6 +306,24 @@ async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[st
     url = "redis://user:secret@127.0.0.1:1"
     line = app.refused("app", *words, MX_RMQ_URL=url, MX_RMQ_PATIENCE="0.1")
     assert line.startswith("Error: cannot use redis://user:***@127.0.0.1:1: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "cannot use redis://user:***@127.0.0.1:1: "),
+        (["--mask", "."], "mask '.' is neither"),
+        (["--concurrency", "0"], "concurrency=0 is"),
+    ],
+)
+async def test_that_it_cannot_begin_is_json_where_the_logs_are(
+    app: App, words: list[str], said: str
+) -> None:
+    url = "redis://user:secret@127.0.0.1:1"
+    more = ("--log-format", "json", *words)
+    line = json.loads(app.refused("app", *more, MX_RMQ_URL=url, MX_RMQ_PATIENCE="0.1"))
+    assert (line["level"], line["logger"]) == ("ERROR", "mx_rmq")
+    assert line["message"].startswith(said)
 
 
 async def test_a_wrong_url_gets_one_line(app: App) -> None:

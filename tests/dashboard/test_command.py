@@ -199,7 +199,10 @@ def test_a_port_that_is_taken_is_said(server: Server) -> None:
             check=False,
         )
     assert failed.returncode == 2
-    assert f"cannot listen on 127.0.0.1, port {port}" in failed.stderr
+    line = failed.stderr.splitlines()[-1]
+    assert line.startswith(f"Error: cannot listen on 127.0.0.1, port {port}: ")
+    assert "address already in use" in line
+    assert "uvicorn" not in failed.stderr
     assert "Traceback" not in failed.stderr
 
 

@@ -106,6 +106,14 @@ async def test_the_archives_are_searched_over_all_topics(
     assert "ValueError: no" in text_of(await visitor.page("/quarantine?last=15m"))
 
 
+async def test_what_can_be_done_to_all_messages_stands_above_them(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    await archived(mq.store, State.DEAD, 3)
+    page = await visitor.page(f"/topics/{TOPIC}?state=dead")
+    assert 0 < page.index("Requeue all…") < page.index("Discard all…") < page.index("data-row")
+
+
 async def test_a_message_is_shown_with_its_errors_headers_and_payload(
     mq: MessageQueue, visitor: Visitor
 ) -> None:

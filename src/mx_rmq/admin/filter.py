@@ -10,6 +10,7 @@ from mx_rmq.admin.revive import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.core.text import instant
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
@@ -49,7 +50,8 @@ class Filter:
             if value is not None and not _is_time(value):
                 raise InvalidInput(f"{name}={value!r:.80} is not a time in seconds since 1970")
         if self.since is not None and self.until is not None and self.since > self.until:
-            raise InvalidInput(f"since={self.since!r} is after until={self.until!r}")
+            since, until = instant(self.since), instant(self.until)
+            raise InvalidInput(f"since={since} is after until={until}")
 
     def __bool__(self) -> bool:
         """Say whether anything is asked for at all."""

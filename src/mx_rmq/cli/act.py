@@ -77,9 +77,9 @@ async def requeue(
 ) -> int:
     """Send messages IDS of TOPIC round again, from the dead letters or from quarantine.
 
-    Or all of a --state, or those that --error, --since, --until and --text choose. With --all, what
-    no worker could read stays. Exit code 1: not all of IDS were there. 2: it could not be done.
-    130: interrupted; each message is either requeued or as it was.
+    Or --all of a --state; then --error, --since, --until and --text choose among them, and what no
+    worker could read stays. Exit code 1: not all of IDS were there. 2: it could not be done. 130:
+    interrupted; each message is either requeued or as it was.
     """
     deed = Deed(
         verb="requeue",
@@ -104,9 +104,9 @@ async def discard(
 ) -> int:
     """Delete messages IDS of TOPIC for good, from the dead letters or from quarantine.
 
-    Or all of a --state, or those that --error, --since, --until and --text choose. Exit code 1: not
-    all of IDS were there. 2: it could not be done. 130: interrupted; each message is either deleted
-    or as it was.
+    Or --all of a --state; then --error, --since, --until and --text choose among them. Exit code 1:
+    not all of IDS were there. 2: it could not be done. 130: interrupted; each message is either
+    deleted or as it was.
     """
     deed = Deed(
         verb="discard",
@@ -131,10 +131,10 @@ async def cancel(
 ) -> int:
     """Remove messages IDS of TOPIC that no worker has begun.
 
-    Or all of a --state, or those that --error, --since, --until and --text choose: of pending ones
-    the newest first, of delayed ones those that are due first. Exit code 1: not all of IDS were
-    pending or delayed. 2: it could not be done, or a worker has one already. 130: interrupted; each
-    message is either removed or as it was.
+    Or --all of a --state, of pending ones the newest first, of delayed ones those that are due
+    first; then --error, --since, --until and --text choose among them. Exit code 1: not all of IDS
+    were pending or delayed. 2: it could not be done, or a worker has one already. 130: interrupted;
+    each message is either removed or as it was.
     """
     if state is not None and ids:
         raise click.UsageError("--state goes with --all.")
@@ -164,8 +164,10 @@ async def _do(
     **options: Any,
 ) -> int:
     """Do it to the messages that are named, or to all that are meant."""
-    if all_of_them == bool(ids):
-        raise click.UsageError("Name the messages, or say --all.")
+    if all_of_them and ids:
+        raise click.UsageError("Either name the messages, or say --all, not both.")
+    if not all_of_them and not ids:
+        raise click.UsageError("Name the messages, or say --all with --state; filters need both.")
     if all_of_them and state is None:
         raise click.UsageError(f"--all of which state? --state {' or --state '.join(deed.states)}")
     for name, value in options.items():

@@ -205,11 +205,14 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
         timeout_graceful_shutdown=LEAVE_WITHIN,
         **options,
     )
+    log = logging.getLogger("uvicorn.error")
+    log.addFilter(lambda record: not isinstance(record.msg, OSError))  # which is raised below
     async with mq:
         try:
             await Server(config).serve()
-        except SystemExit as ended:  # it could not listen, and has logged why
-            raise InvalidInput(f"cannot listen on {config.host}, port {config.port}") from ended
+        except SystemExit as ended:
+            where = f"cannot listen on {config.host}, port {config.port}"
+            raise InvalidInput(f"{where}: {ended.__context__}") from ended
 
 
 def _address(server: uvicorn.Server) -> str:

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.output import lines
+from mx_rmq.cli.output import lines, printable
 from mx_rmq.logs import JsonFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from mx_rmq.core.errors import MxRmqError
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
@@ -57,6 +59,15 @@ class Logs:
         if self.format == "json":
             return JsonFormatter(self.mask)
         return _Formatter(TEXT)
+
+    def tell(self, error: MxRmqError) -> None:
+        """Say why it ends, in the form of the logs, whoever has seen to those."""
+        if self.format == "json":
+            about = {"name": "mx_rmq", "levelno": logging.ERROR, "levelname": "ERROR"}
+            line = JsonFormatter().format(logging.makeLogRecord({**about, "msg": str(error)}))
+        else:
+            line = printable(f"Error: {error}")
+        click.echo(line, err=True)
 
 
 class _Formatter(logging.Formatter):

@@ -190,7 +190,7 @@ async def list_messages(
         spare = ("priority", "payload") if any(row[4] for row in rows) else ("priority",)
         show_table(Table(columns, rows, spare=spare, long=("note", "payload")))
     else:
-        say(f"no {state} messages" + (" that are meant" if wanted else ""))
+        say(f"no {state} messages" + (" match" if wanted else ""))
     if page.cursor is not None:
         say(f"there are more: --cursor {page.cursor}")
     return 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from mx_rmq.core.text import instant
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
@@ -84,12 +85,7 @@ def payload_text(message: MessageView, *, indent: int | None = None) -> str:
 
 def when(seconds: float | None) -> str | None:
     """Return an instant as people write it, UTC."""
-    if seconds is None:
-        return None
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):  # each for another kind of too large
-        return f"{seconds:g} s"
+    return None if seconds is None else instant(seconds)
 
 
 def duration(seconds: float | None) -> str | None:

@@ -17,7 +17,7 @@ import click
 from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.loading import load, parse
 from mx_rmq.cli.logs import FORMATS, Logs, configure_logging, log_level
-from mx_rmq.cli.output import printable, say
+from mx_rmq.cli.output import say
 from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
 from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
@@ -132,7 +132,8 @@ def worker(
     except KeyboardInterrupt:  # before anything had begun
         code = 0
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        asked.logs.tell(error)
+        code = CannotDo.exit_code
     sys.exit(code)
 
 
@@ -253,7 +254,7 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
         except MxRmqError as error:
             if not started.is_set():
                 raise
-            click.echo(printable(f"Error: {error}"), err=True)
+            asked.logs.tell(error)
             unclean.set()
         code = LEFT if unclean.is_set() else 0
         _leave_soon(code)

@@ -20,6 +20,12 @@ MANY: Final = 1_000
 """Ticks that are counted one by one; of more, nobody wants to know the number."""
 
 
+FIELDS: Final = (
+    "it has five fields, minute (0-59) hour (0-23) day (1-31) month (1-12) weekday (0-7), or six "
+    "with the second (0-59) first"
+)
+
+
 class Missed(StrEnum):
     """What becomes of ticks at which no worker was there."""
 
@@ -55,7 +61,7 @@ class Cron:
         try:
             cron.next_after(0)
         except (CronSimError, AttributeError) as error:
-            raise InvalidInput(f"cron expression {expression!r}: {error}") from error
+            raise InvalidInput(f"cron expression {expression!r}: {error}; {FIELDS}") from error
         except StopIteration:
             raise InvalidInput(f"cron expression {expression!r} never fires") from None
         return cron

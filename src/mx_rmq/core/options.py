@@ -21,7 +21,8 @@ def timestamp(at: datetime | float | None) -> float | None:
     """Return an instant in seconds since 1970."""
     if isinstance(at, datetime):
         if at.tzinfo is None:
-            raise InvalidInput(f"at={at!r} has no time zone: nobody knows which moment it means")
+            said = at.isoformat()
+            raise InvalidInput(f"at={said} has no time zone; in UTC it would be {said}+00:00")
         return at.timestamp()
     return at
 

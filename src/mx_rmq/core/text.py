@@ -1,7 +1,8 @@
-"""Foreign text, made fit to be stored and shown."""
+"""Foreign text, made fit to be stored and shown; and times, as people write them."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Final
 
 MAX_ERROR_TEXT: Final = 2048
@@ -37,3 +38,11 @@ def text_of(error: BaseException) -> str:
         return storable(str(error))
     except Exception as broken:  # noqa: BLE001 - it is anybody's code
         return f"its text cannot be had: {type(broken).__name__}"
+
+
+def instant(seconds: float) -> str:
+    """Return an instant as people write it, UTC."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):  # each for another kind of too large
+        return f"{seconds:g} s"
