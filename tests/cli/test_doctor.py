@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
 from mx_rmq.store import health
 from mx_rmq.store.call import Caller
@@ -319,6 +320,16 @@ async def test_messages_that_no_live_worker_serves_are_bad(
         assert f"bad  topic orders: {words}, and no live worker serves it" in told.stdout
         await serve(now, "another", TOPIC)
         assert (await run(server, "doctor")).exit_code == 0
+
+
+@one_kind
+async def test_archived_messages_that_were_dropped_are_told_of(
+    store: Store, server: Server, clock: Clock
+) -> None:
+    async with await Store.open(server.url, clock=clock, limits=Limits(dlq_max=2)) as full:
+        await archived(full, State.DEAD, 5)
+    told = await run(server, "doctor")
+    assert "warn topic orders: 3 archived messages dropped so far, for their age" in told.stdout
 
 
 @one_kind

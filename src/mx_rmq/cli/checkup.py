@@ -141,6 +141,13 @@ async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
             f"Look with: mx-rmq list {topic} --state {state}{' --since 1h' if growing else ''}; "
             "then requeue, edit or discard",
         )
+    if stats.totals.trimmed and (stats.dead or stats.quarantined):
+        yield Finding(
+            Severity.WARN,
+            f"topic {stats.topic}: {count(stats.totals.trimmed, 'archived message')} dropped so "
+            "far, for their age or because the archive was full",
+            "If they were wanted, raise dlq_max, quarantine_max or their ttl",
+        )
 
 
 async def _overdue(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
