@@ -25,6 +25,7 @@ _ANY = "leases[n] and not seen[id]"
 _RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')"
 _BRIEF = _RECEIPT.replace("600000", "3000")
 """Shorter than it takes to give a reply up and to send the call again."""
+_RING = "if rung == 0 then redis.call('RPUSH', doorbell, '1') end\n"
 _ONE_HELD = "if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end"
 
 MUTANTS = [
@@ -105,8 +106,19 @@ MUTANTS = [
         "redis.call('HSET', payload, unpack(records))",
         "",
     ),
+    Mutant("retry knows one priority", "retry_message", "due_times[ARGV[i + 3]]", "due_times.low"),
     Mutant("retry leaves no receipt", "retry_message", _RECEIPT, ""),
     Mutant("release turns the order round", "release_message", "n = #mine, 1, -1", "n = 1, #mine"),
+    Mutant(
+        "release knows one priority", "release_message", "front[ARGV[mine[n] + 2]]", "front.low"
+    ),
+    Mutant("release rings nobody", "release_message", _RING, ""),
+    Mutant(
+        "extend sets no deadline",
+        "extend_lease",
+        "redis.call('ZADD', expire_monitor, unpack(deadlines))\n",
+        "",
+    ),
     Mutant(
         "the time-out removes instead of taking over",
         "handle_timeout_message",
@@ -130,6 +142,12 @@ MUTANTS = [
         "move_to_dlq",
         "redis.call('HDEL', payload, id)",
         "redis.call('HLEN', payload)",
+    ),
+    Mutant(
+        "quarantine keeps no bytes",
+        "handle_parse_error",
+        "info .. '\\n' .. bytes",
+        "info .. '\\n'",
     ),
     Mutant(
         "the cap drops the newest dead letter",
@@ -198,6 +216,12 @@ MUTANTS = [
         f"if full or #fresh == 0 then\n  {_BRIEF}",
     ),
     Mutant(
+        "own ids of delayed messages are soon forgotten",
+        "produce_delay_message",
+        "math.max(recent_ttl, dedup_ms, 600000)",
+        "dedup_ms",
+    ),
+    Mutant(
         "the scheduler is not woken",
         "produce_delay_message",
         "if soonest < earliest and",
@@ -215,6 +239,13 @@ MUTANTS = [
         "'-inf', now, 'LIMIT'",
         "'-inf', now + 400, 'LIMIT'",
     ),
+    Mutant(
+        "discard trusts an old view",
+        "discard_message",
+        "if not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end",
+        "if not archived_at then return '0' end",
+    ),
+    Mutant("discard leaves no receipt", "discard_message", _RECEIPT, ""),
     Mutant(
         "requeue trusts an old view",
         "requeue_message",
@@ -282,12 +313,7 @@ MUTANTS = [
         "if look and last then return {time, before, 0} end\n",
         "",
     ),
-    Mutant(
-        "a tick rings nobody",
-        "produce_cron_message",
-        "if rung == 0 then redis.call('RPUSH', doorbell, '1') end\n",
-        "",
-    ),
+    Mutant("a tick rings nobody", "produce_cron_message", _RING, ""),
     Mutant(
         "a ring for nothing",
         "ring_doorbell",
@@ -342,5 +368,6 @@ MUTANTS = [
         "if far_ms and behind > jump_ms then",
         "if far_ms then",
     ),
+    Mutant("pause stays open", "pause_topic", "redis.call('HSET', meta, 'paused', '1')", ""),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
 ]

@@ -422,11 +422,12 @@ class Walk(RuleBasedStateMachine):
         self.steps += 1
         if self.steps % AUDITED == 0:
             assert self.run(self.store.audit.topic(TOPIC)) == []
-            assert all(ms > RECEIPT_MS - MINUTE for ms in self.run(self._receipts()))
+            assert all(ms > RECEIPT_MS - MINUTE for ms in self.run(self._memory()))
 
-    async def _receipts(self) -> list[int]:
-        """Return for how long each receipt will be kept, ms."""
-        keys = await self.raw.keys(self.store.keys.of(TOPIC).receipt("*"))
+    async def _memory(self) -> list[int]:
+        """Return for how long receipts and own ids will be remembered, ms."""
+        topic = self.store.keys.of(TOPIC)
+        keys = [*await self.raw.keys(topic.receipt("*")), *await self.raw.keys(topic.recent)]
         return [await self.raw.pttl(key) for key in keys]
 
     def teardown(self) -> None:
