@@ -35,6 +35,7 @@ EVERYSEC: Final = 2.0
 """Seconds that a server with `appendfsync everysec` may forget when it is killed: while an fsync is
 under way, it does not even write what it has answered."""
 FORGOTTEN: Final = "done, answered, and forgotten by the server when it was killed"
+FORGOTTEN_PRODUCES: Final = "acknowledged, and forgotten by the server when it was killed"
 
 FINAL: Final = ("complete_message", "move_to_dlq", "handle_parse_error")
 MOVING: Final = ("retry_message", "release_message")
@@ -475,7 +476,7 @@ def _check_end(id: str, label: str, reading: Reading, ends: Ends) -> None:
     asked = reading.asked[label]
     end, planned = _end(id, reading, ends), Errand.of(label).end
     if end is None and reading.was_forgotten(asked, reading.answered.get(label, float("inf"))):
-        counts["produces that the server forgot when it was killed"] += 1
+        counts[FORGOTTEN_PRODUCES] += id == reading.ids.get(label)
     elif end is None:
         checked.lost.add(id)
         checked.violated("lost", f"{id} of {label}, produced at {asked:.3f}")

@@ -33,7 +33,7 @@ def write(faults: Sequence[Fault]) -> None:
 
 
 def read(path: Path) -> Result | None:
-    """Read what a trial left; None: it never ran at length."""
+    """Read what a trial left; None: no run at length has come to its end."""
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
@@ -42,7 +42,7 @@ def _summary(faults: Iterable[Fault], results: dict[str, Result | None]) -> str:
     for fault in faults:
         result = results[fault.name]
         if result is None:
-            rows.append([f"`{fault.name}`", fault.title, "not run", "", "", ""])
+            rows.append([f"`{fault.name}`", fault.title, "**no result**", "", "", ""])
             continue
         rows.append(
             [

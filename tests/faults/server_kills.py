@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from redis.asyncio import Redis
 
-from tests.faults.check import EVERYSEC
+from tests.faults.check import EVERYSEC, FORGOTTEN_PRODUCES
 from tests.faults.errand import Mix
 from tests.faults.kills import IN_HAND, tell
 from tests.faults.scene import LEASE, Scene
@@ -38,8 +38,8 @@ STALLED: Final = 0.05
 LONG: Final = 5
 """Every so many deaths it is away for longer than a lease."""
 HEAD: Final = [
-    *("server", "appendfsync", "kills", "acknowledged", "lost"),
-    *("killed with messages in hand", "with calls under way", "run again"),
+    *("server", "appendfsync", "kills", "with messages in hand", "with calls under way"),
+    *("acknowledged", "forgotten", "lost", "run again"),
 ]
 PARTS: Final = tuple(
     itertools.product((Kind.VALKEY_9_1, Kind.REDIS_7_0, Kind.REDIS_6_2), ("always", "everysec"))
@@ -61,10 +61,11 @@ async def run(trial: Trial) -> None:
                 kind,
                 fsync,
                 f"{share}",
-                f"{checked.counts['acknowledged']:,}",
-                f"{checked.counts['lost']}",
                 f"{checked.counts['… with messages in hand']}",
                 f"{checked.counts['… with one of both under way']}",
+                f"{checked.counts['acknowledged']:,}",
+                f"{checked.counts[FORGOTTEN_PRODUCES]}",
+                f"{checked.counts['lost']}",
                 f"{sum(checked.causes.values()) - checked.causes['its handler failed, as told']}",
             ]
         )
