@@ -392,6 +392,28 @@ def test_an_honest_null_is_accepted(payload: Any) -> None:
     assert json.loads(bytes(codec.encode_payload(payload, LIMIT))) == msgspec.to_builtins(payload)
 
 
+@pytest.mark.parametrize("raw", [b"null", b"[null,0.1234567890123456789]"])
+def test_a_raw_payload_is_kept_byte_for_byte_also_one_with_a_null(raw: bytes) -> None:
+    assert bytes(codec.encode_payload(msgspec.Raw(raw), LIMIT)) == raw
+    nested = codec.encode_payload({"a": msgspec.Raw(raw)}, LIMIT)
+    assert bytes(nested) == b'{"a":' + raw + b"}"
+
+
+def test_a_text_becomes_a_payload_digit_for_digit() -> None:
+    text = '{ "a" : 0.1234567890123456789,\r\n "b": [1E2, "ü \\u00fc", 123456789012345678901] }'
+    assert bytes(codec.verbatim(text)) == (
+        '{"a":0.1234567890123456789,"b":[1E2,"ü \\u00fc",123456789012345678901]}'.encode()
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "1,2", "NaN", "1e400", "1" * 5000, '"\ud800"', '"\\ud800"', "[" * 100_000]
+)
+def test_a_text_that_no_worker_could_read_is_no_payload(text: str) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        codec.verbatim(text)
+
+
 @pytest.mark.parametrize(
     "payload",
     [

@@ -101,6 +101,8 @@ async def test_an_archived_message_is_edited_and_requeued(
     assert "This is not JSON" in wrong.text
     assert "{&#34;number&#34;: </textarea>" in wrong.text
     await visitor.post(path, 400, payload="NaN")
+    await visitor.post(path, 400, payload="1e400")
+    await visitor.post(path, 400, payload="[" * 100_000)
     await visitor.post(path, 400, payload='"\\ud800"')
     assert await state_of(mq, id) is state
     answer = await visitor.submit(
@@ -110,6 +112,18 @@ async def test_an_archived_message_is_edited_and_requeued(
     found = await mq.admin.get(TOPIC, id)
     assert found is not None
     assert (found.state, found.payload) == (State.PENDING, {"number": 2, "ü": []})
+
+
+async def test_an_edited_payload_is_kept_digit_for_digit(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    path, long = f"/topics/{TOPIC}/edit?id={id}", b'{"a":0.1234567890123456789,"b":[1e2,null]}'
+    typed = long.decode().replace(",", ",\r\n  ")
+    await visitor.submit(path, "Requeue with this payload", payload=typed)
+    found = await mq.admin.get(TOPIC, id)
+    assert found is not None
+    assert (found.state, found.content) == (State.PENDING, long)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 def _plain(value: Any) -> Any:
     """Return a Pydantic model as JSON values that make the same model again; refuse the rest."""
+    if isinstance(value, msgspec.Raw):  # the encoder takes it as it is
+        return msgspec.json.decode(value)
     if not hasattr(type(value), "model_dump"):
         raise TypeError(f"objects of type {type(value).__name__} are not supported")
     return value.model_dump(mode="json", by_alias=True, round_trip=True)
@@ -61,6 +63,16 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
         raise InvalidInput(f"the payload is nested deeper than {MAX_DEPTH} levels")
     return msgspec.Raw(data)
+
+
+def verbatim(text: str) -> msgspec.Raw:
+    """Return a JSON text as a payload; read and written again, a long number would lose digits.
+
+    ValueError or RecursionError: no worker could read it.
+    """
+    data = text.encode()
+    msgspec.json.decode(data)
+    return msgspec.Raw(msgspec.json.format(data, indent=-1))
 
 
 def encode(message: Message) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled, Progress
+from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.look import ACTS, state_of
@@ -104,9 +105,8 @@ async def edit(ask: Ask, form: dict[str, str]) -> Response:
     id, state = await _addressed(ask, form)
     text = form.get("payload", "")
     try:
-        payload = json.loads(text, parse_constant=_refuse)
-        if _has_surrogates(text, payload):
-            raise ValueError("it holds bytes that are not UTF-8")
+        json.loads(text)  # it says in which line the mistake is
+        payload = codec.verbatim(text)
     except (ValueError, RecursionError) as error:
         ask.note_refused("edit", f"not JSON: {error}")
         message = await _message(ask, "requeue")
@@ -261,16 +261,3 @@ def _whole(form: dict[str, str], name: str) -> int | None:
     if not (text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text)):
         raise InvalidInput(f"{name}={text!r:.80} is not a whole number from 1 on")
     return int(text)
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON value")
-
-
-def _has_surrogates(text: str, payload: object) -> bool:
-    try:
-        text.encode()
-        json.dumps(payload, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return True
-    return False
