@@ -2,7 +2,12 @@
 
 A life is a real queue and worker behind a slow network. Its tasks are watched: whenever one is
 suspended in an await, it may be cancelled there, at once or in the moment in which the answer has
-come. Then a fresh worker must find everything within a lease.
+come, preferably where none was yet. Then a fresh worker must find everything within a lease.
+
+Some awaits come only when connections are opened or calls fail: to meet those, the lab hangs up or
+lets calls fail meanwhile. What `Worker.stop` does goes on in a task of its own, which its caller's
+cancellation does not reach: while it runs, its caller is cancelled, perhaps twice, or one of the
+tasks that it waits for.
 """
 
 from __future__ import annotations
@@ -16,8 +21,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq import Delivery, MessageQueue, Worker
+from redis.asyncio import Redis
+
+from mx_rmq import Delivery, MessageQueue, MxRmqError, Reject, Worker
 from mx_rmq.core import events
+from mx_rmq.core.message import State
 from tests.faults.trial import Fault
 from tests.lab.proxy import Fault as Network
 from tests.lab.proxy import Order, Proxy
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 TOPIC: Final = "work"
+FRAGILE: Final = "fragile"
+"""Its messages are dead when their worker was lost once."""
 LEASE: Final = 1.0
 SLOW: Final = 0.003
 """Seconds by which replies come late."""
@@ -38,6 +48,8 @@ EACH: Final = 10
 SIDE_BY_SIDE: Final = 4
 WITHIN: Final = 2.0
 """Seconds in which a task must come to an await, else another one is chosen."""
+IMPATIENT: Final = 0.2
+"""Seconds for which a call is repeated while calls fail."""
 DRAINED_WITHIN: Final = 30.0
 
 AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produce_many", "admin")
@@ -45,9 +57,23 @@ AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produ
 DUTIES: Final = ("monitor", "scheduler", "lookout", "doorbell", "janitor", "beat")
 """Loops: who is cancelled is gone for the rest of the life."""
 FIRST: Final = ("start", "open")
-LAST: Final = ("stop", "close")
+LAST: Final = ("stop", "close", "lifecycle", "dispatch", "consumer", "keeper")
+"""The last four while the worker stops."""
+COLD: Final = 4
+"""Every so many lives begin without open connections: so opening them is cancelled, too."""
+MORE: Final = 80
+"""Lives that a campaign has beyond its size, at the most, for awaits that were never cancelled."""
+MISSED: Final = 0.1
+"""The share of the awaits seen that a campaign may leave without a cancellation."""
+MUST: Final = (
+    *(f"monitor, {what}" for what in ("handle_timeout_message", "retry_message", "move_to_dlq")),
+    "monitor, handle_parse_error",
+    *(f"lifecycle, {what}" for what in ("complete_message", "retry_message", "release_message")),
+    *(f"lifecycle, {what}" for what in ("move_to_dlq", "handle_parse_error")),
+)
+"""Who must have been cancelled while its call of what was under way."""
 CAST: Final = frozenset((*AGAIN[:4], *DUTIES))
-CALLERS: Final = frozenset((*AGAIN[4:], *FIRST, *LAST))
+CALLERS: Final = frozenset((*AGAIN[4:], *FIRST, *LAST[:2]))
 
 
 class Watched(Coroutine[Any, Any, Any]):
@@ -102,17 +128,45 @@ class Wanted:
     """Suspensions that pass first, unless one is new."""
     answered: bool
     """Cancel when the answer has come, and before it is taken."""
+    target: str = ""
+    """The await that is wanted: cancel only where none was yet. '': anywhere."""
+    twice: bool = False
+    """Cancel the same task once more where it is then."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def needs_failures(self) -> bool:
+        """Whether the await is one in which a failed call waits for its next try."""
+        return "_insist:" in self.target or "Loop._run:9" in self.target
 
-Awaits = dict[str, int]
-"""Every await in which a watched task was seen, and how often one was cancelled there."""
+    @property
+    def needs_opening(self) -> bool:
+        """Whether the await is one in which a connection is opened."""
+        return "Wire.open" in self.target
+
+
+class Await:
+    """An await in which a watched task was seen, and how often one was cancelled there."""
+
+    def __init__(self) -> None:
+        self.times = {False: 0, True: 0}
+        """At once, and when the answer had come."""
+
+    @property
+    def total(self) -> int:
+        return sum(self.times.values())
+
+
+Awaits = dict[str, Await]
+"""By who waits for what."""
 
 
 @dataclass
 class Message:
     """What is known of a message."""
 
+    end: State | None = None
+    """Where it shall end; None: completed."""
     acknowledged: bool = False
     cancelled: bool | None = False
     """By an operator. None: perhaps."""
@@ -134,6 +188,7 @@ class Life:
         self._trial = trial
         self._awaits = awaits
         self._server = server
+        self._number = number
         self._name = f"life {number}"
         self._prefix = f"c{number}"
         self._plan = plan
@@ -153,18 +208,20 @@ class Life:
         kind = task.get_name().removeprefix("mx-rmq ")
         if kind not in (CALLERS if kind == task.get_name() else CAST):
             return
-        place = f"{kind}: {_place(inner)}"
-        known = self._awaits.setdefault(place, 0)
+        seen = self._awaits.setdefault(f"{kind}: {_place(inner)}", Await())
         wanted = self._wanted
-        if wanted is None or wanted.kind != kind or task.cancelling():
+        again = wanted is not None and wanted.done.is_set()
+        if wanted is None or wanted.kind != kind or (task.cancelling() and not again):
             return
         wanted.after -= 1
-        if wanted.after > 0 and known:
+        answered = wanted.answered and waits_for is not None
+        if seen.times[answered] and (wanted.target or wanted.after > 0):
             return
-        self._wanted = None
-        self._awaits[place] += 1
+        if again or not wanted.twice:
+            self._wanted = None
+        seen.times[answered] += 1
         self._trial.count(f"cancelled: {kind}")
-        if wanted.answered and waits_for is not None:
+        if answered:
             waits_for.add_done_callback(lambda _: task.cancel())
         else:
             task.cancel()
@@ -173,22 +230,43 @@ class Life:
     async def _cancel(self, wanted: Wanted, act: Callable[[], Awaitable[Any]] | None) -> None:
         """Let something be cancelled; without an act, something that happens anyway."""
         self._wanted = wanted
+        provoking = asyncio.create_task(self._provoke(wanted), name="provoke")
         struck = asyncio.create_task(wanted.done.wait(), name="struck")
         waited: list[asyncio.Task[Any]] = [struck]
         if act is not None:
-            doing = asyncio.create_task(_awaited(act), name=wanted.kind)
+            name = wanted.kind if wanted.kind in CALLERS else "act"
+            doing = asyncio.create_task(_awaited(act), name=name)
             waited.append(doing)
         await asyncio.wait(waited, timeout=WITHIN, return_when=asyncio.FIRST_COMPLETED)
-        self._wanted = None
+        if not wanted.done.is_set():
+            self._wanted = None
         struck.cancel()
+        provoking.cancel()
+        await asyncio.wait([provoking])
         if wanted.done.is_set():
             self._trial.count("cancellations")
         else:
-            self._trial.count("chosen in vain: the task did not come to an await")
+            self._trial.count("chosen in vain: the task did not come to such an await")
         if act is not None:
             await asyncio.wait([doing])
             if not doing.cancelled():
-                doing.result()
+                with suppress(*([MxRmqError] if wanted.needs_failures else [])):
+                    doing.result()
+        self._wanted = None
+
+    async def _provoke(self, wanted: Wanted) -> None:
+        """Let the tasks come to awaits that are rare."""
+        slow = self._proxy.choose
+        try:
+            if wanted.needs_failures:
+                self._proxy.choose = lambda _: Order(Network.CUT_REQUEST)
+            while wanted.needs_opening:
+                for node in self._mq.store._servers.nodes():
+                    node.hang_up()
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(WITHIN)
+        finally:
+            self._proxy.choose = slow
 
     # living
 
@@ -198,17 +276,19 @@ class Life:
         path = self._trial.directory / f"{self._prefix}.sock"
         try:
             async with self._queue(self._server.url) as clean:
-                await clean.store.register_topics({TOPIC: 1})
+                await clean.store.register_topics({TOPIC: 1, FRAGILE: 1})
                 await self._seed(clean)
                 async with Proxy(self._server.socket, path) as proxy:
                     proxy.choose = lambda _: Order(Network.SLOW, late=(0.0, SLOW))
+                    self._proxy = proxy
                     await self._live(proxy.url, clean)
         finally:
             LIFE.reset(token)
         await self._judge()
 
     async def _live(self, url: str, clean: MessageQueue) -> None:
-        mq = self._queue(url)
+        fails = any(wanted.needs_failures for wanted in self._plan)
+        mq = self._mq = self._queue(url, patience=IMPATIENT if fails else 10.0)
         worker = Worker(mq, concurrency=10, grace=0.2, name=f"{self._prefix}-cancelled")
         plan = iter(self._plan)
         first, duty = next(plan), next(plan)
@@ -216,6 +296,8 @@ class Life:
             await self._cancel(first, mq.open)
         if not mq.is_open:
             await mq.open()
+        if self._number % COLD:
+            await self._check_connections(mq)
         if first.kind == "start":
             await self._cancel(first, worker.start)
         feeding = asyncio.create_task(self._feed(clean), name="feed")
@@ -236,8 +318,9 @@ class Life:
             await self._check_connections(mq)
         self._feeding = False
         await feeding
-        await self._acknowledge(mq, self._own, ids=[payload["label"] for payload in self._own])
-        await self._cancel(last, worker.stop if last.kind == "stop" else mq.close)
+        if self._own:
+            await self._acknowledge(mq, self._own, ids=[one["label"] for one in self._own])
+        await self._cancel(last, mq.close if last.kind == "close" else worker.stop)
         await worker.stop()
         if mq.is_open:
             await mq.close()
@@ -247,8 +330,8 @@ class Life:
         if keeper._loop is not None:
             keeper._loop.call_soon_threadsafe(keeper._loop.set_task_factory, watching(self))
 
-    def _queue(self, url: str) -> MessageQueue:
-        mq = MessageQueue(url, prefix=self._prefix, lease=LEASE)
+    def _queue(self, url: str, patience: float = 10.0) -> MessageQueue:
+        mq = MessageQueue(url, prefix=self._prefix, lease=LEASE, patience=patience)
 
         @mq.handler(TOPIC, retry=0.02, max_attempts=50)
         async def work(payload: dict[str, str], delivery: Delivery) -> None:
@@ -265,8 +348,14 @@ class Life:
             if act == "once" and message.runs == 1:
                 message.failed += 1
                 raise ValueError("as told")
+            if act == "reject":
+                raise Reject("as told")
             await asyncio.sleep({"long": 0.6, "short": 0.01}.get(act, 0))
             message.ended = True
+
+        @mq.handler(FRAGILE, max_crashes=1)
+        async def fragile(payload: dict[str, str]) -> None:
+            self.violated(f"{payload} ran, though its worker was lost")
 
         def on_completed(event: Any) -> None:
             self._messages[self._labels[event.id]].completed += 1
@@ -276,9 +365,9 @@ class Life:
 
     # what is done meanwhile
 
-    def _new(self, act: str, *, own: bool = False) -> dict[str, str]:
+    def _new(self, act: str, *, own: bool = False, end: State | None = None) -> dict[str, str]:
         label = f"m{next(self._numbers)}"
-        self._messages[label] = Message()
+        self._messages[label] = Message(end)
         payload = {"label": label, "act": act}
         if own:
             self._own.append(payload)
@@ -290,6 +379,13 @@ class Life:
         await self._acknowledge(clean, payloads)
         gone = await clean.store.dispatch_message(TOPIC, "gone", count=3, lease=1)
         assert len(gone.messages) == 3
+        lost = [self._new("", end=end) for end in (State.DEAD, State.QUARANTINED, State.DEAD)]
+        await self._acknowledge(clean, lost, topic=FRAGILE)
+        gone = await clean.store.dispatch_message(FRAGILE, "gone", count=3, lease=1)
+        assert len(gone.messages) == 3
+        async with Redis.from_url(self._server.url) as raw:  # so that nobody can read it
+            record = clean.store.keys.of(FRAGILE).payload
+            await raw.hset(record, lost[1]["label"], "no record")
         await self._acknowledge(clean, [self._new("short") for _ in range(4)], delay=0.1)
 
     async def _feed(self, clean: MessageQueue) -> None:
@@ -297,12 +393,24 @@ class Life:
         acts = ("ok", "short", "once", "ok", "long")
         while self._feeding:
             await self._acknowledge(clean, [self._new(act) for act in acts])
+            await self._acknowledge(clean, [self._new("reject", end=State.DEAD)])
+            misfit: dict[str, Any] = self._new("", end=State.QUARANTINED)
+            misfit["act"] = 0  # which the handler's type refuses
+            await self._acknowledge(clean, [misfit])
             await asyncio.sleep(0.05)
 
     async def _acknowledge(
-        self, mq: MessageQueue, payloads: list[dict[str, str]], **options: Any
+        self,
+        mq: MessageQueue,
+        payloads: list[dict[str, str]],
+        *,
+        topic: str = TOPIC,
+        ids: list[str] | None = None,
+        delay: float | None = None,
     ) -> None:
-        await mq.produce_many(TOPIC, payloads, **options)
+        if self._messages[payloads[0]["label"]].end is not None:
+            ids = [payload["label"] for payload in payloads]  # by which it is found at the end
+        await mq.produce_many(topic, payloads, ids=ids, delay=delay)
         for payload in payloads:
             self._messages[payload["label"]].acknowledged = True
 
@@ -376,27 +484,43 @@ class Life:
                 async with asyncio.timeout(DRAINED_WITHIN):
                     await Worker(mq, name=f"{self._prefix}-fresh").drain(delayed=True)
             took = round(time.monotonic() - began, 2)
-            stats = await mq.admin.stats(TOPIC)
+            left = 0
+            for topic in (TOPIC, FRAGILE):
+                stats = await mq.admin.stats(topic)
+                left += stats.pending + stats.delayed + stats.processing
             slowest = self._trial.figures.get("longest until all was done, s", 0.0)
             assert not isinstance(slowest, str)
             self._trial.figures["longest until all was done, s"] = max(slowest, took)
-            if stats.total:
-                self._trial.count("stranded after a lease", stats.total)
-                self.violated(f"not everything was found: {stats}")
-            for violation in await mq.admin.audit(TOPIC):
-                self.violated(f"audit: {violation}")
+            if left:
+                self._trial.count("stranded after a lease", left)
+                self.violated(f"not everything was found: {left} messages")
+            archived: dict[str, State] = {}
+            for topic in (TOPIC, FRAGILE):
+                for violation in await mq.admin.audit(topic):
+                    self.violated(f"audit: {violation}")
+                for state in (State.DEAD, State.QUARANTINED):
+                    page = await mq.admin.list(topic, state, limit=1_000)
+                    if page.cursor is not None:
+                        self.violated("more is archived than this lab can see")
+                    archived.update((one.id, state) for one in page.messages)
         for label, message in self._messages.items():
-            self._judge_one(label, message)
+            self._judge_one(label, message, archived.pop(label, None))
+        for id, state in archived.items():
+            self.violated(f"{id} is {state}, and nobody has planned it")
 
-    def _judge_one(self, label: str, message: Message) -> None:
+    def _judge_one(self, label: str, message: Message, archived: State | None) -> None:
         self._trial.count("messages")
+        if message.end is not None:
+            self._trial.count(message.end)
+        if archived is not None and archived is not message.end:
+            self.violated(f"{label} is {archived}: {message}")
         self._trial.count("extra runs", max(0, message.runs - 1 - message.failed))
         if not message.acknowledged:
             self._trial.count("produces without an answer")
         if message.cancelled is True and message.runs:
             self.violated(f"{label} ran although it was cancelled")
-        lost = message.acknowledged and message.cancelled is False and not message.ended
-        if lost:
+        ended = message.ended if message.end is None else archived is not None
+        if message.acknowledged and message.cancelled is False and not ended:
             self._trial.count("lost")
             self.violated(f"{label} is lost: {message}")
         if len(message.ids) > 1 or message.completed > 1:
@@ -433,12 +557,11 @@ async def run(trial: Trial) -> None:
     loop = asyncio.get_running_loop()
     before = loop.get_task_factory()
     free = asyncio.Semaphore(SIDE_BY_SIDE)
+    lives = 0
 
-    async def live(number: int, server: Server) -> None:
-        plan = [_wanted(trial, FIRST), _wanted(trial, DUTIES)]
-        plan += [_wanted(trial, AGAIN) for _ in range(EACH - 3)]
-        plan.append(_wanted(trial, LAST))
+    async def live(number: int, server: Server, *, aims: bool) -> None:
         async with free:
+            plan = _plan(trial, awaits, aims=aims)
             life = Life(trial, server, awaits, number, plan)
             try:
                 await life.live()
@@ -446,38 +569,90 @@ async def run(trial: Trial) -> None:
                 life.violated(f"{type(error).__name__}: {error}")
         trial.say(f"{trial.figures.get('cancellations', 0)} of {trial.size} cancellations")
 
+    async def live_all(count: int, *, aims: bool = False) -> None:
+        nonlocal lives
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                server = redis if lives % 4 == 3 else valkey
+                group.create_task(live(lives, server, aims=aims))
+                lives += 1
+
     loop.set_task_factory(watching())
     try:
         with (
             Server(Kind.VALKEY_9_1, trial.directory / "v") as valkey,
             Server(Kind.REDIS_7_0, trial.directory / "r") as redis,
         ):
-            lives = 0
-            while int(trial.figures.get("cancellations", 0)) < trial.size:
-                left = trial.size - int(trial.figures.get("cancellations", 0))
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(-(-left // EACH)):
-                        server = redis if lives % 4 == 3 else valkey
-                        group.create_task(live(lives, server))
-                        lives += 1
+            while (left := trial.size - int(trial.figures.get("cancellations", 0))) > 0:
+                await live_all(-(-left // EACH))
+            most = lives + MORE if trial.size >= FAULT.full else 0
+            while lives < most and not all(one.total for one in awaits.values()):
+                await live_all(2 * SIDE_BY_SIDE, aims=True)
     finally:
         loop.set_task_factory(before)
     trial.figures["lives"] = lives
-    trial.figures["awaits seen"] = len(awaits)
-    trial.figures["awaits cancelled"] = sum(1 for times in awaits.values() if times)
+    _tell(trial, awaits)
+
+
+def _tell(trial: Trial, awaits: Awaits) -> None:
+    """Tell where tasks were cancelled, and where they were seen and never were."""
+    places = sorted(awaits.items())
+    missed = [place for place, one in places if not one.total]
+    trial.figures["awaits seen"] = len(places)
+    trial.figures["awaits cancelled"] = len(places) - len(missed)
     trial.tables["cancellations by place"] = [
-        ["where", "cancelled"],
-        *([place, str(times)] for place, times in sorted(awaits.items()) if times),
+        ["where", "at once", "as the answer came"],
+        *([place, str(one.times[False]), str(one.times[True])] for place, one in places),
     ]
+    if trial.size < FAULT.full:
+        return
+    hit = trial.figures["awaits cancelled"]
+    trial.expect(len(missed) <= len(places) * MISSED, f"only {hit} awaits were cancelled: {missed}")
+    for must in MUST:
+        who, _, script = must.partition(", ")
+        trial.expect(
+            any(
+                one.total
+                for place, one in places
+                if place.startswith(f"{who}: Wire.ask") and place.endswith(f"({script})")
+            ),
+            f"never cancelled: {who} in {script}",
+        )
 
 
 async def _awaited(act: Callable[[], Awaitable[Any]]) -> None:
     await act()
 
 
-def _wanted(trial: Trial, kinds: tuple[str, ...]) -> Wanted:
+def _plan(trial: Trial, awaits: Awaits, *, aims: bool) -> list[Wanted]:
+    """Plan the cancellations of one life. `aims`: only where none was yet."""
+    plan = [_wanted(trial, awaits, kinds, aims=aims) for kinds in (FIRST, DUTIES, LAST)]
+    again: tuple[str, ...] = AGAIN
+    if any(wanted.needs_failures for wanted in plan) or trial.random.random() < 0.1:
+        again = AGAIN[:4]  # an application's calls would fail, too
+    middle = [_wanted(trial, awaits, again, aims=aims) for _ in range(EACH - 3)]
+    if again is AGAIN:
+        for wanted in middle:
+            wanted.target = "" if wanted.needs_failures else wanted.target
+    return [*plan[:2], *middle, plan[2]]
+
+
+def _wanted(trial: Trial, awaits: Awaits, kinds: tuple[str, ...], *, aims: bool) -> Wanted:
+    """Choose a cancellation, now and then at an await where none was yet."""
+    left = [
+        place
+        for place, one in sorted(awaits.items())
+        if not one.total and place.partition(":")[0] in kinds
+    ]
+    target = trial.random.choice(left) if left else ""
+    if not aims and trial.random.random() < 0.7:
+        target = ""
     return Wanted(
-        trial.random.choice(kinds), trial.random.randint(1, 6), trial.random.random() < 0.5
+        target.partition(":")[0] or trial.random.choice(kinds),
+        trial.random.randint(1, 6),
+        trial.random.random() < 0.5,
+        target,
+        twice=kinds in (FIRST, LAST) and trial.random.random() < 0.5,
     )
 
 
