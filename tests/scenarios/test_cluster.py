@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
-from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import State
 from mx_rmq.store.call import Caller
 from mx_rmq.store.connect import connect
@@ -154,7 +153,7 @@ async def test_a_node_is_not_taken_for_a_server(cluster: Cluster) -> None:
             for topic in topics_of_each_node(cluster):
                 await mq.produce(topic, 1)
 
-    with pytest.raises(ScriptFailed, match=r"node of a cluster: use redis\+cluster://"):
+    with pytest.raises(ServerUnavailable, match=r"node of a cluster: use redis\+cluster://"):
         await produce()
 
 
