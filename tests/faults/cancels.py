@@ -658,7 +658,7 @@ def _wanted(trial: Trial, awaits: Awaits, kinds: tuple[str, ...], *, aims: bool)
 
 FAULT: Final = Fault(
     name="cancels",
-    title="tasks of a worker, produces and operators are cancelled in any await",
+    title="tasks of a worker, produces and operators are cancelled in their awaits",
     run=run,
     unit="cancellations",
     short=100,

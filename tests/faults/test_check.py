@@ -5,6 +5,7 @@ And small histories by hand, one for each thing that must never be.
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from tests.faults.history import Journal, Note, What, read
 from tests.faults.scene import Scene
 from tests.faults.trial import Trial
 from tests.faults.zombies import make_zombie
+from tests.lab.crew import until
 from tests.lab.servers import Kind, Server
 
 if TYPE_CHECKING:
@@ -52,6 +54,22 @@ async def test_a_scene_with_a_bug_is_found_guilty(bug: str, short_path: Path) ->
     else:
         found = " ".join(trial.violations)
         assert any(word in found for word in GUILTY[bug]), trial.violations
+
+
+async def test_a_worker_that_dies_by_itself_is_noticed(short_path: Path) -> None:
+    trial = Trial("check", 1, 1, short_path)
+    with Server(Kind.VALKEY_9_1, short_path / "server") as server:
+        async with Scene(trial, server) as scene:
+            (one, other) = scene.hire(2)
+            scene.produce(20)
+            one.send(signal.SIGKILL)
+            await until(lambda: not one.is_alive())
+            await scene.stop(other)
+            scene.hire()
+            await scene.settle(within=60)
+            checked = await scene.check()
+            scene.hands.remove(one)
+    assert [found for found in trial.violations if "has died by itself" in found], checked
 
 
 # histories by hand
@@ -358,6 +376,15 @@ def test_an_attempt_of_a_worker_that_died_before_its_note_is_no_burnt_one() -> N
 
 def test_a_settle_by_somebody_else_is_found() -> None:
     assert "not its own" in handled().settled("w2", 1).verdict()
+
+
+@pytest.mark.parametrize("what", [What.TROUBLE, What.CALM])
+def test_a_start_may_be_given_up_only_while_the_server_is_away(what: What) -> None:
+    story = Story()._add(What.TROUBLE, "")
+    if what is What.CALM:
+        story._add(What.CALM, "")
+    found = story._add(What.GAVE_UP, "w1", words=["ServerUnavailable()"]).verdict()
+    assert found == ([] if what is What.TROUBLE else ["a worker gave up"])
 
 
 def test_neither_is_one_of_the_worker_that_had_it_before() -> None:
