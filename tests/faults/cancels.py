@@ -61,7 +61,7 @@ LAST: Final = ("stop", "close", "lifecycle", "dispatch", "consumer", "keeper")
 """The last four while the worker stops."""
 COLD: Final = 4
 """Every so many lives begin without open connections: so opening them is cancelled, too."""
-MORE: Final = 80
+MORE: Final = 40
 """Lives that a campaign has beyond its size, at the most, for awaits that were never cancelled."""
 MISSED: Final = 0.1
 """The share of the awaits seen that a campaign may leave without a cancellation."""
@@ -287,23 +287,23 @@ class Life:
         await self._judge()
 
     async def _live(self, url: str, clean: MessageQueue) -> None:
-        fails = any(wanted.needs_failures for wanted in self._plan)
-        mq = self._mq = self._queue(url, patience=IMPATIENT if fails else 10.0)
+        self._impatient = any(wanted.needs_failures for wanted in self._plan)
+        mq = self._mq = self._queue(url, patience=IMPATIENT if self._impatient else 10.0)
         worker = Worker(mq, concurrency=10, grace=0.2, name=f"{self._prefix}-cancelled")
         plan = iter(self._plan)
         first, duty = next(plan), next(plan)
         if first.kind == "open":
             await self._cancel(first, mq.open)
-        if not mq.is_open:
-            await mq.open()
+        while not mq.is_open:
+            await self._despite_impatience(mq.open)
         if self._number % COLD:
             await self._check_connections(mq)
         if first.kind == "start":
             await self._cancel(first, worker.start)
         feeding = asyncio.create_task(self._feed(clean), name="feed")
         self._wanted = duty
-        if worker._cast is None:
-            await worker.start()
+        while worker._cast is None:
+            await self._despite_impatience(worker.start)
         assert worker._cast is not None
         self._watch_keeper(worker._cast._keeper)
         await self._cancel(duty, None)
@@ -324,6 +324,11 @@ class Life:
         await worker.stop()
         if mq.is_open:
             await mq.close()
+
+    async def _despite_impatience(self, call: Callable[[], Awaitable[Any]]) -> None:
+        """Call; on a busy machine an impatient one may fail, and is made again."""
+        with suppress(*([MxRmqError] if self._impatient else [])):
+            await call()
 
     def _watch_keeper(self, keeper: Any) -> None:
         """Its tasks live in a loop of their own."""
