@@ -199,6 +199,7 @@ class Life:
         """Messages that were produced under an own id, the label."""
         self._numbers = iter(range(1_000_000))
         self._feeding = True
+        self._impatient = any(wanted.needs_failures for wanted in plan)
         self._loop = asyncio.get_running_loop()
 
     # watching
@@ -250,7 +251,7 @@ class Life:
         if act is not None:
             await asyncio.wait([doing])
             if not doing.cancelled():
-                with suppress(*([MxRmqError] if wanted.needs_failures else [])):
+                with suppress(*([MxRmqError] if self._impatient else [])):
                     doing.result()
         self._wanted = None
 
@@ -287,7 +288,6 @@ class Life:
         await self._judge()
 
     async def _live(self, url: str, clean: MessageQueue) -> None:
-        self._impatient = any(wanted.needs_failures for wanted in self._plan)
         mq = self._mq = self._queue(url, patience=IMPATIENT if self._impatient else 10.0)
         worker = Worker(mq, concurrency=10, grace=0.2, name=f"{self._prefix}-cancelled")
         plan = iter(self._plan)
