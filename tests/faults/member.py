@@ -13,6 +13,7 @@ import random
 import sqlite3
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -151,12 +152,21 @@ def make(place: Place, journal: Journal) -> MessageQueue:
 
 
 def _watch(journal: Journal, lease: float) -> None:
-    """Note when this process gets no processor for a part of a lease: then it may lose one."""
+    """Note when this process has waited for a processor, in the last lease, a third of it in all.
+
+    Then it may lose one: an extension has to get through in what is left.
+    """
+    step = lease / 20
+    late: deque[tuple[float, float]] = deque()
     while True:
         began = time.monotonic()
-        time.sleep(lease / 20)
-        if time.monotonic() - began > lease / 3:
-            journal.note(What.STARVED, since=began)
+        time.sleep(step)
+        now = time.monotonic()
+        late.append((began, now - began - step))
+        while late[0][0] < now - lease and len(late) > 1:
+            late.popleft()
+        if sum(overslept for _, overslept in late) > lease / 3:
+            journal.note(What.STARVED, since=late[0][0])
 
 
 def _note(journal: Journal, what: What, delivery: Delivery, *words: str) -> None:
