@@ -27,6 +27,7 @@ from mx_rmq import (
     Worker,
 )
 from mx_rmq.core.events import CronFired
+from mx_rmq.core.extras import how_to_install
 from mx_rmq.traces import Traces
 from tests.lab.servers import Kind
 from tests.runtime.stage import Seen, queue, until
@@ -396,4 +397,4 @@ except ImportError as error:
     print(error)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "mx_rmq.traces needs OpenTelemetry: pip install 'mx-rmq[traces]'\n"
+    assert said.stdout == (f"mx_rmq.traces needs OpenTelemetry: {how_to_install('traces')}\n")

@@ -1,5 +1,7 @@
 """mx-rmq: a message queue for Python on Redis and Valkey."""
 
+import typing as _typing
+
 from mx_rmq.core import events
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import (
@@ -62,3 +64,14 @@ __all__ = [
     "WrongType",
     "events",
 ]
+
+if not _typing.TYPE_CHECKING:  # a type checker would take it as leave to import any name
+
+    def __getattr__(name: str) -> object:
+        """Point users of the other mx-rmq on PyPI to the migration page."""
+        if name in ("MQConfig", "RedisMessageQueue"):
+            raise ImportError(
+                f"{name} belongs to mx-rmq 1.6.2, another project with the same name."
+                " In this one it is MessageQueue(url): see docs/migration.md"
+            )
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

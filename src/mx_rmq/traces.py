@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from mx_rmq.core.errors import ProduceUnknown
+from mx_rmq.core.extras import how_to_install
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import HandlerTimeout, Retry
@@ -24,9 +25,7 @@ try:
     from opentelemetry.context import Context, attach, detach, get_current
     from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 except ImportError as missing:
-    raise ImportError(
-        "mx_rmq.traces needs OpenTelemetry: pip install 'mx-rmq[traces]'"
-    ) from missing
+    raise ImportError(f"mx_rmq.traces needs OpenTelemetry: {how_to_install('traces')}") from missing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

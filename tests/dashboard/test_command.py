@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
 from mx_rmq.cli.dashboard import _name
+from mx_rmq.core.extras import how_to_install
 from tests.lab.messages import TOPIC, pending
 
 if TYPE_CHECKING:
@@ -216,5 +217,5 @@ def test_a_package_that_is_missing_is_named_in_one_line(package: str) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False
     )
     assert found.returncode == 2
-    assert f"needs {package}: pip install 'mx-rmq[dashboard]'" in found.stderr
+    assert f"needs {package}: {how_to_install('dashboard')}" in found.stderr
     assert found.stderr.count("\n") == 1

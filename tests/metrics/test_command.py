@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import MessageQueue
+from mx_rmq.core.extras import how_to_install
 from tests.cli.test_worker_command import App
 from tests.lab.ports import free_port
 from tests.lab.servers import Kind
@@ -110,5 +111,5 @@ def test_without_the_extra_it_says_what_to_install(app: App, tmp_path: Path) -> 
     path = os.pathsep.join([str(missing), os.environ.get("PYTHONPATH", "")])
     said = app.refused("app", "--metrics-port", "1", PYTHONPATH=path)
     assert said == (
-        "Error: metrics need the package prometheus-client: pip install 'mx-rmq[metrics]'\n"
+        f"Error: metrics need the package prometheus-client: {how_to_install('metrics')}\n"
     )

@@ -18,6 +18,7 @@ from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.extras import how_to_install
 from mx_rmq.queue import MessageQueue
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     try:
         import uvicorn
     except ImportError as missing:  # who mounts the dashboard does without it
-        raise CannotDo("the command needs uvicorn: pip install 'mx-rmq[dashboard]'") from missing
+        raise CannotDo(f"the command needs uvicorn: {how_to_install('dashboard')}") from missing
 
     from mx_rmq.dashboard.door import BACKLOG, Door
 

@@ -1,11 +1,13 @@
 """The dashboard: `mx-rmq dashboard`, or mounted in any ASGI application."""
 
+from mx_rmq.core.extras import how_to_install
+
 try:
     import jinja2
     import starlette
 except ImportError as missing:
     raise ImportError(
-        f"the dashboard needs {missing.name}: pip install 'mx-rmq[dashboard]'"
+        f"the dashboard needs {missing.name}: {how_to_install('dashboard')}"
     ) from missing
 
 from mx_rmq.dashboard.access import Password

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.extras import how_to_install
 from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.series import KEPT
 
@@ -132,7 +133,7 @@ async def sparks(ask: Ask) -> Response:
 async def metrics(answer: Metrics | None, ask: Ask) -> Response:
     """What Prometheus reads."""
     if answer is None:
-        raise HTTPException(404, "No metrics are served here: pip install 'mx-rmq[metrics]'")
+        raise HTTPException(404, f"No metrics are served here: {how_to_install('metrics')}")
     kind, data = await answer(ask.request.headers.get("accept", ""))
     return Response(data, headers={"Content-Type": kind})
 

@@ -1,10 +1,12 @@
-"""Prometheus metrics, health and readiness. Needs the extra: pip install 'mx-rmq[metrics]'."""
+"""Prometheus metrics, health and readiness. Needs the extra `metrics`."""
+
+from mx_rmq.core.extras import how_to_install
 
 try:
     import prometheus_client as _prometheus_client  # noqa: F401 - asked for here, to say what is missing
 except ImportError as missing:
     raise ImportError(
-        "metrics need the package prometheus-client: pip install 'mx-rmq[metrics]'"
+        f"metrics need the package prometheus-client: {how_to_install('metrics')}"
     ) from missing
 
 from mx_rmq.metrics.depth import Depth
