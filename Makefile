@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model matrix faults screenshots lock clean tools
+.PHONY: help demo test check fix bench model matrix faults screenshots lowest pythons lock clean tools
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -46,11 +46,18 @@ screenshots: tools ## Take docs/images/dashboard anew, in a real browser
 	@sh scripts/setup font
 	@$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
+pythons: ## Run make demo and make test on Python 3.11, 3.12 and 3.13, in fresh clones (45 minutes)
+	@sh scripts/pythons $(ARGS)
+
+lowest: tools ## Test with the lowest versions of every dependency that pyproject.toml allows
+	@sh scripts/setup lowest
+	.lowest/bin/pytest -n 3 --dist worksteal $(ARGS)
+
 lock: ## Pin the newest development requirements, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
 
 clean: ## Remove everything that make made
-	rm -rf .venv .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .lowest .pythons .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): requirements-dev.txt pyproject.toml scripts/setup
