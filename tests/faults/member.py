@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -178,7 +178,7 @@ def _note(journal: Journal, what: What, delivery: Delivery, *words: str) -> None
 
 def make_fences(path: Path) -> None:
     """Make the file in which handlers leave their fences."""
-    with sqlite3.connect(path) as db:
+    with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("CREATE TABLE effects (id TEXT PRIMARY KEY, fence INTEGER)")
         db.execute("CREATE TABLE attempts (id TEXT, fence INTEGER, accepted INTEGER)")
@@ -186,7 +186,7 @@ def make_fences(path: Path) -> None:
 
 def leave_fence(path: Path, delivery: Delivery) -> None:
     """Write as a handler should: only over an older fence."""
-    with sqlite3.connect(path, timeout=30) as db:
+    with closing(sqlite3.connect(path, timeout=30)) as db, db:
         accepted = db.execute(
             "INSERT INTO effects VALUES (?, ?) ON CONFLICT (id) DO UPDATE "
             "SET fence = excluded.fence WHERE excluded.fence > fence",

@@ -15,7 +15,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from redis.asyncio import Redis
@@ -307,7 +307,7 @@ class Scene:
     def _check_fences(self, checked: Checked) -> None:
         if self.place.fences is None:
             return
-        with sqlite3.connect(self.place.fences) as db:
+        with closing(sqlite3.connect(self.place.fences)) as db:
             rows = db.execute("SELECT id, fence, accepted FROM attempts ORDER BY rowid")
             check_fences(rows, checked)
 
