@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.partition import MOST
+from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.script import load
@@ -94,9 +94,7 @@ class Views:
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; 0: it was never produced to."""
         count = await self._caller.command("HGET", self._keys.topics, topic)
-        if count is None:
-            return 0
-        return min(int(count), MOST) if count.isdigit() and int(count) else 1
+        return 0 if count is None else partitions_of(count)
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in which state, all of one moment."""
