@@ -66,8 +66,15 @@ async def test_at_maxmemory_there_are_turns_too(store: Store, raw: Redis) -> Non
 async def test_what_is_not_a_topic_is_left_out_and_a_strange_number_is_one(
     store: Store, raw: Redis
 ) -> None:
-    strange = {"a": "x", "b": "", "c": "5000", "d/1": "1", b"\xff": "1", "": "1"}
-    await raw.hset(store.keys.topics, mapping=strange)
+    strange: dict[str | bytes, str] = {
+        "a": "x",
+        "b": "",
+        "c": "5000",
+        "d/1": "1",
+        b"\xff": "1",
+        "": "1",
+    }
+    await raw.hset(store.keys.topics, mapping=strange)  # type: ignore[arg-type]
     assert await store.tend_topics("w1", turn=TURN) == {"a": 1, "b": 1, "c": 1024}
     await raw.delete(store.keys.topics)
 
