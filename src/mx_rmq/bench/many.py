@@ -23,14 +23,12 @@ if TYPE_CHECKING:
     from mx_rmq.bench.size import Size
     from mx_rmq.queue import MessageQueue
 
-LEVELS: Final = (10, 1_000)
-"""Topics of a worker."""
 RATE: Final = 150
 """Messages a second."""
 CALM: Final = 3.0
 """Seconds until workers have done what they do at their start."""
 LIMIT: Final = 2.0
-"""The most that 1,000 topics may cost, against 10."""
+"""The most that many topics may cost, against few."""
 
 
 class Paced(NamedTuple):
@@ -48,7 +46,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
     turns: list[dict[int, Paced]] = []
     async with AsyncExitStack() as stack:
         workers: dict[int, tuple[MessageQueue, Hand]] = {}
-        for level in LEVELS:
+        for level in size.many:
             mq = await stack.enter_async_context(place.queue())
             crew = await stack.enter_async_context(Crew(mq))
             hand = await crew.hire(topics(level), handler="late")
@@ -64,7 +62,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
         ]
         for _, hand in workers.values():
             await hand.stop()
-    levels = f"{LEVELS[1]:,} topics against {LEVELS[0]}"
+    levels = f"{size.many[1]:,} topics against {size.many[0]}"
     return [
         Figure(
             name=f"many.{name}",
@@ -74,7 +72,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
             ),
             unit="×",
             goal=at_most(LIMIT),
-            note=" / ".join(f"{_middle(turns, level, name) * scale:,.2f}" for level in LEVELS)
+            note=" / ".join(f"{_middle(turns, level, name) * scale:,.2f}" for level in size.many)
             + f" {unit}, {RATE} messages a second",
         )
         for name, what, scale, unit in (
