@@ -12,6 +12,7 @@ from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
 from mx_rmq.core.partition import partitions
 from mx_rmq.runtime.about import about_worker
+from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
@@ -92,7 +93,6 @@ class Cast:
             worker=name,
             lease=round(lease * 1000),
             on_taken=self._on_taken,
-            on_quiet=self._on_quiet,
         )
         self._sites: dict[int, Site] = {}
         self._keeper = Keeper(
@@ -107,7 +107,15 @@ class Cast:
         )
         self._cron_list = tuple(crons)
         self._crons: list[Crons] = []
-        self._janitor = Janitor(store, self._slots.topics)
+        self._caretaker = Caretaker(
+            store,
+            bus,
+            self._slots.topics,
+            worker=name,
+            lease=lease,
+            circumstances=self._consumer.circumstances,
+        )
+        self._janitor = Janitor(store, lambda: [*self._slots.topics, *self._caretaker.topics])
         self._beating = Loop("beat", self.beat)
         self._ringing: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
@@ -124,6 +132,7 @@ class Cast:
                 self._crons.append(Crons(self._store, crons, site.clock, self._bus))
         for fired in self._crons:
             fired.loop.start()
+        self._caretaker.loop.start()
         self._janitor.loop.start()
         self._beating.start()
         topics = tuple(self._handlers)
@@ -147,6 +156,7 @@ class Cast:
         self._lifecycle.close()
         await self._beating.stop()
         await asyncio.gather(*(site.stop() for site in self._sites.values()))
+        await self._caretaker.loop.stop()
         await self._janitor.loop.stop()
         await self._keeper.stop()
         await self._consumer.close()
@@ -301,8 +311,7 @@ class Cast:
         self._dispatcher.fill(topic)
         if topic.handler.ordered and not (self._serving or topic.held):
             self._ring_for_others(topic)
-        for site in self._sites.values():  # room for this one is room for others
-            site.listen_anew()
+        self._dispatcher.listen_again(topic)  # room for this one is room for others
 
     def _ring_for_others(self, topic: TopicSlots) -> None:
         """Others were refused while we had some of an ordered topic; we do not ask again."""
@@ -313,9 +322,6 @@ class Cast:
     async def _ring(self, name: str) -> None:
         with suppress(MxRmqError):  # then others look around
             await self._store.ring_doorbell(name)
-
-    def _on_quiet(self, topic: TopicSlots) -> None:
-        self._sites[self._store.site_of(topic.name)].listen_anew()
 
     def _on_lost(self, held: Held) -> None:
         if held not in self._slots.held or held.settling:
