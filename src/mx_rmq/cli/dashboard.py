@@ -161,14 +161,15 @@ def _password(path: Path) -> str:
 def _metrics(mq: MessageQueue) -> Metrics | None:
     """Return what Prometheus reads; None: the extra for it is not installed."""
     try:
-        from mx_rmq.metrics import Depth, render
+        from mx_rmq.metrics import Depth, Renderer
     except ImportError:
         return None
     depth = Depth(lambda: mq.admin)
+    render = Renderer(depth.registry)
 
     async def metrics(accept: str) -> tuple[str, bytes]:
         await depth.refresh()
-        return render(depth.registry, accept)
+        return await render(accept)
 
     return metrics
 
