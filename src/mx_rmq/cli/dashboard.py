@@ -180,12 +180,15 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     except ImportError as missing:  # who mounts the dashboard does without it
         raise CannotDo("the command needs uvicorn: pip install 'mx-rmq[dashboard]'") from missing
 
-    from mx_rmq.dashboard.door import BACKLOG, Door
+    from mx_rmq.dashboard.door import BACKLOG, Door, Tls
 
     loop = asyncio.get_running_loop()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            if self.config.ssl is not None:
+                self.config.http_protocol_class = Tls(self.config.ssl)  # type: ignore[assignment] # it is called like one
+                self.config.ssl = None  # so that we see connections before their handshake
             await super().startup(sockets)
             say(f"dashboard: {_address(self)}  (Ctrl-C stops it)")
 
