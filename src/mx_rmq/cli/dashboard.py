@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard import Dashboard
     from mx_rmq.dashboard.live import Metrics
 
+logger = logging.getLogger(__name__)
+
 PORT: Final = 8233
 USER: Final = "operator"
 LEAVE_WITHIN: Final = 3
@@ -47,6 +51,7 @@ LEAVE_WITHIN: Final = 3
 )
 @click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
 @click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
+@click.option("--root-path", default="", help="The path under which a proxy shows it: /queues.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
 @click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
@@ -63,6 +68,7 @@ def dashboard(
     password_file: Path | None,
     no_password: bool,
     origins: tuple[str, ...],
+    root_path: str,
     tls_cert: Path | None,
     tls_key: Path | None,
     audit_log: Path | None,
@@ -83,8 +89,11 @@ def dashboard(
         if (tls_cert is None) != (tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key go together")
         mq = MessageQueue(url, prefix=prefix, patience=patience)
-        board = _dashboard(mq, host, user, password_file, origins, read_only=read_only)
+        board = _dashboard(
+            mq, host, user, password_file, origins, read_only=read_only, root_path=root_path
+        )
         configure_logging(log_level)
+        _throttle_logs()
         _keep_audit_log(audit_log)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
@@ -121,6 +130,7 @@ def _dashboard(
     origins: tuple[str, ...],
     *,
     read_only: bool,
+    root_path: str,
 ) -> Dashboard:
     try:
         from mx_rmq.dashboard import Dashboard, Password
@@ -137,6 +147,8 @@ def _dashboard(
         hosts=names if _is_loopback(host) else None,
         origins=origins,
         metrics=_metrics(mq),
+        root_path=root_path,
+        hsts=True,
     )
 
 
@@ -235,11 +247,37 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _throttle_logs() -> None:
+    """Let nobody fill the log: uvicorn writes a line or two for every request that is not one."""
+    from mx_rmq.dashboard.journal import Throttle
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Throttle())
+
+
 def _keep_audit_log(path: Path | None) -> None:
     """Let the log of actions speak at every level, and into a file, if one is wanted."""
     audit = logging.getLogger("mx_rmq.dashboard.audit")
     audit.setLevel(logging.INFO)
     if path is not None:
+        _make_private(path)
         handler = logging.FileHandler(path, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(message)s"))
         audit.addHandler(handler)
+
+
+def _make_private(path: Path) -> None:
+    """Make a file that only this user can read, or make the one that is there so."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            os.fchmod(file, 0o600)
+            old = stat.S_IMODE(mode)
+            logger.warning("--audit-log %s had mode %04o; it is 0600 now", path, old)
+    except PermissionError as error:
+        raise InvalidInput(
+            f"--audit-log {path}: others can read it, and it belongs to another user"
+        ) from error
+    finally:
+        os.close(file)
