@@ -51,7 +51,7 @@ LEAVE_WITHIN: Final = 3
 )
 @click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
 @click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
-@click.option("--root-path", default="", help="The path under which a proxy shows it: /queues.")
+@click.option("--root-path", help="The path under which a proxy shows it: /queues.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
 @click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
@@ -68,7 +68,7 @@ def dashboard(
     password_file: Path | None,
     no_password: bool,
     origins: tuple[str, ...],
-    root_path: str,
+    root_path: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     audit_log: Path | None,
@@ -90,7 +90,7 @@ def dashboard(
             raise InvalidInput("--tls-cert and --tls-key go together")
         mq = MessageQueue(url, prefix=prefix, patience=patience)
         board = _dashboard(
-            mq, host, user, password_file, origins, read_only=read_only, root_path=root_path
+            mq, host, user, password_file, origins, read_only=read_only, root_path=root_path or ""
         )
         configure_logging(log_level)
         _throttle_logs()
