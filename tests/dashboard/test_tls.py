@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from mx_rmq.dashboard import door
 from tests.dashboard.test_command import COMMAND, Running, running
 from tests.lab.tls import Authority, Pair
+from tests.runtime.stage import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,3 +112,33 @@ async def test_handshakes_that_nobody_finishes_do_not_keep_others_out(
                 assert idle[-1].recv(1) == b""  # it was given five seconds, not asyncio's sixty
             assert time.monotonic() - began < 40
             assert client.get(f"{one.url}healthz").text == "ok\n"
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+async def test_of_too_many_handshakes_those_of_the_peer_with_the_most_are_dropped(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door, "HANDSHAKES", 5)
+    monkeypatch.setattr(door, "HANDSHAKE", 60.0)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pair.certificate, pair.key)
+    tls, config = door.Tls(context), uvicorn.Config(_app, lifespan="off", log_config=None)
+    of_uvicorn = {"config": config, "server_state": ServerState(), "app_state": {}}
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: tls(**of_uvicorn), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    connect = partial(asyncio.open_connection, "127.0.0.1", port)
+    few = await connect(local_addr=("127.0.0.2", 0))
+    await until(lambda: tls._under_way)
+    many = [await connect() for _ in range(20)]
+    for reader, _ in many[:16]:
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+    assert Counter(tls._under_way.values()) == {"127.0.0.2": 1, "127.0.0.1": 4}
+    for _, writer in (few, *many):
+        writer.close()
+    await until(lambda: not tls._under_way)
+    server.close()
+    await server.wait_closed()
