@@ -12,8 +12,11 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from mx_rmq.cli import checkup
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
+from mx_rmq.dashboard import source
+from mx_rmq.metrics import depth
 from mx_rmq.store import health
 from mx_rmq.store.call import Caller
 from mx_rmq.store.store import Store
@@ -91,6 +94,21 @@ async def test_a_server_and_a_queue_that_are_well_get_a_clean_bill(
     found = await run_json(server, "doctor")
     assert (found["ok"], found["bad"]) == (True, False)
     assert {one["severity"] for one in found["findings"]} == {"ok"}
+
+
+async def test_topics_that_nothing_watches_are_told_of(
+    own: tuple[Server, Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert checkup.WATCHED == depth.MOST == source.MOST
+    monkeypatch.setattr(checkup, "WATCHED", 1)
+    server, _ = own
+    async with await Store.open(server.url) as store:
+        await pending(store)
+        await store.produce_normal_message("other", drafts(1))
+    told = await run(server, "doctor", "--quick")
+    (line,) = [line for line in told.stdout.splitlines() if "topics found" in line]
+    assert line.startswith("warn")
+    assert "nobody is told of what happens in 1 of them" in line
 
 
 async def test_every_kind_of_server_can_be_examined(

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.mask import HIDDEN, Mask
+from mx_rmq.core.mask import HIDDEN, REST, STEPS, Mask
+from tests.lab.growth import grows_gently
 
 SECRET = "hunter2"
 
@@ -153,3 +154,56 @@ def test_a_mask_without_a_name_is_refused(name: str) -> None:
 def test_a_text_is_no_list_of_masks() -> None:
     with pytest.raises(InvalidInput, match="give a list"):
         Mask("password")
+
+
+# keys and payloads that are made to keep a worker busy
+
+
+def test_stars_match_as_they_should() -> None:
+    name = {"a": 1, "ab": 1, "abab": 1, "b": 1, "aab": 1}
+    for mask, hidden in {
+        "a*b": ["ab", "abab", "aab"],
+        "*ab*ab": ["abab"],
+        "*a*a*": ["abab", "aab"],
+        "a*": ["a", "ab", "abab", "aab"],
+        "ab*b": ["abab"],
+        "*": [*name],
+        "**": [*name],
+    }.items():
+        assert [one for one, value in Mask([mask])(name).items() if value == HIDDEN] == hidden
+
+
+@pytest.mark.parametrize(
+    ("masks", "payload"),
+    [
+        ([], lambda size: {"a." * (size // 2): 1}),
+        ([], lambda size: {"." * size: 1}),
+        ([], lambda size: {"a" * size: 1}),
+        (["*a*a*a*a*b"], lambda size: {"a" * size: 1}),
+        (["*.*.*.*a*.b"], lambda size: {"a." * (size // 2): 1}),
+        (["*a.*a.*a.b"], lambda size: {"aaa." * (size // 4): 1}),
+        ([], lambda size: [["a." * (size // 2), 1]]),
+        ([], lambda size: [{f"a.{n}": n} for n in range(size // 10)]),
+        ([], lambda size: _nested("a." * (size // 100), 50)),
+    ],
+    ids=range(9),
+)
+def test_no_key_makes_masking_slow(masks: list[str], payload: Any) -> None:
+    grows_gently(Mask(masks), payload)
+
+
+def _nested(name: str, depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {name: value}
+    return value
+
+
+def test_of_a_very_large_payload_the_rest_is_left_out() -> None:
+    assert Mask()([*range(STEPS)]) == [*range(STEPS)]
+    assert Mask()([*range(2 * STEPS)]) == [*range(STEPS), REST]
+    shown = Mask()([{"n": n, "password": n} for n in range(2 * STEPS)])
+    assert shown[-1] == REST
+    assert shown[0] == {"n": 0, "password": HIDDEN}
+    assert shown[STEPS // 10] == {"n": STEPS // 10, "password": HIDDEN}
+    assert Mask()({"a." * STEPS: SECRET, "b": SECRET}) == {"a." * STEPS: HIDDEN, REST: REST}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mx_rmq.cli import main
 from mx_rmq.cli.dashboard import _name
 from mx_rmq.core.extras import how_to_install
+from mx_rmq.dashboard import journal
+from mx_rmq.dashboard.journal import REFUSED, Throttle
 from tests.lab.messages import TOPIC, pending
 
 if TYPE_CHECKING:
@@ -141,6 +145,68 @@ async def test_connections_that_take_no_answer_do_not_keep_others_out(
         assert answer == "ok\n"
 
 
+async def test_strangers_cannot_fill_the_log(store: Store, server: Server, tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("correct horse\n")
+    words = ("--url", server.url, "--password-file", str(password))
+    with running(*words) as one:
+        port = int(one.url.rstrip("/").rpartition(":")[2])
+        ask = b"GET /help HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), 60) as part:
+            part.sendall(ask * 300)
+            answers = b""
+            while answers.count(b"HTTP/1.1 401") < 300:
+                more = part.recv(65536)
+                assert more, answers[-1000:]
+                answers += more
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", port), 60) as part:
+                part.sendall(b"\x00\r\n\r\n")
+                while part.recv(65536):
+                    pass
+        assert one.end() == 0
+        assert one.process.stderr is not None
+        said = one.process.stderr.read()
+    assert said.count("Invalid HTTP request received.") == REFUSED
+    assert said.count("Unsupported upgrade request.") == REFUSED
+    assert said.count("\n") < 4 * REFUSED
+
+
+def test_of_lines_that_were_left_out_it_is_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    throttle = Throttle()
+
+    def said(number: int, name: str = "x", line: int = 1) -> str | None:
+        record = logging.LogRecord(name, logging.WARNING, "f.py", line, "line %d", (number,), None)
+        return record.getMessage() if throttle.filter(record) else None
+
+    assert [said(number) for number in range(REFUSED + 40)][-41:] == [
+        f"line {REFUSED - 1}",
+        *[None] * 40,
+    ]
+    assert said(1, line=2) == "line 1"
+    assert said(1, "mx_rmq.dashboard.audit") == "line 1"
+    monkeypatch.setattr(journal, "SPAN", -1)
+    assert said(7) == "line 7 (40 more lines like this were left out)"
+    assert said(8) == "line 8"
+
+
+async def test_only_its_user_can_read_the_audit_log(
+    store: Store, server: Server, tmp_path: Path
+) -> None:
+    log, words = tmp_path / "audit.log", ("--url", server.url, "--root-path", "/queues")
+    for _ in range(2):  # a new file, then one that was there
+        with running(*words, "--audit-log", str(log)) as one:
+            assert stat.S_IMODE(log.stat().st_mode) == 0o600
+            assert 'href="/queues/workers"' in httpx.get(f"{one.url}queues/help", timeout=60).text
+            assert one.end() == 0
+            assert one.process.stderr is not None
+            said = one.process.stderr.read()
+            assert ("had mode" in said) is (log.read_text() == "before\n")
+        log.write_text("before\n")
+        log.chmod(0o644)
+    assert "audit.log had mode 0644; it is 0600 now" in said
+
+
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
     short = tmp_path / "short"
     short.write_text("x\n")
@@ -159,6 +225,8 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         (["--origin", "queues.example.org"], "not of the form https://"),
         (["--origin", "https://["], "not of the form https://"),
         (["--tls-cert", str(short)], "go together"),
+        (["--root-path", "queues"], "not of the form /queues"),
+        (["--audit-log", str(tmp_path)], "Is a directory"),
         (["--url", "embedded://no/such/directory"], "there is no directory"),
     ):
         failed = CliRunner().invoke(main, ["dashboard", "--url", server.url, *words])

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -15,10 +16,11 @@ from starlette.applications import Starlette
 from starlette.responses import RedirectResponse
 from starlette.routing import Mount
 
+from mx_rmq import MessageQueue
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import Dashboard, Password, access, journal
-from mx_rmq.dashboard.app import _routes
+from mx_rmq.dashboard.app import PAGES, _routes
 from mx_rmq.dashboard.guard import LOOPBACK
 from tests.dashboard.visitor import HERE, Visitor
 from tests.lab.archives import archived
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
-
-    from mx_rmq import MessageQueue
 
 POSTS = [route.path for route in _routes(None) if "POST" in (route.methods or ())]
 
@@ -84,6 +84,53 @@ async def test_behind_a_proxy_with_tls_the_cookie_is_secure(mq: MessageQueue) ->
         cookie = (await visitor.get("/workers")).headers["set-cookie"]
         assert cookie.startswith("__Host-mx_rmq=")
         assert cookie.endswith("; Secure")
+
+
+async def test_dashboards_on_one_host_do_not_share_their_cookies(mq: MessageQueue) -> None:
+    names = set()
+    for host, root in (
+        ("localhost", ""),
+        ("localhost:8233", ""),
+        ("localhost:8234", ""),
+        ("[::1]:8234", "/a"),
+        ("localhost", "/a"),
+        ("localhost", "/b"),
+    ):
+        async with Visitor(Dashboard(mq, allow_all=True, root_path=root)) as visitor:
+            cookie = (await visitor.get("/help", headers={"Host": host})).headers["set-cookie"]
+            names.add(cookie.partition("=")[0])
+            assert cookie.startswith("mx_rmq")
+    assert len(names) == 6
+
+
+async def test_browsers_are_told_to_use_tls_alone_where_it_is_used(mq: MessageQueue) -> None:
+    for origin, hsts, host, told in (
+        ("https://queues.example", True, "queues.example", "max-age=31536000"),
+        ("https://queues.example", True, "localhost", None),  # not for all that runs here
+        ("https://queues.example", False, "queues.example", None),
+        ("http://queues.example", True, "queues.example", None),
+    ):
+        board = Dashboard(mq, allow_all=True, origins=[origin], hsts=hsts)
+        async with Visitor(board) as visitor:
+            headers = (await visitor.get("/help", headers={"Host": host})).headers
+            assert headers.get("strict-transport-security") == told
+
+
+async def test_redirects_name_no_scheme_and_no_host(mq: MessageQueue) -> None:
+    """Behind a proxy that speaks TLS we do not know either."""
+    async with Visitor(Dashboard(mq, allow_all=True, hosts=["*"])) as visitor:
+        for path, location in (
+            ("/workers/", "/workers"),
+            ("/topics/orders/?state=dead&self=1", "/topics/orders?state=dead&self=1"),
+            ("/topics/a%2Fb%20c/", "/topics/a/b%20c"),
+            ("//evil.example/", "/evil.example"),
+            ("///evil.example//", "/evil.example"),
+            ("/%5C%5Cevil.example/", "/%5C%5Cevil.example"),
+            ("/%2F%2Fevil.example/", "/evil.example"),
+        ):
+            request = visitor.client.build_request("GET", f"{HERE}{path}")
+            answer = await visitor.client.send(request)
+            assert (answer.status_code, answer.headers["location"]) == (303, location), path
 
 
 # forms of other pages
@@ -457,6 +504,44 @@ async def test_it_can_be_mounted_below_another_application(mq: MessageQueue) -> 
         answer = await visitor.submit(f"/topics/{TOPIC}/message?id={id}", "Requeue")
         assert answer.url.path == f"/queues/topics/{TOPIC}/message"
         assert "Requeued." in answer.text
+
+
+@pytest.mark.parametrize("taken_away", [True, False])
+async def test_a_proxy_may_show_it_under_a_path(mq: MessageQueue, taken_away: bool) -> None:
+    (id,) = await archived(mq.store, State.DEAD)
+    board = Dashboard(mq, allow_all=True, root_path="/ops/queues/")
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["path"].startswith("/ops/queues")
+        path = scope["path"].removeprefix("/ops/queues") if taken_away else scope["path"]
+        await board({**scope, "path": path or "/"}, receive, send)
+
+    async with Visitor(proxy, root="/ops/queues") as visitor:
+        page = await visitor.page("/")
+        assert page == await visitor.page("")
+        links = re.findall(r'(?:href|src|action)="(/[^"]*)"', page)
+        assert len(links) > 10
+        assert all(link.startswith("/ops/queues/") for link in links)
+        assert 'data-base="/ops/queues"' in page  # for scripts: the stream, the charts, the keys
+        style = page.split('rel="stylesheet" href="')[1].split('"')[0]
+        assert (await visitor.client.get(style)).status_code == 200
+        assert (await visitor.get("/healthz")).text == "ok\n"
+        assert (await visitor.get("/workers/", 303)).headers["location"] == "/ops/queues/workers"
+        answer = await visitor.submit(f"/topics/{TOPIC}/message?id={id}", "Requeue")
+        assert answer.url.path == f"/ops/queues/topics/{TOPIC}/message"
+        assert "Requeued." in answer.text
+    await board.close()
+
+
+@pytest.mark.parametrize("path", ["queues", "/a//b", "/a b", "/ü", "/<", "/topics", "/live/x"])
+def test_a_root_path_that_cannot_be_is_refused(path: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^root path "):
+        Dashboard(MessageQueue("redis://localhost"), allow_all=True, root_path=path)
+
+
+def test_every_page_is_known_to_begin_as_no_root_path_may() -> None:
+    firsts = {route.path.split("/")[1] for route in _routes(None)}
+    assert firsts - {"", "{path:path}"} == {*PAGES}
 
 
 async def test_closing_the_queue_ends_what_a_mounted_dashboard_began(mq: MessageQueue) -> None:

@@ -98,6 +98,20 @@ async def test_pages_hear_every_change_without_being_loaded_again(
     assert board.parts.sampler.listeners == 0
 
 
+async def test_nothing_is_kept_of_topics_and_pages_that_there_are_not(
+    mq: MessageQueue, board: Dashboard, visitor: Visitor
+) -> None:
+    await mq.produce(TOPIC, 1)
+    seen = await board.parts.sampler.first()
+    for number in range(50):
+        assert json.loads(live._told(seen, f"t{number}", 1).partition("data: ")[2])["topics"]
+        live._told(seen, None, number + 2)
+        live._told(seen, TOPIC, number)
+    assert not seen.told.keys() - {(None, 1), (TOPIC, 1)}
+    for name in ("no%20topic", "x" * 129, "%00"):
+        await visitor.get(f"/live?topic={name}", 404)
+
+
 async def test_rates_are_what_happened_between_two_looks(
     mq: MessageQueue, board: Dashboard
 ) -> None:

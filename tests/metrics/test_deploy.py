@@ -9,6 +9,7 @@ import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import MessageQueue, Worker
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 TOOLS = ROOT / ".tools"
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 DASHBOARD = ROOT / "deploy" / "grafana" / "mx-rmq.json"
+ALERTS_TEST = ROOT / "tests" / "metrics" / "alerts_test.yml"
 DOCS = ROOT / "docs" / "metrics.md"
 NAME = re.compile(r"\b(?:mx_rmq|process)_\w+")
 LABEL = re.compile(r'([a-z]+)="([^"]+)"|([a-z]+)=~"([^"$]+)"')
@@ -129,6 +131,22 @@ def test_every_alert_says_what_is_the_matter_and_what_to_do() -> None:
     for rule in rules:
         for part in ("expr:", "severity:", "summary:", "description:"):
             assert rule.count(part) == 1, rule
+
+
+def test_every_alert_has_a_unit_test_in_which_it_fires_and_one_in_which_it_does_not() -> None:
+    rules = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    alerts = {rule["alert"]: rule["expr"] for group in rules for rule in group["rules"]}
+    tests = yaml.safe_load(ALERTS_TEST.read_text())["tests"]
+    well, wrong = tests[-2:]
+    everything = wrong["promql_expr_test"][-1]
+    assert everything["expr"] == 'count by (alertname) (ALERTS{alertstate="firing"})'
+    fire = {sample["labels"]: sample["value"] for sample in everything["exp_samples"]}
+    assert fire == {f'{{alertname="{name}"}}': 1 for name in alerts}
+    quiet = [test["exp_samples"] for test in well["promql_expr_test"]]
+    assert quiet == [[]] * 4
+    told = {series["series"].partition("{")[0] for series in well["input_series"]}
+    for name, expression in alerts.items():  # it is quiet because of what it sees
+        assert set(NAME.findall(expression)) <= told, name
 
 
 # Prometheus' own tool

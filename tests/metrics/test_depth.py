@@ -42,6 +42,7 @@ async def test_every_topic_and_state_is_counted(mq: MessageQueue) -> None:
     await found.refresh()
     shown = rendered(found.registry)
     assert (shown["mx_rmq_topics"], shown["mx_rmq_depth_up"]) == (2, 1)
+    assert shown["mx_rmq_topics_not_shown"] == 0
     assert shown["mx_rmq_depth{state=pending,topic=a}"] == 3
     assert shown["mx_rmq_depth{state=delayed,topic=a}"] == 1
     assert shown["mx_rmq_depth{state=pending,topic=b}"] == 1
@@ -82,7 +83,7 @@ async def test_many_askers_cost_one_look_and_a_later_one_looks_again(
 
 
 async def test_more_topics_than_are_looked_at_are_still_counted(
-    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(depth, "MOST", 2)
     for topic in "abc":
@@ -90,9 +91,10 @@ async def test_more_topics_than_are_looked_at_are_still_counted(
     found = Depth(lambda: mq.admin)
     await found.refresh()
     shown = rendered(found.registry)
-    assert shown["mx_rmq_topics"] == 3
+    assert (shown["mx_rmq_topics"], shown["mx_rmq_topics_not_shown"]) == (3, 1)
     assert "mx_rmq_depth{state=pending,topic=b}" in shown
     assert "mx_rmq_depth{state=pending,topic=c}" not in shown
+    assert "1 of 3 topics are not watched: there are more than 2" in caplog.text
 
 
 async def test_of_very_many_topics_those_that_are_named_are_not_left_out(
@@ -146,6 +148,66 @@ async def test_workers_that_cannot_be_counted_are_told_of_once(
     await found.refresh()
     assert caplog.text.count("the workers cannot be counted: ") == 2
     await raw.delete(mq.store.keys.workers)
+
+
+async def test_the_server_tells_of_its_memory_and_its_disk(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mq.produce("a", 1)
+    found = Depth(lambda: mq.admin)
+
+    async def told() -> dict[str, float]:
+        monkeypatch.setattr(found, "_fresh_until", 0.0)
+        await found.refresh()
+        shown = rendered(found.registry)
+        (server,) = {
+            label[label.index("server=") :].rstrip("}").split(",")[0]
+            for label in shown
+            if label.startswith("mx_rmq_server_")
+        }
+        names = [name for name in shown if server in name]
+        return {
+            name.removeprefix("mx_rmq_server_").replace(server, "s"): shown[name] for name in names
+        }
+
+    before = await told()
+    assert before["memory_bytes{s}"] > 100_000
+    assert (before["memory_limit_bytes{s}"], before["aof_enabled{s}"]) == (0, 0)
+    for what in ("aof_write", "aof_rewrite", "snapshot"):
+        assert before[f"disk_ok{{s,what={what}}}"] == 1
+    for nothing in ("delayed_fsyncs_total", "evicted_keys_total", "replicas"):
+        assert before[f"{nothing}{{s}}"] == 0
+    assert before["replica_behind_bytes{s}"] == 0
+    await raw.config_set("maxmemory", 500_000_000)
+    await raw.config_set("appendonly", "yes")
+    try:
+        after = await told()
+        assert (after["memory_limit_bytes{s}"], after["aof_enabled{s}"]) == (500_000_000, 1)
+    finally:
+        await raw.config_set("maxmemory", 0)
+        await raw.config_set("appendonly", "no")
+
+
+async def test_without_the_right_to_ask_the_server_the_topics_are_told_of(
+    mq: MessageQueue, raw: Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    await mq.produce("a", 1)
+    await raw.acl_setuser(
+        "blind",
+        enabled=True,
+        passwords=["+x"],
+        keys=["*"],
+        categories=["+@all"],
+        commands=["-info"],
+    )
+    async with queue(server.url.replace("://", "://blind:x@")) as blind:
+        found = Depth(lambda: blind.admin)
+        await found.refresh()
+    await raw.acl_deluser("blind")
+    shown = rendered(found.registry)
+    assert shown["mx_rmq_depth{state=pending,topic=a}"] == 1
+    assert not [name for name in shown if name.startswith("mx_rmq_server_")]
+    assert caplog.text.count("the server does not tell how it is: ") == 1
 
 
 async def test_a_failure_shows_no_old_numbers(

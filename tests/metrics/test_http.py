@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import pytest
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.metrics import http
 from mx_rmq.metrics.http import Answer, HttpServer
+from tests.lab.growth import grows_gently
 from tests.metrics.asking import get, say, understood
 from tests.runtime.stage import until
 
@@ -88,8 +90,12 @@ async def test_a_large_page_arrives_whole(port: int) -> None:
         (b"GET /plain HTTP/1.1\r\nA: " + b"b" * http.MAX_HEAD + b"\r\n\r\n", 431),
         (b"x" * 100_000, 431),
         (b"GET /broken HTTP/1.1\r\n\r\n", 500),
+        (b"GET /plain HTTP/1.9\r\n\r\n", 400),
+        (b"GET /plain\x7f HTTP/1.1\r\n\r\n", 400),
+        (b"GET /plain HTTP/1.1\r\n: a\r\n\r\n", 400),
+        (b"GET /plain HTTP/1.1\r\nAccept:\ta\tb\t\r\n\r\n", 200),
     ],
-    ids=range(19),
+    ids=range(23),
 )
 async def test_a_request_gets_the_answer_that_it_deserves(
     port: int, request_: bytes, status: int
@@ -100,6 +106,30 @@ async def test_a_request_gets_the_answer_that_it_deserves(
     if status == 405:
         assert reply.headers["allow"] == "GET, HEAD"
     assert (await get(port, "/plain")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("before", "again", "after"),
+    [
+        (b"GET /plain HTTP/1.1\r\nA:", b" ", b"\x00"),  # froze a worker for 28 s
+        (b"GET /plain HTTP/1.1\r\nA:", b"\t \t", b"\xff"),
+        (b"GET /plain HTTP/1.1\r\nA: ", b"a ", b"\x00"),
+        (b"GET /plain HTTP/1.1\r\n", b"a", b""),
+        (b"GET /plain HTTP/1.1\r\n", b"a:\r\n", b"a"),
+        (b"GET /plain HTTP/1.1\r\n", b":", b""),
+        (b"GET ", b" ", b"HTTP/1.1"),
+        (b"GET ", b"/", b" HTTP/1.1\x00"),
+        (b"", b"G", b""),
+        (b"", b"\r\n", b""),
+    ],
+    ids=range(10),
+)
+def test_no_request_takes_long_to_understand(before: bytes, again: bytes, after: bytes) -> None:
+    def understand(head: bytes) -> None:
+        with suppress(ValueError):
+            http._understood(head)
+
+    grows_gently(understand, lambda size: before + again * (size // len(again)) + after)
 
 
 async def test_who_asks_half_a_question_or_reads_half_an_answer_is_left(

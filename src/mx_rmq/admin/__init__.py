@@ -14,6 +14,7 @@ from mx_rmq.admin.view import (
     Stats,
     WorkerView,
 )
+from mx_rmq.store.views import ServerView
 
 __all__ = [
     "ARCHIVES",
@@ -28,6 +29,7 @@ __all__ = [
     "Page",
     "Progress",
     "Rates",
+    "ServerView",
     "Stats",
     "Totals",
     "What",

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import Entry
     from mx_rmq.store.pages import Found
-    from mx_rmq.store.views import Counts
+    from mx_rmq.store.views import Counts, ServerView
 
 LONGEST_LOOK: Final = 60.0
 """Seconds for which rates are measured, at the most."""
@@ -228,6 +228,13 @@ class Admin:
         """Return every worker that was heard of lately, also those that have fallen silent."""
         seen = await self._store.views.workers()
         return [worker_view(one) for one in seen]
+
+    async def servers(self) -> builtins.list[ServerView]:
+        """Return how full each server is, and whether it keeps what it is told.
+
+        One that is away is left out. Needs the right to run INFO.
+        """
+        return await self._store.views.servers()
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
         """Return every message that is not in exactly one state; none is a clean bill.

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Stats, WorkerView
     from mx_rmq.store.audit import Violation
 
+WATCHED: Final = 1000
+"""Topics that metrics and dashboard look at (`metrics.depth.MOST`, `dashboard.source.MOST`)."""
+
 HOUR: Final = 3600
 DAY: Final = 24 * HOUR
 
@@ -30,7 +33,7 @@ async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     topics = await admin.topics()
     workers = await admin.workers()
     served = {topic for worker in workers if worker.alive for topic in worker.topics}
-    findings = [Finding(Severity.OK, f"{count(len(topics), 'topic')} found")]
+    findings = [_number(len(topics))]
     findings += _workers(workers, served)
     for topic in topics:
         try:
@@ -38,6 +41,19 @@ async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
         except (ServerUnavailable, OutcomeUnknown) as error:
             findings.append(Finding(Severity.BAD, f"topic {topic}: its server is away: {error}"))
     return findings
+
+
+def _number(topics: int) -> Finding:
+    found = f"{count(topics, 'topic')} found"
+    if topics <= WATCHED:
+        return Finding(Severity.OK, found)
+    return Finding(
+        Severity.WARN,
+        f"{found}; metrics and dashboard look at {WATCHED:,} at the most, so nobody is told of "
+        f"what happens in {topics - WATCHED:,} of them. A worker's metrics take those first that "
+        "it serves",
+        "Watch them by workers that serve few topics each, or use fewer topics",
+    )
 
 
 def _workers(workers: Sequence[WorkerView], served: set[str]) -> Iterator[Finding]:

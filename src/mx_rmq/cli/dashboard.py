@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import signal
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard import Dashboard
     from mx_rmq.dashboard.live import Metrics
 
+logger = logging.getLogger(__name__)
+
 PORT: Final = 8233
 USER: Final = "operator"
 LEAVE_WITHIN: Final = 3
@@ -48,6 +52,7 @@ LEAVE_WITHIN: Final = 3
 )
 @click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
 @click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
+@click.option("--root-path", help="The path under which a proxy shows it: /queues.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
 @click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
@@ -64,6 +69,7 @@ def dashboard(
     password_file: Path | None,
     no_password: bool,
     origins: tuple[str, ...],
+    root_path: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     audit_log: Path | None,
@@ -84,8 +90,11 @@ def dashboard(
         if (tls_cert is None) != (tls_key is None):
             raise InvalidInput("--tls-cert and --tls-key go together")
         mq = MessageQueue(url, prefix=prefix, patience=patience)
-        board = _dashboard(mq, host, user, password_file, origins, read_only=read_only)
+        board = _dashboard(
+            mq, host, user, password_file, origins, read_only=read_only, root_path=root_path or ""
+        )
         configure_logging(log_level)
+        _throttle_logs()
         _keep_audit_log(audit_log)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
@@ -122,6 +131,7 @@ def _dashboard(
     origins: tuple[str, ...],
     *,
     read_only: bool,
+    root_path: str,
 ) -> Dashboard:
     try:
         from mx_rmq.dashboard import Dashboard, Password
@@ -138,6 +148,8 @@ def _dashboard(
         hosts=names if _is_loopback(host) else None,
         origins=origins,
         metrics=_metrics(mq),
+        root_path=root_path,
+        hsts=True,
     )
 
 
@@ -162,14 +174,15 @@ def _password(path: Path) -> str:
 def _metrics(mq: MessageQueue) -> Metrics | None:
     """Return what Prometheus reads; None: the extra for it is not installed."""
     try:
-        from mx_rmq.metrics import Depth, render
+        from mx_rmq.metrics import Depth, Renderer
     except ImportError:
         return None
     depth = Depth(lambda: mq.admin)
+    render = Renderer(depth.registry)
 
     async def metrics(accept: str) -> tuple[str, bytes]:
         await depth.refresh()
-        return render(depth.registry, accept)
+        return await render(accept)
 
     return metrics
 
@@ -180,12 +193,15 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     except ImportError as missing:  # who mounts the dashboard does without it
         raise CannotDo(f"the command needs uvicorn: {how_to_install('dashboard')}") from missing
 
-    from mx_rmq.dashboard.door import BACKLOG, Door
+    from mx_rmq.dashboard.door import BACKLOG, Door, Tls
 
     loop = asyncio.get_running_loop()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            if self.config.ssl is not None:
+                self.config.http_protocol_class = Tls(self.config.ssl)  # type: ignore[assignment] # it is called like one
+                self.config.ssl = None  # so that we see connections before their handshake
             await super().startup(sockets)
             say(f"dashboard: {_address(self)}  (Ctrl-C stops it)")
 
@@ -232,11 +248,37 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def _throttle_logs() -> None:
+    """Let nobody fill the log: uvicorn writes a line or two for every request that is not one."""
+    from mx_rmq.dashboard.journal import Throttle
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Throttle())
+
+
 def _keep_audit_log(path: Path | None) -> None:
     """Let the log of actions speak at every level, and into a file, if one is wanted."""
     audit = logging.getLogger("mx_rmq.dashboard.audit")
     audit.setLevel(logging.INFO)
     if path is not None:
+        _make_private(path)
         handler = logging.FileHandler(path, encoding="utf-8")
         handler.setFormatter(logging.Formatter("%(message)s"))
         audit.addHandler(handler)
+
+
+def _make_private(path: Path) -> None:
+    """Make a file that only this user can read, or make the one that is there so."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISREG(mode) and mode & 0o077:
+            os.fchmod(file, 0o600)
+            old = stat.S_IMODE(mode)
+            logger.warning("--audit-log %s had mode %04o; it is 0600 now", path, old)
+    except PermissionError as error:
+        raise InvalidInput(
+            f"--audit-log {path}: others can read it, and it belongs to another user"
+        ) from error
+    finally:
+        os.close(file)

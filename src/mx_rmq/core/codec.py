@@ -18,7 +18,7 @@ from mx_rmq.core.message import VERSION, Message
 MAX_DEPTH: Final = 64
 """How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?')
 _INNERMOST: Final = re.compile(rb"\{\}|\[\]")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 

@@ -2,13 +2,15 @@
 
 A mask is the name of a field, at any depth, or a path of names: `card.number` is the number inside
 a card. Case, blanks, `-` and `_` do not matter, and `*` stands for any part of a name.
+
+Keys come from strangers. Each name is matched once and without backtracking, however many dots a
+key has and however deep it stands, and after `STEPS` names and values the rest is left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +21,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import storable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 HIDDEN: Final = "***"
 """What stands for a masked value."""
@@ -46,6 +48,12 @@ ALWAYS: Final = (
 MOST_BITS: Final = 2000
 """Of a number that is shown. Python refuses to write much larger ones."""
 
+STEPS: Final = 5000
+"""Names and values of one payload that are looked at. A log line has room for fewer."""
+
+REST: Final = "…"
+"""What stands for the rest."""
+
 _IGNORED: Final = str.maketrans("", "", "-_ ")
 _PLAIN: Final = (str, bool, type(None))
 
@@ -56,57 +64,101 @@ class Mask:
     def __init__(self, names: Iterable[str] = ()) -> None:
         if isinstance(names, str):
             raise InvalidInput(f"mask={names!r:.80} is a text; give a list of names")
-        masks = [*ALWAYS, *names]
-        if wrong := [name for name in masks if not all(_normal(name).split("."))]:
-            raise InvalidInput(f"mask {wrong[0]!r:.80} is neither a field's name nor a path")
-        any_of = "|".join(re.escape(_normal(name)).replace(r"\*", "[^.]*") for name in masks)
-        self._hides = re.compile(rf"(?:.*\.)?(?:{any_of})", re.DOTALL).fullmatch
+        # A path is a number (shift-and): a bit per part of each mask, set while the end of the
+        # path matches that mask up to this part.
+        self._firsts = self._lasts = 0
+        bits: defaultdict[str, int] = defaultdict(int)
+        bit = 1
+        for name in (*ALWAYS, *names):
+            parts = _normal(name).split(".")
+            if not all(parts):
+                raise InvalidInput(f"mask {name!r:.80} is neither a field's name nor a path")
+            self._firsts |= bit
+            for part in parts:
+                bits[part] |= bit
+                bit <<= 1
+            self._lasts |= bit >> 1
+        self._patterns = [(_pattern(part), found) for part, found in bits.items()]
+        self._top = self._step(0, "")
 
     def __call__(self, value: Any) -> Any:
         """Return a value as JSON has it, masked. What has no JSON form is shown by its text."""
         try:
-            return self._masked(value, "")
+            return self._masked(value, self._top, _Steps())
         except Exception as error:  # noqa: BLE001 - it is anybody's object, and may contain itself
             return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
 
-    def _masked(self, value: Any, path: str) -> Any:
+    def _masked(self, value: Any, path: int, steps: _Steps) -> Any:
         if type(value) in _PLAIN:
             return value
         if isinstance(value, Mapping):
-            return self._fields(value, path)
+            return self._fields(value, path, steps)
         if (fields := _fields(value)) is not None:
-            return self._fields(fields, path)
+            return self._fields(fields, path, steps)
         if isinstance(value, list | tuple | set | frozenset | deque):
-            return self._items(list(value), path)
+            return self._items(list(value), path, steps)
         if type(value) is int:
             size = value.bit_length()
             return value if size <= MOST_BITS else f"<int of {size} bits>"
         if type(value) is float:
             return value if isfinite(value) else str(value)  # JSON has no such number
-        return self._masked(msgspec.to_builtins(value, str_keys=True, enc_hook=_shown), path)
+        builtin = msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
+        return self._masked(builtin, path, steps)
 
-    def _fields(self, fields: Mapping[Any, Any], path: str) -> dict[str, Any]:
+    def _fields(self, fields: Mapping[Any, Any], path: int, steps: _Steps) -> dict[str, Any]:
         shown: dict[str, Any] = {}
         for key, item in fields.items():
+            if not steps.take(1):
+                shown[REST] = REST
+                break
             name = _name(key)
-            hidden, below = self._below(path, name)
-            shown[name] = HIDDEN if hidden else self._masked(item, below)
+            hidden, below = self._below(path, name, steps)
+            shown[name] = HIDDEN if hidden else self._masked(item, below, steps)
         return shown
 
-    def _items(self, items: list[Any], path: str) -> list[Any]:
+    def _items(self, items: list[Any], path: int, steps: _Steps) -> list[Any]:
         if len(items) == 2 and isinstance(items[0], str | bytes):  # a header, perhaps
             name = _name(items[0])
-            if self._below(path, name)[0]:
+            if self._below(path, name, steps)[0]:
                 return [name, HIDDEN]
-        return [self._masked(item, path) for item in items]
+        shown = []
+        for item in items:
+            if not steps.take(1):
+                shown.append(REST)
+                break
+            shown.append(self._masked(item, path, steps))
+        return shown
 
-    def _below(self, path: str, name: str) -> tuple[bool, str]:
-        """Return whether a name hides what is there, by any part of it, and the path to it."""
-        for part in _normal(name).split("."):
-            path = f"{path}.{part}"
-            if self._hides(path):
+    def _below(self, path: int, name: str, steps: _Steps) -> tuple[bool, int]:
+        """Return whether a name, or a part of it, hides what is there, and the path to it."""
+        parts = _normal(name).split(".")
+        if not steps.take(len(parts)):
+            return True, path
+        for part in parts:
+            path = self._step(path, part)
+            if path & self._lasts:
                 return True, path
         return False, path
+
+    def _step(self, path: int, part: str) -> int:
+        reachable = path << 1 | self._firsts
+        found = 0
+        for matches, bits in self._patterns:
+            if bits & reachable and matches(part):
+                found |= bits
+        return found & reachable
+
+
+class _Steps:
+    """How many steps are left for one payload."""
+
+    def __init__(self) -> None:
+        self._left = STEPS
+
+    def take(self, count: int) -> bool:
+        """Take steps; False: too few are left."""
+        self._left -= count
+        return self._left >= 0
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
@@ -132,6 +184,28 @@ def _name(key: Any) -> str:
 
 def _normal(name: str) -> str:
     return name.casefold().translate(_IGNORED)
+
+
+def _pattern(pattern: str) -> Callable[[str], bool]:
+    """Return what tells whether a name matches. Each piece between two `*` is taken where it comes
+    first, which is never wrong, so nothing is tried twice."""
+    start, *pieces = pattern.split("*")
+    if not pieces:
+        return pattern.__eq__
+    end = pieces.pop()
+
+    def matches(name: str) -> bool:
+        at, until = len(start), len(name) - len(end)
+        if at > until or not (name.startswith(start) and name.endswith(end)):
+            return False
+        for piece in pieces:
+            found = name.find(piece, at, until)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+    return matches
 
 
 def _shown(value: Any) -> Any:

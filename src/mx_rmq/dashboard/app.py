@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import string
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
     Page = Callable[[Ask], Awaitable[Response]]
     Act = Callable[[Ask, dict[str, str]], Awaitable[Response]]
 
+ROOT_PART: Final = frozenset(string.ascii_letters + string.digits + "-._~")
+"""Characters of a root path, beside slashes: none of them needs to be quoted anywhere."""
+
+PAGES: Final = (
+    *("topics", "dead", "quarantine", "workers", "log", "jobs", "find", "help", "static"),
+    *("live", "metrics", "healthz"),
+)
+"""How our paths begin. A root path that begins so could not be told from them."""
+
 WITHIN: Final = 6.0
 """Seconds that a page may take. An action takes as long as the queue has patience."""
 
@@ -49,8 +59,10 @@ class Dashboard:
     reaches it may do everything. `hosts` are the names by which it may be called, ["*"]: any.
     None: any if there is an `authorize`, else those of this machine alone, and of `origins`.
     `origins` are addresses under which a proxy shows it. `secret` is what the forms of several
-    processes have in common, so that each takes those of the others; None: a new one. The
-    application around opens the queue.
+    processes have in common, so that each takes those of the others; None: a new one.
+    `root_path` is the path under which a proxy shows it, whether the proxy takes it away or not;
+    mounted, leave it out. `hsts` tells browsers to use TLS alone for this host, where TLS is used.
+    The application around opens the queue.
     """
 
     def __init__(
@@ -64,6 +76,8 @@ class Dashboard:
         origins: Collection[str] = (),
         metrics: Metrics | None = None,
         secret: str | None = None,
+        root_path: str = "",
+        hsts: bool = False,
     ) -> None:
         if (authorize is None) != allow_all:
             raise InvalidInput(
@@ -71,6 +85,7 @@ class Dashboard:
                 "returns the operator's name or None; or allow_all=True, if others see to it"
             )
         self._mq = mq
+        self._root = _checked(root_path)
         source, journal = Source(mq), Journal()
         self.parts: Final = Parts(
             source=source,
@@ -87,8 +102,9 @@ class Dashboard:
             exception_handlers={**handlers, TimeoutError: _on_error, Exception: _on_error},
             lifespan=self._lifespan,
         )
+        self._app.router.redirect_slashes = False  # it redirects to http:// behind a TLS proxy
         self._guard = Guard(
-            self._app, self.parts, authorize=authorize, hosts=hosts, origins=origins
+            self._app, self.parts, authorize=authorize, hosts=hosts, origins=origins, hsts=hsts
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,9 +113,20 @@ class Dashboard:
         elif scope["type"] == "http":
             if self.close not in self._mq.on_close:  # mounted, nobody tells us of the end
                 self._mq.on_close.append(self.close)
-            await self._guard(scope, receive, send)
+            await self._guard(self._rooted(scope), receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
+
+    def _rooted(self, scope: Scope) -> Scope:
+        """Return a request as if we were mounted at the root path."""
+        if not self._root:
+            return scope
+        path = scope["path"]
+        if path == self._root:
+            path += "/"
+        if not path.startswith(f"{self._root}/"):  # the proxy has taken it away
+            path = self._root + path
+        return {**scope, "path": path, "root_path": self._root}
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -113,6 +140,17 @@ class Dashboard:
         """Stop the jobs and the sampling. The queue is the caller's to close."""
         await self.parts.jobs.close()
         await self.parts.sampler.close()
+
+
+def _checked(root_path: str) -> str:
+    """Return a root path without a slash at its end, or refuse it."""
+    path = root_path.rstrip("/")
+    parts = path.split("/")[1:]
+    if path and not (path.startswith("/") and all(map(ROOT_PART.issuperset, parts)) and all(parts)):
+        raise InvalidInput(f"root path {root_path!r:.80} is not of the form /queues")
+    if parts and parts[0] in PAGES:
+        raise InvalidInput(f"root path {root_path!r:.80}: /{parts[0]} is a page of the dashboard")
+    return path
 
 
 def _routes(metrics: Metrics | None) -> list[Route]:
@@ -147,6 +185,7 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _page("/live/sparks", live.sparks),
         _page("/metrics", partial(live.metrics, metrics)),
         _page("/healthz", live.healthz),
+        _page("/{path:path}/", look.without_slash),
     ]
 
 

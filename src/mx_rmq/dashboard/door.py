@@ -1,15 +1,21 @@
 """The door of `mx-rmq dashboard`: how many connections are open, and for how long they may be so
-without asking for anything, or without taking the answer. uvicorn itself sets no bound to any."""
+without asking for anything, or without taking the answer. uvicorn itself sets no bound to any.
+
+With TLS a connection becomes a Door when the handshake is done. Until then it is a Handshake, which
+has bounds of its own: asyncio waits 60 seconds for a client that says nothing.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import resource
-from typing import TYPE_CHECKING, Final
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
-    import asyncio
+    import ssl
 
 IDLE: Final = 5.0
 """Seconds from its begin, or from an answer, in which a connection must bring a whole request."""
@@ -30,6 +36,12 @@ def _most() -> int:
 
 
 MOST: Final = _most()
+
+HANDSHAKE: Final = 5.0
+"""Seconds that a TLS handshake may take, or the goodbye at the end."""
+
+HANDSHAKES: Final = max(8, MOST // 3)
+"""Handshakes that may be under way at the same time, beside the connections that are open."""
 
 
 class Door(H11Protocol):
@@ -97,3 +109,79 @@ class Door(H11Protocol):
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+class Tls:
+    """Makes a connection's protocol, as uvicorn asks for it, and counts the handshakes."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self.context = context
+        self._under_way: dict[Handshake, str] = {}
+        """Whom each is with, the oldest first."""
+
+    def __call__(self, **options: Any) -> Handshake:
+        return Handshake(self, Door(**options))
+
+    def begin(self, handshake: Handshake, peer: str) -> None:
+        """Count a handshake. If there are too many, drop the oldest of the peer with the most."""
+        self._under_way[handshake] = peer
+        if len(self._under_way) > HANDSHAKES:
+            [(most, _)] = Counter(self._under_way.values()).most_common(1)
+            next(one for one, peer in self._under_way.items() if peer == most).drop()
+
+    def end(self, handshake: Handshake) -> None:
+        self._under_way.pop(handshake, None)
+
+
+class Handshake(asyncio.Protocol):
+    """A connection that agrees on TLS, to be handed to a Door."""
+
+    _transport: asyncio.Transport
+    _task: asyncio.Task[None]
+
+    def __init__(self, tls: Tls, door: Door) -> None:
+        self._tls = tls
+        self._door = door
+        self._early = b""
+        """What came right behind the handshake, before the Door was there."""
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._task = self._door.loop.create_task(self._agree(), name="mx-rmq TLS handshake")
+        peer = transport.get_extra_info("peername")
+        self._tls.begin(self, peer[0] if isinstance(peer, tuple) else "")
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+
+    def drop(self) -> None:
+        """Close it at once."""
+        self._tls.end(self)
+        self._task.cancel()
+        self._transport.abort()
+
+    async def _agree(self) -> None:
+        try:
+            transport = await self._door.loop.start_tls(
+                self._transport,
+                self,
+                self._tls.context,
+                server_side=True,
+                ssl_handshake_timeout=HANDSHAKE,
+                ssl_shutdown_timeout=HANDSHAKE,
+            )
+        except OSError:  # it took too long, went away or does not speak TLS
+            self._transport.abort()
+            return
+        finally:
+            self._tls.end(self)
+        if transport is None or self._lost:  # it went away just now
+            return
+        transport.set_protocol(self._door)
+        self._door.connection_made(transport)
+        if self._early:
+            self._door.data_received(self._early)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import inspect
 import logging
@@ -55,6 +56,10 @@ HEADERS: Final = {
 }
 
 
+HSTS: Final = "max-age=31536000"
+"""For a year. Subdomains are not ours to decide about."""
+
+
 class Guard:
     """Stands before the application: hosts, operators, the origin of actions, headers."""
 
@@ -66,7 +71,9 @@ class Guard:
         authorize: Authorize | None,
         hosts: Collection[str] | None,
         origins: Collection[str],
+        hsts: bool = False,
     ) -> None:
+        self._hsts = hsts
         self._app = app
         self._parts = parts
         self._authorize = authorize
@@ -81,7 +88,8 @@ class Guard:
         scope = dict(scope)
         request = Request(scope, receive)
         secure = scope.get("scheme") == "https" or self._behind_tls
-        cookie = "__Host-mx_rmq" if secure else "mx_rmq"
+        here = request.headers.get("host", "")
+        cookie = ("__Host-mx_rmq" if secure else "mx_rmq") + _place(here, scope)
         known = request.cookies.get(cookie, "")
         ask = scope[ASK] = Ask(self._parts, request, known or secrets.token_urlsafe(32))
         mark = request.cookies.get(f"{cookie}_known", "").encode("utf-8", "backslashreplace")
@@ -93,6 +101,8 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
+                if self._hsts and secure and _host(here) not in LOOPBACK:
+                    headers["Strict-Transport-Security"] = HSTS
                 if headers.get("content-type", "").startswith("text/html"):
                     rules = f"Path=/; HttpOnly; SameSite=Lax{'; Secure' if secure else ''}"
                     if not known:
@@ -188,6 +198,14 @@ def _host(header: str) -> str:
     if name.startswith("["):
         return name.partition("]")[0] + "]"
     return name.partition(":")[0]
+
+
+def _place(host: str, scope: Scope) -> str:
+    """Return what tells the cookies of dashboards on one host apart: browsers send those of all
+    ports and paths to each."""
+    port = host.lower().removeprefix(_host(host))
+    place = ("" if port in (":80", ":443") else port) + str(scope.get("root_path", ""))
+    return f"_{hashlib.sha256(place.encode()).hexdigest()[:8]}" if place else ""
 
 
 def _path(request: Request) -> str:

@@ -107,6 +107,29 @@ class Journal:
         return both[:limit]
 
 
+class Throttle(logging.Filter):
+    """For a log's handlers: at most so many lines of a kind, and of the rest, how many there were.
+
+    Strangers cause lines by what they send, thousands per second. Lines are of one kind if the same
+    place in a program wrote them. The audit log has a quota of its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._quotas: dict[tuple[str, int], Quota] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == logger.name:
+            return True
+        left_out = self._quotas.setdefault((record.pathname, record.lineno), Quota()).take()
+        if left_out is None:
+            return False
+        if left_out:
+            more = f"{left_out:,} more lines like this were left out"
+            record.msg, record.args = f"{record.getMessage()} ({more})", None
+        return True
+
+
 class Quota:
     """So many in a span of time."""
 

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.names import TOPIC
 from mx_rmq.dashboard.attention import findings, key_of
 from mx_rmq.dashboard.series import KEPT
 
@@ -63,6 +64,8 @@ async def stream(ask: Ask) -> Response:
     if ask.parts.sampler.listeners >= STREAMS:
         raise HTTPException(503, "Too many pages are listening.")
     topic = ask.query.get("topic") or None
+    if topic is not None and not TOPIC.fullmatch(topic):
+        raise HTTPException(404, "No topic can have that name.")
     return _Stream(ask.parts.sampler, topic, ask.page_number)  # it is called at once
 
 
@@ -82,11 +85,22 @@ async def _events(sampler: Sampler, topic: str | None, page: int) -> AsyncIterat
             text = str(sampler.trouble) or "it did not answer in time"
             yield _event("away", {"text": text})
         elif sampler.latest is not None:
-            told, kind = sampler.latest.told, (topic, page)
-            if kind not in told:
-                told[kind] = _event("sample", _sample(sampler.latest, topic, page))
-            yield told[kind]
+            yield _told(sampler.latest, topic, page)
     yield _event("again", {})
+
+
+def _told(seen: Round, topic: str | None, page: int) -> str:
+    """Return what pages of a kind are told, made once for all of them.
+
+    Nothing is kept of topics and pages that there are not: anybody can name any number of them.
+    """
+    kind = (topic, page if topic is None else 1)
+    known = seen.told.get(kind)
+    if known is None:
+        known = _event("sample", _sample(seen, topic, page))
+        if topic in seen.stats or (topic is None and page <= seen.pages):
+            seen.told[kind] = known
+    return known
 
 
 def _sample(seen: Round, topic: str | None, page: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
@@ -206,6 +206,13 @@ async def find(ask: Ask) -> Response:
 async def help_page(ask: Ask) -> Response:
     """The keys, and what the words mean."""
     return ask.page("help.html", here="help")
+
+
+async def without_slash(ask: Ask) -> Response:
+    """Send a browser that put a slash at the end to the page without it."""
+    path = str(ask.request.path_params["path"]).strip("/").split("/")
+    query = ask.request.url.query
+    return RedirectResponse(ask.to(*path) + (f"?{query}" if query else ""), status_code=303)
 
 
 async def static(ask: Ask) -> Response:

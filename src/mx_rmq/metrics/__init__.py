@@ -11,7 +11,7 @@ except ImportError as missing:
 
 from mx_rmq.metrics.depth import Depth
 from mx_rmq.metrics.endpoint import Endpoint
-from mx_rmq.metrics.exposition import Rendered, render
+from mx_rmq.metrics.exposition import Rendered, Renderer, render
 from mx_rmq.metrics.recorder import Recorder
 
-__all__ = ["Depth", "Endpoint", "Recorder", "Rendered", "render"]
+__all__ = ["Depth", "Endpoint", "Recorder", "Rendered", "Renderer", "render"]

@@ -1,8 +1,9 @@
 """How full a queue is, as an operator sees it: asked for by `mq.admin`, rendered afterwards.
 
 All topics are told of, so that each is watched as long as anybody is there to tell, also one that
-nobody serves. However many ask, the server is asked once in a few seconds, and for so many topics
-at the most. A topic that cannot be reached hides no other.
+nobody serves; and the servers, as far as this user may ask them. However many ask, the server is
+asked once in a few seconds, and for so many topics at the most: how many were left out is told. A
+topic that cannot be reached hides no other.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from mx_rmq.admin import Admin
+    from mx_rmq.admin import Admin, ServerView
     from mx_rmq.admin.view import Stats
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,9 @@ class _Seen:
     stats: tuple[Stats, ...] = ()
     unknown: tuple[str, ...] = ()
     """Topics of which nobody told."""
+    left_out: int = 0
+    """Topics that were not asked for, because there are too many."""
+    servers: tuple[ServerView, ...] = ()
     workers: _Workers | None = None
     """None: nobody told."""
     failed: bool = False
@@ -104,7 +108,7 @@ class Depth(Collector):
         look, chosen = _Look(admin), self._chosen(topics)
         with suppress(TimeoutError):  # what is known by then is shown
             async with asyncio.timeout_at(end):
-                await asyncio.gather(look.workers(), *map(look.topic, chosen))
+                await asyncio.gather(look.workers(), look.servers(), *map(look.topic, chosen))
         unknown = [topic for topic in chosen if topic not in look.told]
         error = next(iter(look.errors), None)
         if unknown and not look.told:
@@ -118,13 +122,22 @@ class Depth(Collector):
             )
         if look.counted is None:
             troubles.append(f"the workers cannot be counted: {_said(look.refused)}")
+        if not look.seen:
+            troubles.append(f"the server does not tell how it is: {_said(look.untold)}")
+        if len(chosen) < len(topics):
+            troubles.append(
+                f"{len(topics) - len(chosen):,} of {len(topics):,} topics are not watched: there "
+                f"are more than {MOST:,}"
+            )
         self._warn(troubles)
         return _Seen(
             seconds=time.monotonic() - began,
             topics=len(topics),
             stats=tuple(look.told[topic] for topic in chosen if topic in look.told),
             unknown=tuple(unknown),
+            left_out=len(topics) - len(chosen),
             workers=look.counted,
+            servers=tuple(look.seen),
         )
 
     def _chosen(self, topics: Sequence[str]) -> list[str]:
@@ -152,7 +165,12 @@ class Depth(Collector):
         )
         if seen.failed:  # old numbers would be taken for new ones
             return
-        yield GaugeMetricFamily("mx_rmq_topics", "Topics that are told of here.", seen.topics)
+        yield GaugeMetricFamily("mx_rmq_topics", "Topics that there are.", seen.topics)
+        yield GaugeMetricFamily(
+            "mx_rmq_topics_not_shown",
+            f"Topics of which nothing is shown here, because there are more than {MOST:,}.",
+            seen.left_out,
+        )
         workers = GaugeMetricFamily(
             "mx_rmq_workers", "Workers that were heard of lately.", labels=["state"]
         )
@@ -174,6 +192,7 @@ class Depth(Collector):
             up.add_metric([topic], 0)
         yield up
         yield from _topics(seen.stats)
+        yield from _servers(seen.servers)
 
 
 class _Look:
@@ -188,6 +207,9 @@ class _Look:
         """Why nobody told of topics."""
         self.refused: MxRmqError | TimeoutError | None = None
         """Why nobody told of the workers."""
+        self.seen: list[ServerView] = []
+        self.untold: MxRmqError | TimeoutError | None = None
+        """Why nobody told of the servers."""
 
     async def topic(self, topic: str) -> None:
         async with self._free:
@@ -207,6 +229,13 @@ class _Look:
         alive = [one for one in found if one.alive]
         serving = Counter(topic for one in alive for topic in {*one.topics})
         self.counted = _Workers(len(alive), len(found) - len(alive), serving)
+
+    async def servers(self) -> None:
+        try:
+            async with asyncio.timeout(EACH):
+                self.seen = await self._admin.servers()
+        except (MxRmqError, TimeoutError) as error:  # a user need not have the right to run INFO
+            self.untold = error
 
 
 def _said(error: Exception | None) -> str:
@@ -259,3 +288,39 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         partitions.add_metric(topic, stats.partitions)
         dropped.add_metric(topic, stats.dropped)
     yield from (depth, oldest, due, lease, paused, partitions, dropped, happened)
+
+
+def _servers(found: Sequence[ServerView]) -> Iterator[Metric]:
+    def gauge(name: str, what: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"mx_rmq_server_{name}", what, labels=["server"])
+
+    memory = gauge("memory_bytes", "Memory that a server uses.")
+    limit = gauge("memory_limit_bytes", "Memory that it may use (maxmemory); 0: no limit is set.")
+    aof = gauge("aof_enabled", "1 if it keeps an append-only file.")
+    ok = GaugeMetricFamily(
+        "mx_rmq_server_disk_ok",
+        "1 if its latest write to disk succeeded: to the append-only file, of a new such file, of "
+        "a snapshot.",
+        labels=["server", "what"],
+    )
+    delayed = CounterMetricFamily(
+        "mx_rmq_server_delayed_fsyncs", "Times that it waited for the disk.", labels=["server"]
+    )
+    evicted = CounterMetricFamily(
+        "mx_rmq_server_evicted_keys", "Keys deleted for want of memory.", labels=["server"]
+    )
+    replicas = gauge("replicas", "Replicas that are connected to it.")
+    behind = gauge("replica_behind_bytes", "What the replica lacks that lacks the most.")
+    for one in found:
+        name = [one.name]
+        memory.add_metric(name, one.memory)
+        limit.add_metric(name, one.maxmemory)
+        aof.add_metric(name, one.aof)
+        ok.add_metric([one.name, "aof_write"], one.aof_write_ok)
+        ok.add_metric([one.name, "aof_rewrite"], one.aof_rewrite_ok)
+        ok.add_metric([one.name, "snapshot"], one.snapshot_ok)
+        delayed.add_metric(name, one.delayed_fsyncs)
+        evicted.add_metric(name, one.evicted)
+        replicas.add_metric(name, one.replicas)
+        behind.add_metric(name, one.behind)
+    yield from (memory, limit, aof, ok, delayed, evicted, replicas, behind)

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Self
@@ -17,7 +16,7 @@ from prometheus_client import ProcessCollector
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.metrics.depth import Depth
-from mx_rmq.metrics.exposition import render
+from mx_rmq.metrics.exposition import Renderer
 from mx_rmq.metrics.families import Load, LoadFamilies
 from mx_rmq.metrics.http import Answer, HttpServer
 from mx_rmq.metrics.recorder import Recorder
@@ -25,8 +24,7 @@ from mx_rmq.metrics.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from prometheus_client import CollectorRegistry
-
+    from mx_rmq.metrics.exposition import Rendered
     from mx_rmq.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -48,6 +46,8 @@ class Endpoint:
         ProcessCollector(registry=self.recorder.registry)
         topics = worker.settings.topics or worker.mq.handlers
         self._depth = Depth(lambda: worker.mq.admin, first=tuple(topics))
+        self._page = Renderer(self.recorder.registry)
+        self._depth_page = Renderer(self._depth.registry)
         self._http = HttpServer(
             {
                 "/metrics": self._metrics,
@@ -93,11 +93,11 @@ class Endpoint:
             held=worker.held,
             ready=not worker.trouble,
         )
-        return await _rendered(self.recorder.registry, headers)
+        return _answer(await self._page(headers.get("accept", "")))
 
     async def _metrics_depth(self, headers: Mapping[str, str]) -> Answer:
         await self._depth.refresh()
-        return await _rendered(self._depth.registry, headers)
+        return _answer(await self._depth_page(headers.get("accept", "")))
 
     async def _healthz(self, _: Mapping[str, str]) -> Answer:
         return Answer(HTTPStatus.OK, b"alive\n")
@@ -109,7 +109,5 @@ class Endpoint:
         return Answer(HTTPStatus.OK, b"ready\n")
 
 
-async def _rendered(registry: CollectorRegistry, headers: Mapping[str, str]) -> Answer:
-    """Render in a thread: with hundreds of topics it takes longer than a handler should wait."""
-    content_type, body = await asyncio.to_thread(render, registry, headers.get("accept", ""))
-    return Answer(HTTPStatus.OK, body, content_type)
+def _answer(text: Rendered) -> Answer:
+    return Answer(HTTPStatus.OK, text.body, text.content_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
+from mx_rmq.store.preflight import AWAY
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import wait_of
 
@@ -71,6 +73,32 @@ class WorkerSeen:
     """How long ago that was, ms of the server's clock."""
     info: dict[str, Any]
     """What it said of itself; empty if that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerView:
+    """How full a server is, and whether it keeps what it is told."""
+
+    name: str
+    """Its address."""
+    memory: int
+    """Bytes in use."""
+    maxmemory: int
+    """Bytes that it may use; 0: no limit is set."""
+    aof: bool
+    """Whether it keeps an append-only file."""
+    aof_write_ok: bool
+    """Whether the latest write to that file succeeded; if not, it refuses to take anything in."""
+    aof_rewrite_ok: bool
+    snapshot_ok: bool
+    """Whether the latest of each succeeded."""
+    delayed_fsyncs: int
+    """How often it had to wait for the disk, since it was started."""
+    evicted: int
+    """Keys that it has deleted for want of memory, since it was started."""
+    replicas: int
+    behind: int
+    """Bytes that the replica lacks that lacks the most."""
 
 
 class Views:
@@ -168,8 +196,42 @@ class Views:
                 found.append(WorkerSeen(name.decode("utf-8", "backslashreplace"), age, _info(info)))
         return found
 
+    async def servers(self) -> list[ServerView]:
+        """Return how each server is that can be reached. ScriptFailed: this user may not ask."""
+        keys = self._caller.servers.key_of_each(self._keys.scratch)
+        found = await asyncio.gather(*map(self._server, keys), return_exceptions=True)
+        for one in found:
+            if isinstance(one, BaseException) and not isinstance(one, AWAY):
+                raise one
+        return [one for one in found if isinstance(one, ServerView)]
+
+    async def _server(self, key: str) -> ServerView:
+        servers = self._caller.servers
+        info = await self._caller.command("INFO", at=key)
+        name = servers.node_at(servers.site_of(key)).name
+        return _server_view(name, info)
+
     async def _time(self, key: str) -> int:
         return await self._caller.time(key) if self._clock is None else self._clock()
+
+
+def _server_view(name: str, info: dict[str, Any]) -> ServerView:
+    written = info.get("master_repl_offset", 0)
+    replicas = (info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0)))
+    offsets = [one.get("offset", 0) for one in replicas if isinstance(one, dict)]
+    return ServerView(
+        name=name,
+        memory=info.get("used_memory", 0),
+        maxmemory=info.get("maxmemory", 0),
+        aof=bool(info.get("aof_enabled")),
+        aof_write_ok=info.get("aof_last_write_status", "ok") == "ok",
+        aof_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
+        snapshot_ok=info.get("rdb_last_bgsave_status", "ok") == "ok",
+        delayed_fsyncs=info.get("aof_delayed_fsync", 0),
+        evicted=info.get("evicted_keys", 0),
+        replicas=len(offsets),
+        behind=max((max(0, written - offset) for offset in offsets), default=0),
+    )
 
 
 def _info(data: bytes) -> dict[str, Any]:
