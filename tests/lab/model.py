@@ -167,20 +167,35 @@ class Model:
                 answer += "d"
             elif own and id in self.quarantine:
                 answer += "q"
-            elif self.recent.get(id, 0) > now or (maker and made >= int(number)):
+            elif not self._is_freed(id, now, maker) and (
+                self.recent.get(id, 0) > now or (maker and made >= int(number))
+            ):
                 answer += "f"
             else:
                 answer += "1"
                 fresh[id] = item
+        freed = [f"!{id}" for id in fresh if self._is_freed(id, now, _how(fresh[id][1]).maker)]
         if fresh:
             stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
-            for _, id in stale[: 2 * len(fresh) + 10]:
+            for id in {*(id for _, id in stale[: 2 * len(fresh) + 10]), *freed}:
                 del self.recent[id]
         for id, item in fresh.items():
             own, maker, _ = _how(item[1])
             if own:
                 self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
         return list(fresh.values()), self._receipt(call, answer)
+
+    def _is_freed(self, id: str, now: int, maker: int) -> bool:
+        """Say whether a generated id was cancelled or discarded, and not used again since."""
+        return bool(maker) and self.recent.get(f"!{id}", 0) > now
+
+    def _free(self, call: Call) -> None:
+        """Let an id be produced again."""
+        id = call.named["id"]
+        if call.named["made"] == "0":
+            self.recent.pop(id, None)
+        elif id in self.recent or id.rpartition("-")[0] in self.receipts:
+            self.recent[f"!{id}"] = call.named["now_ms"] + 1_800_000
 
     def _store(self, call: Call, id: str, record: str) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
@@ -400,6 +415,7 @@ class Model:
         if index.get(id) != int(call.named["archived_ms"]):
             return "0"
         del index[id], contents[id]
+        self._free(call)
         return self._receipt(call, "1")
 
     def cancel_message(self, call: Call) -> Any:
@@ -411,6 +427,7 @@ class Model:
         del self.records[id]
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, int(call.named["walk"]))
+        self._free(call)
         return self._receipt(call, "1")
 
     def _take_place(self, id: str, walk: int) -> None:

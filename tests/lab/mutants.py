@@ -188,8 +188,8 @@ MUTANTS = [
     Mutant(
         "an own id is asked for in the place of another",
         "produce_normal_message",
-        "if taken_until[n] and tonumber(taken_until[n]) > now then",
-        "if taken_until[1] and tonumber(taken_until[1]) > now then",
+        "if taken_until[n] and tonumber(taken_until[n]) > now and",
+        "if taken_until[1] and tonumber(taken_until[1]) > now and",
     ),
     Mutant(
         "produce knows one priority",
@@ -261,6 +261,30 @@ MUTANTS = [
     ),
     Mutant(
         "cancel leaves the id pending", "cancel_message", "redis.call('LREM', list, from, id)", ""
+    ),
+    Mutant(
+        "a cancelled id stays taken", "cancel_message", "  redis.call('ZREM', recent, id)\n", ""
+    ),
+    Mutant(
+        "a discarded id stays taken", "discard_message", "  redis.call('ZREM', recent, id)\n", ""
+    ),
+    Mutant(
+        "a generated id stays taken after its cancel",
+        "cancel_message",
+        "'!' .. id)",
+        "'?' .. id)",
+    ),
+    Mutant(
+        "a freed id is free for ever",
+        "produce_normal_message",
+        "    if freed then freed_marks[#freed_marks + 1] = '!' .. id end\n",
+        "",
+    ),
+    Mutant(
+        "a cancelled message comes back with a late copy of its produce",
+        "cancel_message",
+        "elseif taken_until and made == '0' then",
+        "end\nif taken_until then",
     ),
     Mutant(
         "cancel forgets that a place does not count",

@@ -52,7 +52,8 @@ faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
 priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
-own_ids = st.sampled_from(["a", "b"])
+CUSTOM = ["a", "b"]
+own_ids = st.sampled_from(CUSTOM)
 recent = st.integers(0, 5)
 """Which one, counted from the latest: fresh ones are the interesting ones."""
 
@@ -278,6 +279,13 @@ class Walk(RuleBasedStateMachine):
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
 
+    @precondition(lambda self: any(id in self.model.leases for id in CUSTOM))
+    @rule(parse=st.booleans())
+    def archive_a_custom_id(self, parse: bool) -> None:
+        for worker, one in self.claims:
+            if one.id in CUSTOM:
+                self.run(self._archive(worker, one, parse=parse))
+
     @precondition(lambda self: self.claims)
     @rule(positions=st.lists(recent, min_size=1, max_size=3), parse=st.booleans(), fault=faults)
     def archive(self, positions: list[int], parse: bool, fault: str) -> None:
@@ -346,7 +354,8 @@ class Walk(RuleBasedStateMachine):
     def operate(self, what: str, stale: bool, fault: str) -> None:
         dead = bool(self.model.dead)
         state = State.DEAD if dead else State.QUARANTINED
-        id, at = list((self.model.dead if dead else self.model.quarantine).items())[-1]
+        index = self.model.dead if dead else self.model.quarantine
+        id, at = max(reversed(index.items()), key=lambda entry: entry[0] in CUSTOM)
         if what == "discard":
             work = self.store.discard_message(TOPIC, state, id, archived=at - stale)
         else:

@@ -21,7 +21,9 @@ them is a topic.
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
     mx-rmq:{topic}:cancelled                  SET     ids of which one place in a long list of
                                                       pending ones does not count: cancelled
-    mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
+    mx-rmq:{topic}:recent                     ZSET    custom id -> until when it is taken, ms;
+                                                      !id -> until when a generated id that was
+                                                      cancelled or discarded may be used again
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
                                                       how many partitions it has

@@ -76,8 +76,9 @@ class Scripted:
         *,
         lane: Lane | None = None,
         archive: State | None = None,
+        maker: str | None = None,
     ) -> Awaitable[Any]:
-        call = self._call(name, keys, named, items, lane=lane, archive=archive)
+        call = self._call(name, keys, named, items, lane=lane, archive=archive, maker=maker)
         return self._caller.run(*call)
 
     def _call(
@@ -89,6 +90,7 @@ class Scripted:
         *,
         lane: Lane | None = None,
         archive: State | None = None,
+        maker: str | None = None,
         extra_keys: Sequence[str] = (),
     ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
@@ -102,6 +104,8 @@ class Scripted:
         names = [*known, *extra_keys]
         if lane is not None:
             names[script.place["receipt"]] = keys.receipt(lane.name)
+            if "maker" in script.place:  # if no lane made the id, a key that is not looked at
+                names[script.place["maker"]] = keys.receipt(maker or lane.name)
         if archive is not None:
             index, contents = keys.archive_of(archive)
             names[script.place["archive"]] = index
