@@ -146,7 +146,7 @@ MUTANTS = [
     Mutant(
         "quarantine keeps no bytes",
         "handle_parse_error",
-        "info .. '\\n' .. bytes",
+        "info .. '\\n' .. record",
         "info .. '\\n'",
     ),
     Mutant(
@@ -158,9 +158,31 @@ MUTANTS = [
     Mutant(
         "the cap drops the index, not the letter",
         "move_to_dlq",
-        "  redis.call('HDEL', archive_payload, unpack(victims))\n",
+        "  redis.call('HDEL', archive_payload, unpack(victims, first, last_one))\n",
         "",
     ),
+    Mutant(
+        "the budget is not kept",
+        "move_to_dlq",
+        "while budget > 0 and load > budget and",
+        "while false and",
+    ),
+    Mutant(
+        "the budget does not count what arrives",
+        "handle_parse_error",
+        "local load = bytes + weight +",
+        "local load = bytes +",
+    ),
+    Mutant(
+        "the budget drops the newest",
+        "move_to_dlq",
+        "ipairs(redis.call('ZRANGE', archive, #victims, #victims + 99))",
+        "ipairs(redis.call('ZRANGE', archive, '-1', '-1'))",
+    ),
+    Mutant(
+        "a requeued message still counts", "requeue_message", "  bytes = bytes - weights[n]\n", ""
+    ),
+    Mutant("a trimmed message still counts", "trim_archive", "  bytes = bytes - weights[n]\n", ""),
     Mutant(
         "an id is produced over a living one",
         "produce_normal_message",
@@ -249,8 +271,8 @@ MUTANTS = [
     Mutant(
         "requeue trusts an old view",
         "requeue_message",
-        "if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms then",
-        "if live or not kept then",
+        "or weights[1] == 0 or not archived_at or tonumber(archived_at) ~= archived_ms then",
+        "or weights[1] == 0 then",
     ),
     Mutant("requeue leaves no receipt", "requeue_message", _RECEIPT, ""),
     Mutant(

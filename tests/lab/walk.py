@@ -46,7 +46,16 @@ AUDITED = 5
 
 MINUTE = 60_000
 
-LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
+LIMITS = Limits(
+    dlq_max=3,
+    dlq_ttl=1000,
+    dlq_max_bytes=1200,
+    quarantine_max=2,
+    quarantine_ttl=500,
+    quarantine_max_bytes=900,
+    dedup=120,
+)
+"""Two dead letters and two quarantined messages fit, or one that has failed several times."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
 priorities = st.sampled_from(list(Priority))
@@ -423,6 +432,15 @@ class Walk(RuleBasedStateMachine):
         return await snapshot(self.raw, TOPIC)
 
     @invariant()
+    def the_bytes_of_the_archives_are_noted(self) -> None:
+        key = self.store.keys.of(TOPIC).archive_bytes
+        noted = self.run(self.raw.hmget(key, "dead", "quarantined"))
+        held = (self.model.dead_letters, self.model.quarantined)
+        assert [int(one or 0) for one in noted] == [
+            sum(map(len, contents.values())) for contents in held
+        ]
+
+    @invariant()
     def the_survey_tells_what_comes_next(self) -> None:
         self.run(self.store.survey_topics([TOPIC]))
 
@@ -498,6 +516,7 @@ _NUMBERS = {
     "ttl_ms",
     "hexpire_s",
     "max_bytes",
+    "budget",
 }
 
 
