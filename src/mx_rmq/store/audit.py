@@ -338,7 +338,7 @@ class Audit:
         """
         wrongs = []
         for state, arrived in ((State.DEAD, "died"), (State.QUARANTINED, "quarantined")):
-            index, contents = keys.archive_of(state)
+            _, contents = keys.archive_of(state)
             fields = [f"{state}{part}" for part in ("", ":seal", ":upto")]
             before = await self._caller.command("HMGET", keys.archive_bytes, *fields)
             noted, seal, upto = before
@@ -349,10 +349,10 @@ class Audit:
             if seal != b"%d %s" % (held, ever):
                 continue
             size = 0
-            ids = [id for id, _ in await self._scan("ZSCAN", index)]
+            ids = [*await self._fields(contents)]
             weigh = load("weigh_fields")
             for start in range(0, len(ids), STEP):
-                chunk: list[Value] = [*dict.fromkeys(ids[start : start + STEP])]
+                chunk: list[Value] = [*ids[start : start + STEP]]
                 size += sum(await self._caller.run(weigh, [contents], chunk))
             if await self._caller.command("HMGET", keys.archive_bytes, *fields) != before:
                 continue

@@ -19,6 +19,7 @@ from mx_rmq.store.connect import connect
 from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.flaws import flaws
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.memory import Memory
 from mx_rmq.store.preflight import look_over
 from mx_rmq.store.rights import rights
 from mx_rmq.store.slow import slow_scripts
@@ -73,6 +74,8 @@ async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     findings = [await _clock(caller, scratch)]
     info = await _info(caller, scratch)
     findings += _settings(info, saves=await _saves(caller, scratch)) if info else [_NO_INFO]
+    if full := _memory(info) if info else None:
+        findings.append(await _with_holder(caller, keys, scratch, full))
     replica = info.get("role") == "slave"
     features, usable = (None, False) if replica else await _features(caller, keys, scratch)
     if features is not None:
@@ -164,7 +167,6 @@ def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
             "Run mx-rmq audit, and see what its other users do",
         )
     yield _persistence(info, saves=saves)
-    yield _memory(info)
 
 
 def _version(info: dict[str, Any]) -> str:
@@ -263,6 +265,20 @@ def _memory(info: dict[str, Any]) -> Finding:
         f"{what}: when it is full, produce is refused",
         "Let workers catch up, discard what nobody needs, or raise maxmemory",
     )
+
+
+async def _with_holder(caller: Caller, keys: Keys, scratch: str, found: Finding) -> Finding:
+    """Name what holds the memory, if it runs short and this user may look."""
+    if found.severity is Severity.OK:
+        return found
+    try:
+        holders = await Memory(caller, keys).holders(scratch)
+    except ScriptFailed:
+        return found
+    if not holders:
+        return found
+    largest = "; ".join(map(str, holders[:3]))
+    return replace(found, what=f"{found.what}; {largest}", cure=holders[0].cure)
 
 
 def _mib(count: int) -> str:

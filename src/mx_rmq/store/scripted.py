@@ -16,6 +16,7 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Settled
 from mx_rmq.store.budgets import Budgets
 from mx_rmq.store.lane import Lanes
+from mx_rmq.store.memory import Memory
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Scripted:
         self.partitions: dict[str, int] = {}
         """How many partitions each topic has that was used here, as the server said last."""
         self.budgets = Budgets(caller, keys)
+        self.memory = Memory(caller, keys)
         self._names: dict[tuple[str, str], list[str]] = {}
         """The keys of each script's call for each topic."""
 

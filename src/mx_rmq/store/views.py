@@ -9,6 +9,7 @@ import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import MOST
+from mx_rmq.store.budgets import OVERHEAD
 from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.script import load
@@ -38,6 +39,12 @@ class Counts:
     """1: dispatch gives nothing."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
+    dead_bytes: int
+    quarantined_bytes: int
+    """What the archives take, as it counts against their budgets. Of archives that a release
+    before this one has filled, the bytes are not known until a worker has counted them."""
+    overflowed: int | None
+    """When an archive last dropped messages for its bytes, ms; None: never."""
     ever: dict[str, int]
     """What happened, and to how many messages, since the topic exists."""
 
@@ -102,7 +109,7 @@ class Views:
         """Return how many messages are in which state, all of one moment."""
         keys, script = self._keys.of(topic), load("count_messages")
         names = [getattr(keys, name) for name in script.keys]
-        *numbers, ever = await self._caller.run(script, names, [])
+        *numbers, kept, ever = await self._caller.run(script, names, [])
         pending, delayed, processing, dead, quarantined, paused, dropped = numbers
         fields = iter(ever)
         return Counts(
@@ -113,6 +120,9 @@ class Views:
             quarantined=quarantined,
             paused=paused,
             dropped=dropped,
+            dead_bytes=_number(kept[0]) + OVERHEAD * dead,
+            quarantined_bytes=_number(kept[1]) + OVERHEAD * quarantined,
+            overflowed=max(_number(kept[2]), _number(kept[3])) or None,
             ever={
                 what.decode("utf-8", "replace"): int(number)
                 for what, number in zip(fields, fields, strict=True)
@@ -162,6 +172,10 @@ class Views:
 
     async def _time(self, key: str) -> int:
         return await self._caller.time(key) if self._clock is None else self._clock()
+
+
+def _number(data: bytes | None) -> int:
+    return int(data) if data and data.isdigit() else 0
 
 
 def _info(data: bytes) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 -- How many messages of a topic are in which state, all of one moment.
 --
 -- Returns  pending, delayed, processing, dead, quarantined, then 1 if the topic is paused, how many
---          ids without a message were ever dropped, and a list: what happened, to how many, ever
+--          ids without a message were ever dropped, a list of the bytes of dead and quarantined
+--          messages and when each archive last dropped some for its bytes, and a list: what
+--          happened, to how many, ever
 -- Cost     O(1)
 
 local pending_high      = KEYS[1]  -- LIST  ids, newest first
@@ -17,7 +19,8 @@ local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
 local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
 local cancelled         = KEYS[11] -- SET  ids of which one place in a pending list does not count
-local totals            = KEYS[12] -- HASH  how many messages ever went which way
+local archive_bytes     = KEYS[12] -- HASH  bytes of each archive, and how far they are counted
+local totals            = KEYS[13] -- HASH  how many messages ever went which way
 
 local waiting, delayed = 0, 0
 local ever = redis.pcall('HGETALL', totals)
@@ -31,5 +34,8 @@ waiting = math.max(0, waiting - redis.call('SCARD', cancelled))
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
   redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
-  tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0, ever.err and {} or ever,
+  tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0,
+  redis.call('HMGET', archive_bytes, 'dead', 'quarantined', 'dead:overflow',
+    'quarantined:overflow'),
+  ever.err and {} or ever,
 }
