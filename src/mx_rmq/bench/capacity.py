@@ -15,12 +15,14 @@ import msgspec
 from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.spread import busiest, usual_busiest
 from mx_rmq.core.config import Limits
+from mx_rmq.core.message import State
 from mx_rmq.core.partition import MOST as MOST_PARTITIONS
 from mx_rmq.runtime.cast import BEAT
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
 from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
+from mx_rmq.store.budgets import FIXED
 from mx_rmq.store.servers import CONNECTIONS
 
 SHIPPED: Final = resources.files("mx_rmq.bench") / "costs.json"
@@ -171,7 +173,7 @@ class Plan:
             total=total,
             memory=load.backlog * memory,
             memory_busiest=load.backlog * memory * share,
-            dead=Limits().dlq_max * topics * parts * memory,
+            dead=topics * min(Limits().dlq_max * parts * memory, FIXED[State.DEAD]),
             workers=workers,
             producers=producers,
             worker_connections=of_worker,

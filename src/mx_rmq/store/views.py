@@ -39,14 +39,14 @@ class Counts:
     """1: dispatch gives nothing."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
-    dead_bytes: int
-    quarantined_bytes: int
-    """What the archives take, as it counts against their budgets. Of archives that a release
-    before this one has filled, the bytes are not known until a worker has counted them."""
-    overflowed: int | None
-    """When an archive last dropped messages for its bytes, ms; None: never."""
     ever: dict[str, int]
     """What happened, and to how many messages, since the topic exists."""
+    dead_bytes: int = 0
+    quarantined_bytes: int = 0
+    """What the archives take, as it counts against their budgets. Of archives that a release
+    before this one has filled, the bytes are not known until a worker has counted them."""
+    overflowed: int | None = None
+    """When an archive last dropped messages for its bytes, ms; None: never."""
 
     @property
     def total(self) -> int:
