@@ -107,9 +107,9 @@ class Memory:
         names = [*known]
         try:
             registered = await self._caller.command("HKEYS", self._keys.topics)
-            names += [name.decode("utf-8", "replace") for name in registered]
-        except ScriptFailed:
-            pass  # a producer may not list them
+        except ScriptFailed:  # a producer may not list them
+            registered = []
+        names += [name.decode("utf-8", "replace") for name in registered]
         chosen = [
             name
             for name in dict.fromkeys(names)
