@@ -141,9 +141,15 @@ async def test_the_stats_count_every_state_and_tell_of_a_pause(
         oldest_pending=stats.oldest_pending,
         paused=True,
         dropped=1,
+        dead_bytes=stats.dead_bytes,
+        quarantined_bytes=stats.quarantined_bytes,
+        dead_budget=256 * 1_048_576,
+        quarantined_budget=64 * 1_048_576,
         totals=Totals(produced=15, dispatched=11, died=4, quarantined=5),
     )
     assert stats.total == 15
+    found = await snapshot(raw, TOPIC)
+    assert stats.dead_bytes == sum(len(data) + 200 for data in found.dead_letters.values())
 
 
 async def test_the_oldest_pending_message_is_as_old_as_its_produce(
@@ -798,6 +804,10 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         paused=True,
         dropped=1,
         partitions=3,
+        dead_bytes=stats.dead_bytes,
+        quarantined_bytes=stats.quarantined_bytes,
+        dead_budget=256 * 1_048_576,
+        quarantined_budget=64 * 1_048_576,
         totals=Totals(produced=30, dispatched=32, retried=6, died=6, quarantined=6, released=8),
     )
     assert await admin.topics() == [TOPIC]

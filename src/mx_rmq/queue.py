@@ -61,9 +61,11 @@ class MessageQueue:
         dedup: float | None = None,
         dlq_max: int | None = None,
         dlq_ttl: float | None = None,
+        dlq_max_bytes: int | None = None,
         quarantine_max: int | None = None,
         quarantine_ttl: float | None = None,
         quarantine_bytes: int | None = None,
+        quarantine_max_bytes: int | None = None,
         history: int | None = None,
     ) -> None:
         self.settings = QueueSettings.load(
@@ -82,9 +84,11 @@ class MessageQueue:
             dedup=dedup,
             dlq_max=dlq_max,
             dlq_ttl=dlq_ttl,
+            dlq_max_bytes=dlq_max_bytes,
             quarantine_max=quarantine_max,
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
+            quarantine_max_bytes=quarantine_max_bytes,
             history=history,
         )
         check_url(self.settings.address)

@@ -21,8 +21,8 @@ from mx_rmq.store import health
 from mx_rmq.store.call import Caller
 from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, harmless, run, run_json
-from tests.lab.archives import archived, corpse, fill
-from tests.lab.messages import TOPIC, delayed, drafts, leased, pending
+from tests.lab.archives import archive, archived, corpse, fill
+from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
 from tests.lab.nodes import Node, until_true
 from tests.lab.ports import free_port, free_ports
 from tests.lab.servers import Kind, Server
@@ -348,6 +348,44 @@ async def test_archived_messages_that_were_dropped_are_told_of(
         await archived(full, State.DEAD, 5)
     told = await run(server, "doctor")
     assert "warn topic orders: 3 archived messages dropped so far, for their age" in told.stdout
+
+
+@one_kind
+async def test_an_archive_that_has_nearly_used_up_its_bytes_is_told_of(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await archived(store, State.DEAD, 5)
+    held = (await store.views.counts(TOPIC)).dead_bytes
+    monkeypatch.setenv("MX_RMQ_DLQ_MAX_BYTES", str(2 * held))
+    assert "that they may" not in (await run(server, "doctor")).stdout
+    monkeypatch.setenv("MX_RMQ_DLQ_MAX_BYTES", str(round(held / 0.85)))
+    told = await run(server, "doctor")
+    assert "warn topic orders: its dead messages take 1.7 KiB of the 2.0 KiB" in told.stdout
+    assert "set a higher dlq_max_bytes" in told.stdout
+
+
+@one_kind
+async def test_an_archive_that_was_over_its_bytes_is_told_of(store: Store, server: Server) -> None:
+    async with await Store.open(server.url, limits=Limits(quarantine_max_bytes=1500)) as full:
+        await archived(full, State.QUARANTINED, 5)
+    told = await run(server, "doctor")
+    assert "warn topic orders: an archive was over its bytes" in told.stdout
+
+
+async def test_what_holds_the_memory_of_a_server_that_fills_is_named(
+    own: tuple[Server, Redis],
+) -> None:
+    server, client = own
+    async with await Store.open(server.url) as filling:
+        for _ in range(20):
+            await filling.produce_normal_message(TOPIC, [draft("x" * 1_000_000)])
+            for one in await take(filling):
+                assert await archive(filling, State.DEAD, one)
+    await client.config_set("maxmemory", round((await client.info())["used_memory"] / 0.8))
+    told = await run(server, "doctor")
+    (line,) = (line for line in told.stdout.splitlines() if "of maxmemory" in line)
+    assert line.startswith("warn")
+    assert "dead letters of topic orders hold 19.1 MiB. Discard them" in line
 
 
 @one_kind

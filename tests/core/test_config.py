@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES = [field.name for field in fields(Limits)]
-WHOLE = [field.name for field in fields(Limits) if field.type == "int"]
+WHOLE = [field.name for field in fields(Limits) if field.type.startswith("int")]
 
 
 def limits(name: str, value: Any) -> Any:
@@ -44,6 +44,9 @@ def test_a_number_out_of_range_is_refused_and_named(name: str, value: Any) -> No
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("value", [None, "1", True, b"1", [1], 1j], ids=repr)
 def test_what_is_no_number_is_refused_and_named(name: str, value: Any) -> None:
+    if value is None and name.endswith("_max_bytes"):  # it follows the server
+        assert limits(name, None) is None
+        return
     with pytest.raises(InvalidInput, match=f"{name}=.* is not a number"):
         limits(name, value)
 

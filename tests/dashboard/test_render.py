@@ -13,6 +13,7 @@ import pytest
 from playwright._impl._driver import compute_driver_executable
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import size
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.search import Search
 from tests.dashboard.visitor import HOSTILE
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
         (render.number, 0.25, "0.2"),
         (render.number, 1234.5, "1,234"),
         (render.number, None, "–"),
-        (render.size, 1023, "1,023 bytes"),
-        (render.size, 1536, "1.5 KiB"),
-        (render.size, 3 * 1024**2, "3.0 MiB"),
+        (size, 1023, "1,023 bytes"),
+        (size, 1536, "1.5 KiB"),
+        (size, 3 * 1024**2, "3.0 MiB"),
         (render.when, 0, "1970-01-01 00:00:00"),
         (render.when, 1e30, "1e+30 s"),
         (render.when, 1e17, "1e+17 s"),

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.store import Store
 
-TELLING = ("totals", "history")
-"""The keys that only tell of what was done: a script does its work without them."""
+TELLING = ("totals", "history", "maker")
+"""The keys that a script does its work without: what was done, and who made an id."""
 
 
 def vital(script: str) -> list[str]:

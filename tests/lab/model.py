@@ -16,6 +16,9 @@ from tests.lab.snapshot import Snapshot
 LEVELS = ("high", "normal", "low")
 
 
+OVERHEAD = 200
+"""Bytes that an archived message counts for beside what is kept of it."""
+
 SET_BACK = 60_000
 """Milliseconds that a last tick may lie ahead; further, it is of a clock that was set back."""
 
@@ -167,20 +170,35 @@ class Model:
                 answer += "d"
             elif own and id in self.quarantine:
                 answer += "q"
-            elif self.recent.get(id, 0) > now or (maker and made >= int(number)):
+            elif not self._is_freed(id, now, maker) and (
+                self.recent.get(id, 0) > now or (maker and made >= int(number))
+            ):
                 answer += "f"
             else:
                 answer += "1"
                 fresh[id] = item
+        freed = [f"!{id}" for id in fresh if self._is_freed(id, now, _how(fresh[id][1]).maker)]
         if fresh:
             stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
-            for _, id in stale[: 2 * len(fresh) + 10]:
+            for id in {*(id for _, id in stale[: 2 * len(fresh) + 10]), *freed}:
                 del self.recent[id]
         for id, item in fresh.items():
             own, maker, _ = _how(item[1])
             if own:
                 self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
         return list(fresh.values()), self._receipt(call, answer)
+
+    def _is_freed(self, id: str, now: int, maker: int) -> bool:
+        """Say whether a generated id was cancelled or discarded, and not used again since."""
+        return bool(maker) and self.recent.get(f"!{id}", 0) > now
+
+    def _free(self, call: Call) -> None:
+        """Let an id be produced again."""
+        id = call.named["id"]
+        if call.named["made"] == "0":
+            self.recent.pop(id, None)
+        elif id in self.recent or id.rpartition("-")[0] in self.receipts:
+            self.recent[f"!{id}"] = call.named["now_ms"] + 1_800_000
 
     def _store(self, call: Call, id: str, record: str) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
@@ -284,7 +302,8 @@ class Model:
 
     def handle_parse_error(self, call: Call) -> Any:
         kept = self.records.get(call.named["id"], b"")[: call.named["max_bytes"]]
-        data = _bytes(call.named["info"]) + b"\n" + kept
+        line = _bytes(call.named["info"]) + b"\n"
+        data = line + kept[: max(0, call.named["budget"] - OVERHEAD - len(line))]
         return self._archive(call, self.quarantine, self.quarantined, data)
 
     def _archive(
@@ -293,7 +312,7 @@ class Model:
         id, now = call.named["id"], call.named["now_ms"]
         if self.leases.get(id) != (int(call.named["token"]), call.named["worker"]):
             return "0"
-        self._trim(call, index, contents, arriving=1)
+        self._trim(call, index, contents, arriving=data)
         self._unlease(id)
         del self.records[id]
         index[id] = now
@@ -302,19 +321,25 @@ class Model:
 
     def trim_archive(self, call: Call) -> Any:
         if call.named["archive"] == "dlq":
-            return self._trim(call, self.dead, self.dead_letters)
-        return self._trim(call, self.quarantine, self.quarantined)
+            return [self._trim(call, self.dead, self.dead_letters), 0]
+        return [self._trim(call, self.quarantine, self.quarantined), 0]
 
     def _trim(
-        self, call: Call, index: dict[str, int], contents: dict[str, bytes], arriving: int = 0
+        self, call: Call, index: dict[str, int], contents: dict[str, bytes], arriving: bytes = b""
     ) -> int:
         keep, ttl, now = call.named["keep"], call.named["ttl_ms"], call.named["now_ms"]
         oldest = sorted((at, id) for id, at in index.items())
         aged = len([at for at, _ in oldest if ttl and at <= now - ttl])
-        surplus: int = max(0, len(oldest) + arriving - aged - keep) if keep else 0
+        surplus = max(0, len(oldest) + bool(arriving) - aged - keep) if keep else 0
         for _, id in oldest[: aged + surplus]:
             del index[id], contents[id]
-        return aged + surplus
+        dropped = aged + surplus
+        for _, id in oldest[aged + surplus :]:
+            if _load([*contents.values(), arriving]) <= call.named["budget"]:
+                break
+            del index[id], contents[id]
+            dropped += 1
+        return dropped
 
     def _mine(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         mine: dict[str, tuple[str, ...]] = {}
@@ -401,6 +426,7 @@ class Model:
         if index.get(id) != int(call.named["archived_ms"]):
             return "0"
         del index[id], contents[id]
+        self._free(call)
         return self._receipt(call, "1")
 
     def cancel_message(self, call: Call) -> Any:
@@ -412,6 +438,7 @@ class Model:
         del self.records[id]
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, int(call.named["walk"]))
+        self._free(call)
         return self._receipt(call, "1")
 
     def _take_place(self, id: str, walk: int) -> None:
@@ -446,6 +473,11 @@ class Model:
     def _receipt(self, call: Call, answer: str) -> str:
         self.receipts[call.lane] = (call.named["call"], answer)
         return answer
+
+
+def _load(kept: list[bytes]) -> int:
+    """Return for how many bytes these messages count."""
+    return sum(len(data) + OVERHEAD for data in kept if data)
 
 
 def _remove_last(ids: list[str], id: str) -> None:

@@ -152,7 +152,7 @@ MUTANTS = [
     Mutant(
         "quarantine keeps no bytes",
         "handle_parse_error",
-        "info .. '\\n' .. bytes",
+        "info .. '\\n' .. record",
         "info .. '\\n'",
     ),
     Mutant(
@@ -164,9 +164,31 @@ MUTANTS = [
     Mutant(
         "the cap drops the index, not the letter",
         "move_to_dlq",
-        "  redis.call('HDEL', archive_payload, unpack(victims))\n",
+        "  redis.call('HDEL', archive_payload, unpack(victims, first, last_one))\n",
         "",
     ),
+    Mutant(
+        "the budget is not kept",
+        "move_to_dlq",
+        "while budget > 0 and load > budget and",
+        "while false and",
+    ),
+    Mutant(
+        "the budget does not count what arrives",
+        "handle_parse_error",
+        "local load = bytes + weight +",
+        "local load = bytes +",
+    ),
+    Mutant(
+        "the budget drops the newest",
+        "move_to_dlq",
+        "ipairs(redis.call('ZRANGE', archive, #victims, #victims + 99))",
+        "ipairs(redis.call('ZRANGE', archive, '-1', '-1'))",
+    ),
+    Mutant(
+        "a requeued message still counts", "requeue_message", "  bytes = bytes - weights[n]\n", ""
+    ),
+    Mutant("a trimmed message still counts", "trim_archive", "  bytes = bytes - weights[n]\n", ""),
     Mutant(
         "an id is produced over a living one",
         "produce_normal_message",
@@ -194,8 +216,8 @@ MUTANTS = [
     Mutant(
         "an own id is asked for in the place of another",
         "produce_normal_message",
-        "if taken_until[n] and tonumber(taken_until[n]) > now then",
-        "if taken_until[1] and tonumber(taken_until[1]) > now then",
+        "if taken_until[n] and tonumber(taken_until[n]) > now and",
+        "if taken_until[1] and tonumber(taken_until[1]) > now and",
     ),
     Mutant(
         "produce knows one priority",
@@ -255,8 +277,8 @@ MUTANTS = [
     Mutant(
         "requeue trusts an old view",
         "requeue_message",
-        "if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms then",
-        "if live or not kept then",
+        "or weights[1] == 0 or not archived_at or tonumber(archived_at) ~= archived_ms then",
+        "or weights[1] == 0 then",
     ),
     Mutant("requeue leaves no receipt", "requeue_message", _RECEIPT, ""),
     Mutant(
@@ -267,6 +289,30 @@ MUTANTS = [
     ),
     Mutant(
         "cancel leaves the id pending", "cancel_message", "redis.call('LREM', list, from, id)", ""
+    ),
+    Mutant(
+        "a cancelled id stays taken", "cancel_message", "  redis.call('ZREM', recent, id)\n", ""
+    ),
+    Mutant(
+        "a discarded id stays taken", "discard_message", "  redis.call('ZREM', recent, id)\n", ""
+    ),
+    Mutant(
+        "a generated id stays taken after its cancel",
+        "cancel_message",
+        "'!' .. id)",
+        "'?' .. id)",
+    ),
+    Mutant(
+        "a freed id is free for ever",
+        "produce_normal_message",
+        "    if freed then freed_marks[#freed_marks + 1] = '!' .. id end\n",
+        "",
+    ),
+    Mutant(
+        "a cancelled message comes back with a late copy of its produce",
+        "cancel_message",
+        "elseif taken_until and made == '0' then",
+        "end\nif taken_until then",
     ),
     Mutant(
         "cancel forgets that a place does not count",

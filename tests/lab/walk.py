@@ -46,13 +46,23 @@ AUDITED = 5
 
 MINUTE = 60_000
 
-LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
+LIMITS = Limits(
+    dlq_max=3,
+    dlq_ttl=1000,
+    dlq_max_bytes=1200,
+    quarantine_max=2,
+    quarantine_ttl=500,
+    quarantine_max_bytes=900,
+    dedup=120,
+)
+"""Two dead letters and two quarantined messages fit, or one that has failed several times."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
 priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
-own_ids = st.sampled_from(["a", "b"])
+CUSTOM = ["a", "b"]
+own_ids = st.sampled_from(CUSTOM)
 recent = st.integers(0, 5)
 """Which one, counted from the latest: fresh ones are the interesting ones."""
 
@@ -278,6 +288,13 @@ class Walk(RuleBasedStateMachine):
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
 
+    @precondition(lambda self: any(id in self.model.leases for id in CUSTOM))
+    @rule(parse=st.booleans())
+    def archive_a_custom_id(self, parse: bool) -> None:
+        for worker, one in self.claims:
+            if one.id in CUSTOM:
+                self.run(self._archive(worker, one, parse=parse))
+
     @precondition(lambda self: self.claims)
     @rule(positions=st.lists(recent, min_size=1, max_size=3), parse=st.booleans(), fault=faults)
     def archive(self, positions: list[int], parse: bool, fault: str) -> None:
@@ -350,7 +367,8 @@ class Walk(RuleBasedStateMachine):
     def operate(self, what: str, stale: bool, fault: str) -> None:
         dead = bool(self.model.dead)
         state = State.DEAD if dead else State.QUARANTINED
-        id, at = list((self.model.dead if dead else self.model.quarantine).items())[-1]
+        index = self.model.dead if dead else self.model.quarantine
+        id, at = max(reversed(index.items()), key=lambda entry: entry[0] in CUSTOM)
         if what == "discard":
             work = self.store.discard_message(TOPIC, state, id, archived=at - stale)
         else:
@@ -416,6 +434,15 @@ class Walk(RuleBasedStateMachine):
 
     async def _look(self) -> Snapshot:
         return await snapshot(self.raw, TOPIC)
+
+    @invariant()
+    def the_bytes_of_the_archives_are_noted(self) -> None:
+        key = self.store.keys.of(TOPIC).archive_bytes
+        noted = self.run(self.raw.hmget(key, "dead", "quarantined"))
+        held = (self.model.dead_letters, self.model.quarantined)
+        assert [int(one or 0) for one in noted] == [
+            sum(map(len, contents.values())) for contents in held
+        ]
 
     @invariant()
     def the_survey_tells_what_comes_next(self) -> None:
@@ -494,6 +521,7 @@ _NUMBERS = {
     "ttl_ms",
     "hexpire_s",
     "max_bytes",
+    "budget",
 }
 
 

@@ -49,6 +49,8 @@ async def test_every_topic_and_state_is_counted(mq: MessageQueue) -> None:
     assert shown["mx_rmq_depth{state=quarantined,topic=b}"] == 0
     assert shown["mx_rmq_workers{state=alive}"] == 0
     assert shown["mx_rmq_dropped_total{topic=a}"] == 0
+    assert shown["mx_rmq_archive_bytes{state=dead,topic=a}"] == 0
+    assert shown["mx_rmq_archive_budget_bytes{state=quarantined,topic=a}"] == 64 * 1_048_576
 
 
 async def test_it_tells_for_how_long_something_is_overdue(mq: MessageQueue) -> None:

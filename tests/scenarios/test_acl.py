@@ -317,7 +317,7 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
 ) -> None:
     rules = rules_of("producer", kind)
     for right, selector, less in selectors_of(rules):
-        if right not in SPARED:
+        if right not in SPARED and "archive_bytes" not in selector:  # to say what fills a server
             url = await admit("producer", [less if rule == selector else rule for rule in rules])
             for key in await raw.keys("mx-rmq:{*"):  # ids that live already need fewer rights
                 if b"dlq" not in key and b"error" not in key:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.lab.snapshot import snapshot
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+    from mx_rmq.core.config import Limits
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -237,3 +239,176 @@ async def test_a_topic_that_grows_loses_nothing_of_its_archives(
     await store.register(TOPIC, 4)
     await store.trim_archive(TOPIC, state)
     assert set(await kept(raw, state)) == set(ids)
+
+
+# bytes
+
+OVERHEAD = 200
+
+
+async def load(raw: Redis, state: State) -> int:
+    """Return for how many bytes an archive counts."""
+    kept = contents(await snapshot(raw, TOPIC), state)
+    return sum(len(data) + OVERHEAD for data in kept.values())
+
+
+async def noted(store: Store, raw: Redis, state: State) -> int:
+    """Return how many bytes are noted for an archive, without what each message adds."""
+    return int(await raw.hget(store.keys.of(TOPIC).archive_bytes, state) or 0)
+
+
+def budget(state: State, most: int) -> Limits:
+    """Bound one archive by its bytes; 0 is off."""
+    name = "dlq_max_bytes" if state is State.DEAD else "quarantine_max_bytes"
+    fields: dict[str, Any] = {name: most}
+    return replace(limits(state), **fields)
+
+
+async def test_the_oldest_go_until_the_rest_fits_after_every_call(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = budget(state, 10_000)
+    ids: list[str] = []
+    sizes: dict[str, int] = {}
+    for size in (100, 3000, 10, 5000, 2000, 1, 1, 4000, 100, 7000, 1, 1, 1):
+        before = await kept(raw, state)
+        ids += await archived(store, state, clock=clock, headers={"filler": "x" * size})
+        found = contents(await snapshot(raw, TOPIC), state)
+        sizes |= {id: len(data) + OVERHEAD for id, data in found.items()}
+        assert [*found] == ids[len(ids) - len(found) :], "the newest, without a gap"
+        total = sum(sizes[id] for id in found)
+        assert total <= 10_000
+        if dropped := [id for id in before if id not in found]:
+            assert total + sizes[dropped[-1]] > 10_000, "not one too many"
+        assert await noted(store, raw, state) == total - OVERHEAD * len(found)
+    assert (await store.views.counts(TOPIC)).overflowed is not None
+
+
+async def test_one_that_is_larger_than_the_budget_is_kept_alone(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = budget(state, 2_000)
+    await archived(store, state, 3, clock=clock)
+    (large,) = await archived(store, state, clock=clock, headers={"filler": "x" * 5_000})
+    assert await kept(raw, state) == [large]
+    (data,) = contents(await snapshot(raw, TOPIC), state).values()
+    if state is State.DEAD:
+        assert len(data) > 5_000, "a dead letter stays whole"
+    else:
+        about, bytes_kept = read(data)
+        assert len(data) + OVERHEAD == 2_000, "cut to the budget"
+        assert about.length > 5_000 > len(bytes_kept)
+    (small,) = await archived(store, state, clock=clock)
+    assert await kept(raw, state) == [small]
+
+
+async def test_many_small_ones_go_for_a_huge_one(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    store.limits = budget(state, 0)
+    small = await archived(store, state, 600, clock=clock)
+    store.limits = budget(state, 62_000)
+    await archived(store, state, clock=clock, headers={"filler": "x" * 60_000})
+    left = await kept(raw, state)
+    assert len(left) < 6
+    assert left[:-1] == small[len(small) - len(left) + 1 :]
+
+
+async def test_a_budget_that_shrinks_is_kept_by_the_next_trim(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    ids = await archived(store, state, 30, clock=clock)
+    store.limits = budget(state, await load(raw, state) // 2)
+    assert await store.trim_archive(TOPIC, state) >= 15
+    assert await load(raw, state) <= (await store.budget(TOPIC, state))
+    assert await kept(raw, state) == ids[-len(await kept(raw, state)) :]
+
+
+async def test_the_partitions_of_a_topic_share_its_bytes(store: Store, state: State) -> None:
+    store.limits = budget(state, 10_000)
+    await store.register(TOPIC, 4)
+    assert await store.budget(TOPIC, state) == await store.budget(f"{TOPIC}/3", state) == 2_500
+
+
+async def test_requeue_and_discard_give_their_bytes_back(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    first, second, third = await archived(store, state, 3, clock=clock)
+    await revive(store, state, first)
+    entry = await store.views.archived(TOPIC, state, second)
+    assert entry is not None
+    assert await store.discard_message(TOPIC, state, second, archived=entry.at)
+    assert await noted(store, raw, state) == await load(raw, state) - OVERHEAD
+    assert await kept(raw, state) == [third]
+
+
+async def change_by_hand(store: Store, raw: Redis, state: State, how: str, oldest: str) -> None:
+    """Change an archive as something does that keeps no count."""
+    keys = store.keys.of(TOPIC)
+    index, payload = keys.archive_of(state)
+    if how == "not counted yet":
+        await raw.delete(keys.archive_bytes)
+        return
+    await raw.hdel(payload, oldest)
+    if how == "dropped by HEXPIRE":
+        return
+    at = await raw.zscore(index, oldest)
+    await raw.zrem(index, oldest)
+    if how == "added and dropped":  # by a worker of the release before, at its cap
+        await raw.zadd(index, {"foreign": at or 0})
+        await raw.hset(payload, "foreign", "x" * 3_000)
+        await raw.hincrby(keys.totals, "died" if state is State.DEAD else "quarantined", 1)
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize(
+    "how", ["not counted yet", "removed", "dropped by HEXPIRE", "added and dropped"]
+)
+async def test_what_something_else_changed_is_counted_again_at_the_next_call(
+    store: Store, raw: Redis, clock: Clock, state: State, how: str
+) -> None:
+    oldest, *_ = await archived(store, state, 5, clock=clock)
+    await change_by_hand(store, raw, state, how, oldest)
+    assert await store.audit._miscounts(store.keys.of(TOPIC)) == [], "in doubt, so no fault"
+    await archived(store, state, clock=clock)
+    _, payload = store.keys.of(TOPIC).archive_of(state)
+    held = sum(map(len, await raw.hvals(payload)))
+    assert await noted(store, raw, state) == held
+
+
+@pytest.mark.corrupts
+async def test_a_large_archive_is_counted_in_steps_while_it_changes(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    index, payload = store.keys.of(TOPIC).archive_of(state)
+    ids = [f"id-{number:04}" for number in range(2500)]
+    await store.register(TOPIC)
+    at = clock.now - 5_000
+    await raw.zadd(index, {id: at + number // 3 for number, id in enumerate(ids)})
+    await raw.hset(
+        payload, mapping={id: "x" * (number % 50) + "y" for number, id in enumerate(ids)}
+    )
+    for step in range(4):
+        await archived(store, state, clock=clock)
+        gone = ids[10 * step]  # one that is counted already, or none
+        entry = await store.views.archived(TOPIC, state, gone)
+        assert entry is not None
+        assert await store.discard_message(TOPIC, state, gone, archived=entry.at)
+    assert await noted(store, raw, state) == sum(map(len, await raw.hvals(payload)))
+    assert await store.audit._miscounts(store.keys.of(TOPIC)) == []
+
+
+@pytest.mark.corrupts
+async def test_the_audit_tells_of_a_wrong_count_and_the_janitor_counts_again(
+    store: Store, raw: Redis, clock: Clock, state: State
+) -> None:
+    await archived(store, state, 3, clock=clock)
+    right = await noted(store, raw, state)
+    await raw.hincrby(store.keys.of(TOPIC).archive_bytes, state, 1_000)
+    (wrong,) = await store.audit.topic(TOPIC)
+    said = f"{state} messages: {right + 1_000:,} bytes are noted, {right:,} are there"
+    assert wrong.what == said
+    clock.advance(6 * 3_600_000 + 1)
+    assert await store.trim_archive(TOPIC, state) == 0
+    assert await noted(store, raw, state) == right
+    assert await store.audit.topic(TOPIC) == []

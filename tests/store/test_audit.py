@@ -409,8 +409,8 @@ async def test_the_audit_reads_in_small_steps(
     await raw.config_resetstat()
     assert await audit.topic(TOPIC) == []
     for name, words, elements in recorder.calls:
-        short = {"TIME", "HGET", "LLEN", "ZCARD", "HLEN", "XLEN"}
-        assert name in short | {"scan_fields", "LRANGE", "ZSCAN", "HSCAN", "SSCAN"}
+        short = {"TIME", "HGET", "HMGET", "LLEN", "ZCARD", "HLEN", "XLEN"}
+        assert name in short | {"scan_fields", "weigh_fields", "LRANGE", "ZSCAN", "HSCAN", "SSCAN"}
         assert elements <= 3 * STEP, words
         if name == "LRANGE":
             assert 0 <= words[3] - words[2] < STEP

@@ -174,6 +174,8 @@ async def test_a_topic_is_counted_state_by_state(store: Store, raw: Redis) -> No
         delayed_overdue=None,
         lease_overdue=None,
         ever={"produced": 21, "delayed": 60, "dispatched": 15, "died": 5, "quarantined": 6},
+        dead_bytes=sum(len(data) + 200 for data in before.dead_letters.values()),
+        quarantined_bytes=sum(len(data) + 200 for data in before.quarantined.values()),
     )
     assert await snapshot(raw, TOPIC) == before
     assert await store.views.counts("unused") == Counts(0, 0, 0, 0, 0, 0, 0, None, None, {})

@@ -99,6 +99,10 @@ class Admin:
         parts = await self._parts(topic)
         found = await ask_all(parts, self._counted)
         counts = [one for one, _ in found]
+        dead, quarantined = [
+            sum([await self._store.budget(part, state) for part in parts]) for state in ARCHIVES
+        ]
+        overflowed = [one.overflowed for one in counts if one.overflowed is not None]
         return Stats(
             topic=topic,
             pending=sum(one.pending for one in counts),
@@ -112,6 +116,11 @@ class Admin:
             delayed_overdue=_longest(one.delayed_overdue for one in counts),
             lease_overdue=_longest(one.lease_overdue for one in counts),
             partitions=len(parts),
+            dead_bytes=sum(one.dead_bytes for one in counts),
+            quarantined_bytes=sum(one.quarantined_bytes for one in counts),
+            dead_budget=dead,
+            quarantined_budget=quarantined,
+            overflowed_at=seconds(max(overflowed, default=None)),
             totals=totals(one.ever for one in counts),
         )
 

@@ -76,6 +76,14 @@ class Stats:
     """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
     at once, or within about 40 seconds if no worker serves the topic: see OVERDUE."""
     partitions: int = 1
+    dead_bytes: int = 0
+    quarantined_bytes: int = 0
+    """What the archives take on the server, as it counts against their budgets."""
+    dead_budget: int = 0
+    quarantined_budget: int = 0
+    """Bytes that they may take; over it the oldest are dropped. 0: no bound."""
+    overflowed_at: float | None = None
+    """When an archive last dropped messages for its bytes."""
     totals: Totals = field(default_factory=Totals)
     """What has happened to how many of its messages, ever."""
 

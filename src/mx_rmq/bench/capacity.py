@@ -15,6 +15,7 @@ import msgspec
 from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.spread import busiest, usual_busiest
 from mx_rmq.core.config import Limits
+from mx_rmq.core.message import State
 from mx_rmq.core.partition import MOST as MOST_PARTITIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.cast import BEAT
@@ -24,6 +25,7 @@ from mx_rmq.runtime.listener import LISTEN, LONGEST
 from mx_rmq.runtime.listener import MOST as MOST_HEARD
 from mx_rmq.runtime.lookout import LOOK_AROUND
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
+from mx_rmq.store.budgets import FIXED
 from mx_rmq.store.servers import CONNECTIONS
 
 SHIPPED: Final = resources.files("mx_rmq.bench") / "costs.json"
@@ -176,7 +178,7 @@ class Plan:
             total=total,
             memory=load.backlog * memory,
             memory_busiest=load.backlog * memory * share,
-            dead=Limits().dlq_max * topics * parts * memory,
+            dead=topics * min(Limits().dlq_max * parts * memory, FIXED[State.DEAD]),
             workers=workers,
             producers=producers,
             worker_connections=of_worker,

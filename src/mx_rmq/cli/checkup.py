@@ -9,6 +9,7 @@ from mx_rmq.cli.output import count, duration
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
+from mx_rmq.core.text import size
 from mx_rmq.store.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ DAY: Final = 24 * HOUR
 FEW: Final = 10
 GROWTH: Final = 3
 """FEW deaths or more in an hour are no accident, if over GROWTH times as many as before."""
+
+NEARLY: Final = 0.8
+"""Share of an archive's bytes from which on it is nearly full."""
 
 
 async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
@@ -154,12 +158,43 @@ async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
             f"Look with: mx-rmq list {topic} --state {state}{' --since 1h' if growing else ''}; "
             "then requeue, edit or discard",
         )
+    for finding in _bytes(stats, await admin.now()):
+        yield finding
     if stats.totals.trimmed and (stats.dead or stats.quarantined):
         yield Finding(
             Severity.WARN,
             f"topic {stats.topic}: {count(stats.totals.trimmed, 'archived message')} dropped so "
             "far, for their age or because the archive was full",
-            "If they were wanted, raise dlq_max, quarantine_max or their ttl",
+            "If they were wanted, raise dlq_max, dlq_max_bytes, quarantine_max, "
+            "quarantine_max_bytes or their ttl",
+        )
+
+
+def _bytes(stats: Stats, now: float) -> Iterator[Finding]:
+    """Say if an archive has nearly used up its bytes, or has dropped messages for them."""
+    for state, setting, held, budget in (
+        (State.DEAD, "dlq_max_bytes", stats.dead_bytes, stats.dead_budget),
+        (
+            State.QUARANTINED,
+            "quarantine_max_bytes",
+            stats.quarantined_bytes,
+            stats.quarantined_budget,
+        ),
+    ):
+        if budget and held >= NEARLY * budget:
+            yield Finding(
+                Severity.WARN,
+                f"topic {stats.topic}: its {state} messages take {size(held)} of the "
+                f"{size(budget)} that they may; over it the oldest are dropped",
+                f"Requeue or discard some, or set a higher {setting}",
+            )
+    if stats.overflowed_at is not None and now - stats.overflowed_at < DAY:
+        yield Finding(
+            Severity.WARN,
+            f"topic {stats.topic}: an archive was over its bytes "
+            f"{duration(max(0.0, now - stats.overflowed_at))} ago and dropped its oldest messages",
+            "If they were wanted, set a higher dlq_max_bytes or quarantine_max_bytes, or give the "
+            "server more memory",
         )
 
 

@@ -27,6 +27,9 @@ SECOND_NET: Final = 3600
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
+_WHOLE: Final = ("int", "int | None")
+"""Types of settings that are whole numbers, as they are written here."""
+
 _MOST: Final = 2**53 / 1000
 """The largest number of seconds that is exact in milliseconds everywhere."""
 
@@ -49,12 +52,18 @@ class Limits:
     """Dead letters kept per topic: the newest ones."""
     dlq_ttl: float = 90 * DAY
     """Age at which a dead letter is dropped."""
+    dlq_max_bytes: int | None = None
+    """Bytes of dead letters kept per topic, which its partitions share: the newest ones. None:
+    256 MiB, but over all topics not more than a tenth of the server's maxmemory, if it has one."""
     quarantine_max: int = 10_000
     """Quarantined messages kept per topic: the newest ones."""
     quarantine_ttl: float = 30 * DAY
     """Age at which a quarantined message is dropped."""
     quarantine_bytes: int = 4 * 1_048_576
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
+    quarantine_max_bytes: int | None = None
+    """Bytes of quarantined messages kept per topic, which its partitions share: the newest ones.
+    None: 64 MiB, and not more than a tenth of maxmemory, as of `dlq_max_bytes`."""
     history: int = 10_000
     """Entries of a topic's history, which its partitions share: the newest ones. Each covers
     up to 25 messages."""
@@ -158,12 +167,12 @@ def _settle(settings: Limits | WorkerSettings) -> None:
 
 def _checked(known: Field[Any], value: Any, said: str) -> Any:
     """Return a setting's value in its proper form, or refuse it. `said`: where it came from."""
-    if known.type in ("int", "float"):
-        return _number(known, value, said)
     if known.name == "url":
         return _url(value, said)
     if value is None and known.default is None:
         return None
+    if known.type in (*_WHOLE, "float"):
+        return _number(known, value, said)
     if known.name in ("username", "password", "password_file", "metrics_host"):
         return _word(value, said)
     if known.name == "topics":
@@ -179,7 +188,7 @@ def _checked(known: Field[Any], value: Any, said: str) -> Any:
 def _number(known: Field[Any], value: Any, said: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{said}={value!r:.80} is not a number")
-    if known.type == "int" and not isinstance(value, int):
+    if known.type in _WHOLE and not isinstance(value, int):
         raise InvalidInput(f"{said}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
         raise InvalidInput(f"{said}=0 would refuse every payload")
@@ -235,12 +244,12 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     if known.name == "topics":
         return [topic.strip() for topic in text.split(",") if topic.strip()]
     try:
-        if known.type == "int":
+        if known.type in _WHOLE:
             return int(text)
         if known.type == "float":
             return float(text)
     except ValueError:
-        whole = "whole " if known.type == "int" else ""
+        whole = "whole " if known.type in _WHOLE else ""
         raise InvalidInput(f"{variable}={text!r:.80} is not a {whole}number") from None
     return text
 

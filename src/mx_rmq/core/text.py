@@ -40,6 +40,13 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be had: {type(broken).__name__}"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes for people."""
+    if count < 1024:
+        return f"{count:,} bytes"
+    return f"{count / 1024:,.1f} KiB" if count < 1024**2 else f"{count / 1024**2:,.1f} MiB"
+
+
 def instant(seconds: float) -> str:
     """Return an instant as people write it, UTC."""
     try:

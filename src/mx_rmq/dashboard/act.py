@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from mx_rmq.admin import Cancelled, Progress
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import size
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.look import ACTS, state_of
 from mx_rmq.dashboard.search import Search
@@ -95,8 +96,8 @@ async def ask_edit(ask: Ask) -> Response:
     """Show the payload, to be changed."""
     message = await _message(ask, "requeue")
     if len(message.content) > EDITABLE:
-        size = render.size(len(message.content))
-        raise InvalidInput(f"a payload of {size} cannot be edited in a browser")
+        large = size(len(message.content))
+        raise InvalidInput(f"a payload of {large} cannot be edited in a browser")
     return _editor(ask, message, "" if render.unreadable(message) else render.editable(message))
 
 

@@ -15,6 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from mx_rmq.core.message import State
+from mx_rmq.core.text import size
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
@@ -202,10 +203,3 @@ def number(value: float | None) -> str:
     if float(value).is_integer():
         return f"{int(value):,}"
     return f"{value:,.1f}" if abs(value) < 100 else f"{value:,.0f}"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people."""
-    if count < 1024:
-        return f"{count:,} bytes"
-    return f"{count / 1024:,.1f} KiB" if count < 1024**2 else f"{count / 1024**2:,.1f} MiB"

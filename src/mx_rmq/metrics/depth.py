@@ -275,8 +275,22 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         "To how many messages of a topic each thing has happened, whoever did it.",
         labels=["topic", "what"],
     )
+    held = GaugeMetricFamily(
+        "mx_rmq_archive_bytes",
+        "Bytes that the dead letters and the quarantine of a topic take on the server.",
+        labels=["topic", "state"],
+    )
+    budget = GaugeMetricFamily(
+        "mx_rmq_archive_budget_bytes",
+        "Bytes that they may take; over it the oldest are dropped. 0: no bound.",
+        labels=["topic", "state"],
+    )
     for stats in found:
         topic = [stats.topic]
+        held.add_metric([stats.topic, State.DEAD], stats.dead_bytes)
+        held.add_metric([stats.topic, State.QUARANTINED], stats.quarantined_bytes)
+        budget.add_metric([stats.topic, State.DEAD], stats.dead_budget)
+        budget.add_metric([stats.topic, State.QUARANTINED], stats.quarantined_budget)
         for what, count in asdict(stats.totals).items():
             happened.add_metric([stats.topic, what], count)
         for state in State:
@@ -287,7 +301,7 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         paused.add_metric(topic, stats.paused)
         partitions.add_metric(topic, stats.partitions)
         dropped.add_metric(topic, stats.dropped)
-    yield from (depth, oldest, due, lease, paused, partitions, dropped, happened)
+    yield from (depth, held, budget, oldest, due, lease, paused, partitions, dropped, happened)
 
 
 def _servers(found: Sequence[ServerView]) -> Iterator[Metric]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.config import SECOND_NET
 from mx_rmq.core.errors import WrongType
+from mx_rmq.core.message import State
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.config import Limits
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.script import Value
 
 STEP: Final = 200
 """Elements read at a time: of a million, each is a miss of the server's cache."""
@@ -188,9 +190,13 @@ class Audit:
         try:
             reading = await self._read(keys)
             wrongs = await self._wrong_counters(keys, reading)
+            for _ in range(LOOKS):
+                miscounts = await self._miscounts(keys)
+                if not miscounts:
+                    break
         except WrongType:
             return [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
-        found = [Violation(topic, "", wrong) for wrong in wrongs]
+        found = [Violation(topic, "", wrong) for wrong in (*wrongs, *miscounts)]
         suspects = reading.suspects()
         for _ in range(LOOKS):
             suspects = await self._still_wrong(keys, reading, suspects)
@@ -314,6 +320,7 @@ class Audit:
         for command, key in (  # nothing to count, but a type to prove
             ("ZCARD", keys.recent),
             ("HLEN", keys.totals),
+            ("HLEN", keys.archive_bytes),
             ("XLEN", keys.history),
         ):
             await self._caller.command(command, key)
@@ -321,6 +328,38 @@ class Audit:
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:
                 wrongs.append(f"{doorbell} is rung {rings} times")
+        return wrongs
+
+    async def _miscounts(self, keys: TopicKeys) -> list[str]:
+        """Return the archives that hold more or fewer bytes than are noted.
+
+        Only where the note is final and did not change while the archive was read. One that is
+        being counted again, or will be at the next call, is no fault.
+        """
+        wrongs = []
+        for state, arrived in ((State.DEAD, "died"), (State.QUARANTINED, "quarantined")):
+            _, contents = keys.archive_of(state)
+            fields = [f"{state}{part}" for part in ("", ":seal", ":upto")]
+            before = await self._caller.command("HMGET", keys.archive_bytes, *fields)
+            noted, seal, upto = before
+            if noted is None or upto:
+                continue
+            held = await self._caller.command("HLEN", contents)
+            ever = await self._caller.command("HGET", keys.totals, arrived) or b"0"
+            if seal != b"%d %s" % (held, ever):
+                continue
+            size = 0
+            ids = [*await self._fields(contents)]
+            weigh = load("weigh_fields")
+            for start in range(0, len(ids), STEP):
+                chunk: list[Value] = [*ids[start : start + STEP]]
+                size += sum(await self._caller.run(weigh, [contents], chunk))
+            if await self._caller.command("HMGET", keys.archive_bytes, *fields) != before:
+                continue
+            if int(noted) != size:
+                wrongs.append(
+                    f"{state} messages: {int(noted):,} bytes are noted, {size:,} are there"
+                )
         return wrongs
 
     async def _inspect(

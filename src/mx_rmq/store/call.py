@@ -270,5 +270,5 @@ def _is_full(error: Exception) -> bool:
 def _full(what: str) -> str:
     return (
         f"{what}: the server is at its maxmemory and stores nothing more; "
-        "let workers catch up, or raise maxmemory"
+        "let workers catch up, discard dead letters, or raise maxmemory"
     )

@@ -191,6 +191,7 @@ class Handling(Scripted):
     async def _archive(self, name: str, topic: str, state: State, **named: Value) -> Settled:
         keys = self.keys.of(topic)
         keep, ttl_ms = self._caps(state)
+        budget = await self.budget(topic, state)
         with self._lanes.lane(topic) as lane:
             lane.number += 1
             answer = await self._run(
@@ -201,6 +202,7 @@ class Handling(Scripted):
                     "call": lane.number,
                     "keep": keep,
                     "ttl_ms": ttl_ms,
+                    "budget": budget,
                     "hexpire_s": self._second_net(ttl_ms),
                     **named,
                 },
@@ -210,15 +212,22 @@ class Handling(Scripted):
         return Settled(answer.decode())
 
     async def trim_archive(self, topic: str, state: State) -> int:
-        """Drop archived messages over the age or the cap, a bounded number; return how many."""
+        """Drop archived messages over the age, the cap or the budget, a bounded number per call.
+
+        Return how many. If the script is counting the bytes again, go on until it has finished.
+        """
+        keys = self.keys.of(topic)
         keep, ttl_ms = self._caps(state)
-        dropped = await self._run(
-            "trim_archive",
-            self.keys.of(topic),
-            {"now_ms": self._now(), "keep": keep, "ttl_ms": ttl_ms},
-            archive=state,
-        )
-        return int(dropped)
+        budget = await self.budget(topic, state)
+        while True:
+            dropped, unfinished = await self._run(
+                "trim_archive",
+                keys,
+                {"now_ms": self._now(), "keep": keep, "ttl_ms": ttl_ms, "budget": budget},
+                archive=state,
+            )
+            if dropped or not unfinished:
+                return int(dropped)
 
     # the monitor's and the scheduler's
 

@@ -19,6 +19,7 @@ from mx_rmq.store.connect import connect
 from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.flaws import flaws
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.memory import MUCH, Memory
 from mx_rmq.store.preflight import look_over
 from mx_rmq.store.rights import rights
 from mx_rmq.store.slow import slow_scripts
@@ -73,6 +74,8 @@ async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     findings = [await _clock(caller, scratch)]
     info = await _info(caller, scratch)
     findings += _settings(info, saves=await _saves(caller, scratch)) if info else [_NO_INFO]
+    if info:
+        findings.append(await _with_holder(caller, keys, scratch, info))
     replica = info.get("role") == "slave"
     features, usable = (None, False) if replica else await _features(caller, keys, scratch)
     if features is not None:
@@ -164,7 +167,6 @@ def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
             "Run mx-rmq audit, and see what its other users do",
         )
     yield _persistence(info, saves=saves)
-    yield _memory(info)
 
 
 def _version(info: dict[str, Any]) -> str:
@@ -263,6 +265,19 @@ def _memory(info: dict[str, Any]) -> Finding:
         f"{what}: when it is full, produce is refused",
         "Let workers catch up, discard what nobody needs, or raise maxmemory",
     )
+
+
+async def _with_holder(caller: Caller, keys: Keys, scratch: str, info: dict[str, Any]) -> Finding:
+    """Say how much memory is used; if it runs short, what of the queue holds much of it."""
+    found = _memory(info)
+    if found.severity is Severity.OK:
+        return found
+    held = await Memory(caller, keys).holders(scratch)
+    large = [one for one in held if one.bytes >= MUCH * info.get("used_memory", 0)]
+    if not large:
+        return found
+    named = "; ".join(map(str, large[:3]))
+    return replace(found, what=f"{found.what}; {named}", cure=large[0].cure)
 
 
 def _mib(count: int) -> str:

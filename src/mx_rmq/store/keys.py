@@ -14,6 +14,8 @@ them is a topic.
     mx-rmq:{topic}:dlq:payload                HASH    id -> final record
     mx-rmq:{topic}:error:parse:queue          ZSET    id -> time of quarantine, ms
     mx-rmq:{topic}:error:parse:payload        HASH    id -> a line about the error, then the bytes
+    mx-rmq:{topic}:archive_bytes              HASH    bytes that each archive holds, and how far
+                                                      they are counted
     mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
     mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
@@ -21,7 +23,9 @@ them is a topic.
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
     mx-rmq:{topic}:cancelled                  SET     ids of which one place in a long list of
                                                       pending ones does not count: cancelled
-    mx-rmq:{topic}:recent                     ZSET    caller's own id -> until when it is taken, ms
+    mx-rmq:{topic}:recent                     ZSET    custom id -> until when it is taken, ms;
+                                                      !id -> until when a generated id that was
+                                                      cancelled or discarded may be used again
     mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
                                                       how many partitions it has
@@ -61,6 +65,7 @@ class TopicKeys:
     dlq_payload: str
     error_parse_queue: str
     error_parse_payload: str
+    archive_bytes: str
     doorbell: str
     doorbell_delay: str
     meta: str
@@ -77,7 +82,7 @@ class TopicKeys:
         sorted_sets = (self.delay_tasks_high, self.delay_tasks, self.delay_tasks_low, self.recent)
         return {
             **dict.fromkeys((*lists, self.doorbell_delay), "list"),
-            **dict.fromkeys((*hashes, self.meta, self.totals), "hash"),
+            **dict.fromkeys((*hashes, self.archive_bytes, self.meta, self.totals), "hash"),
             **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
             **dict.fromkeys((self.dlq, self.error_parse_queue), "zset"),
             self.history: "stream",
@@ -131,6 +136,7 @@ class Keys:
                 dlq_payload=f"{base}:dlq:payload",
                 error_parse_queue=f"{base}:error:parse:queue",
                 error_parse_payload=f"{base}:error:parse:payload",
+                archive_bytes=f"{base}:archive_bytes",
                 doorbell=f"{base}:doorbell",
                 doorbell_delay=f"{base}:doorbell:delay",
                 meta=f"{base}:meta",

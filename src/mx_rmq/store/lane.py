@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import time
 from collections import defaultdict
 from typing import Final, Self
 
@@ -19,6 +20,10 @@ _GENERATED: Final = re.compile(
     rf"([{_LETTERS}][{_ALPHABET}]{{{_LENGTH - 1}}})-[0-9]{{1,15}}(\.[0-9]{{1,4}})?", re.ASCII
 )
 
+LIFETIME: Final = 600.0
+"""Seconds after which a lane is replaced. Its receipt is gone ten minutes later, so an id that it
+made is not taken for ever because the process that made it is still busy."""
+
 
 class Lane:
     """A line of calls of which at most one is under way.
@@ -29,7 +34,7 @@ class Lane:
     and a number, too.
     """
 
-    __slots__ = ("_home", "_suffix", "name", "number")
+    __slots__ = ("_home", "_suffix", "name", "number", "retire_at")
 
     def __init__(self, home: list[Lane], topic: str = "") -> None:
         self._home = home
@@ -38,6 +43,7 @@ class Lane:
             secrets.choice(_ALPHABET) for _ in range(_LENGTH - 1)
         )
         self.number = 0
+        self.retire_at = time.monotonic() + LIFETIME
 
     def id_at(self, offset: int) -> str:
         """Return the id of the offset-th message of the next call, from 1."""
@@ -73,7 +79,11 @@ class Lanes:
             self._pid = os.getpid()
             self._idle.clear()
         idle = self._idle[topic]
-        return idle.pop() if idle else Lane(idle, topic)
+        while idle:
+            lane = idle.pop()
+            if lane.retire_at > time.monotonic():
+                return lane
+        return Lane(idle, topic)
 
 
 def maker_of(id: str) -> str | None:

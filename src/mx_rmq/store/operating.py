@@ -10,6 +10,8 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import brief
 from mx_rmq.store.answers import Settled
+from mx_rmq.store.lane import maker_of
+from mx_rmq.store.script import load
 from mx_rmq.store.scripted import Scripted, check_level, check_same
 
 if TYPE_CHECKING:
@@ -54,16 +56,34 @@ class Operating(Scripted):
     async def discard_message(
         self, topic: str, state: State, id: str, *, archived: int, by: str = ""
     ) -> Settled:
-        """Delete an archived message, if it is still the one archived at that time."""
+        """Delete an archived message, if it is still the one archived at that time.
+
+        Its id can be produced again at once.
+        """
         return await self._operate(
-            "discard_message", topic, by, archive=state, id=id, archived_ms=archived
+            "discard_message",
+            topic,
+            by,
+            archive=state,
+            maker=maker_of(id),
+            id=id,
+            archived_ms=archived,
+            now_ms=self._now(),
         )
 
     async def cancel_message(self, topic: str, id: str, *, by: str = "") -> Settled:
-        """Remove a pending or delayed message."""
+        """Remove a pending or delayed message. Its id can be produced again at once."""
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r} is not a str")
-        return await self._operate("cancel_message", topic, by, id=id, walk=WALK)
+        return await self._operate(
+            "cancel_message",
+            topic,
+            by,
+            maker=maker_of(id),
+            id=id,
+            walk=WALK,
+            now_ms=self._now(),
+        )
 
     async def pause_topic(self, topic: str, *, by: str = "") -> bool:
         """Let dispatch give nothing; return whether that is new."""
@@ -74,9 +94,17 @@ class Operating(Scripted):
         return bool(await self._operate("resume_topic", topic, by))
 
     async def _operate(
-        self, name: str, topic: str, by: str, archive: State | None = None, **named: Value
+        self,
+        name: str,
+        topic: str,
+        by: str,
+        archive: State | None = None,
+        maker: str | None = None,
+        **named: Value,
     ) -> Settled:
         keys = self.keys.of(topic)
+        if "made" in load(name).args:
+            named["made"] = int(maker is not None)
         with self._lanes.lane(topic) as lane:
             lane.number += 1
             answer = await self._run(
@@ -85,5 +113,6 @@ class Operating(Scripted):
                 {"call": lane.number, "by": brief(by), **named},
                 lane=lane,
                 archive=archive,
+                maker=maker,
             )
         return Settled(answer.decode())

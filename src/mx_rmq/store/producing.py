@@ -12,6 +12,7 @@ from mx_rmq.core.errors import (
     PayloadTooLarge,
     ProduceUnknown,
     QueueFull,
+    ServerFull,
 )
 from mx_rmq.core.message import Draft, Priority
 from mx_rmq.core.names import check_id
@@ -106,9 +107,9 @@ class Producing(Topics):
         with lane:
             if not ids:
                 return []
-            if topic_of(keys.topic) not in self.partitions:
-                await self.register(topic_of(keys.topic))
             try:
+                if topic_of(keys.topic) not in self.partitions:
+                    await self.register(topic_of(keys.topic))
                 script, names, args = self._call(
                     name,
                     keys,
@@ -130,6 +131,9 @@ class Producing(Topics):
                     answer, missing = await run(script, names, args, confirm)
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
+            except ServerFull as error:
+                why = await self.memory.explain(keys.topic, self.partitions)
+                raise ServerFull(f"{name}: {why}") from error
             if answer.startswith(b"full"):
                 raise QueueFull(topic_of(keys.topic), self.limits.max_pending)
         if missing and confirm is not None:

@@ -14,7 +14,9 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Priority, State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Settled
+from mx_rmq.store.budgets import Budgets
 from mx_rmq.store.lane import Lanes
+from mx_rmq.store.memory import Memory
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ class Scripted:
         self._lanes = Lanes()
         self.partitions: dict[str, int] = {}
         """How many partitions each topic has that was used here, as the server said last."""
+        self.budgets = Budgets(caller, keys)
+        self.memory = Memory(caller, keys)
         self._names: dict[tuple[str, str], list[str]] = {}
         """The keys of each script's call for each topic."""
 
@@ -76,8 +80,9 @@ class Scripted:
         *,
         lane: Lane | None = None,
         archive: State | None = None,
+        maker: str | None = None,
     ) -> Awaitable[Any]:
-        call = self._call(name, keys, named, items, lane=lane, archive=archive)
+        call = self._call(name, keys, named, items, lane=lane, archive=archive, maker=maker)
         return self._caller.run(*call)
 
     def _call(
@@ -89,6 +94,7 @@ class Scripted:
         *,
         lane: Lane | None = None,
         archive: State | None = None,
+        maker: str | None = None,
         extra_keys: Sequence[str] = (),
     ) -> tuple[Script, list[str], list[Value]]:
         script = load(name)
@@ -102,10 +108,14 @@ class Scripted:
         names = [*known, *extra_keys]
         if lane is not None:
             names[script.place["receipt"]] = keys.receipt(lane.name)
+            if "maker" in script.place:  # if no lane made the id, a key that is not looked at
+                names[script.place["maker"]] = keys.receipt(maker or lane.name)
         if archive is not None:
             index, contents = keys.archive_of(archive)
             names[script.place["archive"]] = index
             names[script.place["archive_payload"]] = contents
+            if "kind" in script.args:
+                named["kind"] = archive.value
         return script, names, script.arguments(named, items)
 
     def _now(self) -> Value:
@@ -117,13 +127,20 @@ class Scripted:
         return min(ceil(ttl_ms / 1000) + SECOND_NET, CENTURY)
 
     def _caps(self, state: State) -> tuple[int, int]:
-        """Return what an archive may hold: how many, and of what age.
+        """Return how many messages an archive may hold, and of what age in ms.
 
-        Each partition has its own. Shared out, a topic that grows would be over the cap, and lose.
+        Each partition has its own cap: shared out, a topic that grows would be over it, and lose.
         """
         if state == State.DEAD:
             return self.limits.dlq_max, to_ms(self.limits.dlq_ttl)
         return self.limits.quarantine_max, to_ms(self.limits.quarantine_ttl)
+
+    async def budget(self, topic: str, state: State) -> int:
+        """Return how many bytes an archive of a partition may hold; 0: no bound."""
+        self.keys.of(topic).archive_of(state)  # refuses a state that has none
+        await self.budgets.refresh()
+        known = self.partitions.get(topic_of(topic), 1)
+        return self.budgets.of(topic, state, self.limits, known)
 
     def _remember(self, topic: str) -> int:
         """Return how long a partition's history shall be: its part of the topic's."""

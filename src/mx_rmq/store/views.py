@@ -10,6 +10,7 @@ import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import partitions_of
+from mx_rmq.store.budgets import OVERHEAD
 from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.preflight import AWAY
@@ -47,6 +48,12 @@ class Counts:
     """How many ms ago the first lease ran out; None: none has."""
     ever: dict[str, int]
     """What happened, and to how many messages, since the topic exists."""
+    dead_bytes: int = 0
+    quarantined_bytes: int = 0
+    """What the archives take, as it counts against their budgets. Of archives that a release
+    before this one has filled, the bytes are not known until a worker has counted them."""
+    overflowed: int | None = None
+    """When an archive last dropped messages for its bytes, ms; None: never."""
 
     @property
     def total(self) -> int:
@@ -134,7 +141,7 @@ class Views:
         keys, script = self._keys.of(topic), load("count_messages")
         names = [getattr(keys, name) for name in script.keys]
         now = "" if self._clock is None else self._clock()
-        *numbers, due, deadline, ever = await self._caller.run(
+        *numbers, due, deadline, kept, ever = await self._caller.run(
             script, names, script.arguments({"now_ms": now})
         )
         pending, delayed, processing, dead, quarantined, paused, dropped = numbers
@@ -149,6 +156,9 @@ class Views:
             dropped=dropped,
             delayed_overdue=wait_of(due),
             lease_overdue=wait_of(deadline),
+            dead_bytes=_number(kept[0]) + OVERHEAD * dead,
+            quarantined_bytes=_number(kept[1]) + OVERHEAD * quarantined,
+            overflowed=max(_number(kept[2]), _number(kept[3])) or None,
             ever={
                 what.decode("utf-8", "replace"): int(number)
                 for what, number in zip(fields, fields, strict=True)
@@ -232,6 +242,10 @@ def _server_view(name: str, info: dict[str, Any]) -> ServerView:
         replicas=len(offsets),
         behind=max((max(0, written - offset) for offset in offsets), default=0),
     )
+
+
+def _number(data: bytes | None) -> int:
+    return int(data) if data and data.isdigit() else 0
 
 
 def _info(data: bytes) -> dict[str, Any]:

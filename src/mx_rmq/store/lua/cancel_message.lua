@@ -1,10 +1,13 @@
 -- cancel_message: pending | delayed -> (gone)
 --
--- Removes a message that nobody has begun. A refusal leaves a receipt too: else a copy of the call
--- that arrives late could still cancel what its caller believes to be alive. To take an id out of a
--- list Redis walks it, and for long everybody waits. So it is looked for at both ends, not further
--- than `walk`; one that stands deeper keeps its place, and dispatch_message passes over it. It has
--- one such place at the most: of an id that comes to a second one, the list is walked after all.
+-- Removes a message that no worker has started, and frees its id: it can be produced again at once.
+-- A refusal leaves a receipt too: otherwise a late copy of the call could still cancel what its
+-- caller believes to be alive. To take an id out of a list Redis walks the list, and every client
+-- waits. So the id is looked for at both ends, up to `walk` places; one that stands deeper keeps
+-- its place, and dispatch_message passes over it. An id has at most one such place: before it would
+-- get a second one, the list is walked after all. If the id is produced again meanwhile with a
+-- higher priority, dispatch_message may pass over the new place and give the message at the old
+-- one: it still runs exactly once.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 not there, p in processing
 -- Cost     O(log D) when delayed; O(N) when pending, N pending and not more than six times `walk`
@@ -18,15 +21,27 @@ local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
 local cancelled        = KEYS[9]  -- SET  ids of which one place in a pending list does not count
-local receipt          = KEYS[10] -- STRING  number and answer of the lane's last call
-local totals           = KEYS[11] -- HASH  how many messages ever went which way
-local history          = KEYS[12] -- STREAM  what has happened, newest last
+local recent           = KEYS[10] -- ZSET  custom id -> until when it is taken (ms)
+local maker            = KEYS[11] -- STRING  receipt of the lane that made the id, if one did
+local receipt          = KEYS[12] -- STRING  number and answer of the lane's last call
+local totals           = KEYS[13] -- HASH  how many messages ever went which way
+local history          = KEYS[14] -- STREAM  what has happened, newest last
 
-local call     = tonumber(ARGV[1]) -- its number in the lane
-local id       = ARGV[2]           -- the message
-local walk     = tonumber(ARGV[3]) -- how far a list is walked from each end
-local by       = ARGV[4]           -- who wants it
-local remember = ARGV[5]           -- how many entries of the history to keep, 0: none is written
+local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
+local call     = tonumber(ARGV[2]) -- its number in the lane
+local id       = ARGV[3]           -- the message
+local made     = ARGV[4]           -- '1': a lane made the id
+local walk     = tonumber(ARGV[5]) -- how far a list is walked from each end
+local by       = ARGV[6]           -- who wants it
+local remember = ARGV[7]           -- how many entries of the history to keep, 0: none is written
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -59,6 +74,13 @@ for _, key in ipairs({pending_high, pending, pending_low}) do
 end
 local passed = redis.call('SISMEMBER', cancelled, id) == 1
 
+-- shared: what keeps the id taken
+local taken_until = redis.call('ZMSCORE', recent, id)[1]
+local recent_ttl = redis.call('PTTL', recent)
+local marked = made == '1' and (taken_until or redis.pcall('GET', maker))
+-- end
+if answer ~= '1' then marked, taken_until = false, false end
+
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
 if answer == '1' then redis.call('HDEL', payload, id) end
@@ -75,6 +97,15 @@ elseif answer == '1' and deep then
     if redis.call('LREM', key, 1, id) == 1 then break end
   end
 end
+
+-- shared: free the id
+if marked then
+  redis.call('ZADD', recent, string.format('%.0f', now + 1800000), '!' .. id)
+  redis.call('PEXPIRE', recent, math.max(recent_ttl, 1800000))
+elseif taken_until and made == '0' then
+  redis.call('ZREM', recent, id)
+end
+-- end
 
 local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil
 

@@ -4,8 +4,9 @@
 --
 -- Returns  pending, delayed, processing, dead, quarantined, then 1 if the topic is paused, how many
 --          ids without a message were ever dropped, for how long the first delayed message has been
---          due and the first lease has been over (ms, -1: none is), and a list: what happened, to
---          how many, ever
+--          due and the first lease has been over (ms, -1: none is), a list of the bytes of dead and
+--          quarantined messages and when each archive last dropped some for its bytes, and a list:
+--          what happened, to how many, ever
 -- Cost     O(log N), N delayed or in processing
 
 local pending_high      = KEYS[1]  -- LIST  ids, newest first
@@ -19,8 +20,9 @@ local dlq               = KEYS[8]  -- ZSET  id -> time of death (ms)
 local error_parse_queue = KEYS[9]  -- ZSET  id -> time of quarantine (ms)
 local meta              = KEYS[10] -- HASH  token, turn, paused, dropped, tick
 local cancelled         = KEYS[11] -- SET  ids of which one place in a pending list does not count
-local totals            = KEYS[12] -- HASH  how many messages ever went which way
-local expire_monitor    = KEYS[13] -- ZSET  id -> lease deadline (ms)
+local archive_bytes     = KEYS[12] -- HASH  bytes of each archive, and how far they are counted
+local totals            = KEYS[13] -- HASH  how many messages ever went which way
+local expire_monitor    = KEYS[14] -- ZSET  id -> lease deadline (ms)
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 
@@ -50,5 +52,7 @@ return {
   redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
   tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0,
   due <= now and math.floor(now - due) or -1, deadline <= now and math.floor(now - deadline) or -1,
+  redis.call('HMGET', archive_bytes, 'dead', 'quarantined', 'dead:overflow',
+    'quarantined:overflow'),
   ever.err and {} or ever,
 }

@@ -4,7 +4,9 @@
 -- while the message exists in any state, and for dedup_ms after its produce. A generated id
 -- (lane-number) needs no such memory: its lane never goes back. When a generated id comes back as
 -- a caller's own, after a lost reply, the receipt of the lane that made it (KEYS[maker]) tells
--- whether it was stored.
+-- whether it was stored. Cancel and discard free an id: they remove it from `recent`. For an id
+-- that a lane made they add '!id' instead, which a custom id may use up once. The id itself stays
+-- there, so that a late copy of the first produce does not bring the message back.
 --
 -- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
 -- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 16 low' an own one
@@ -25,7 +27,7 @@ local delay_tasks         = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks_low     = KEYS[7]  -- ZSET  id -> due (ms)
 local dlq_payload         = KEYS[8]  -- HASH  id -> final record
 local error_parse_payload = KEYS[9]  -- HASH  id -> error and exact bytes
-local recent              = KEYS[10] -- ZSET  own id -> until when it is taken (ms)
+local recent              = KEYS[10] -- ZSET  custom id -> until when it is taken (ms)
 local doorbell            = KEYS[11] -- LIST  at most one ring: something is pending
 local cancelled           = KEYS[12] -- SET  ids of which one place in a pending list does not count
 local receipt             = KEYS[13] -- STRING  number and answer of the lane's last call
@@ -59,6 +61,7 @@ end
 
 -- shared: who is new
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
+local freed_marks = {}
 local owns, makers, priorities = {}, {[''] = 0}, {[''] = 'normal'}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
@@ -89,11 +92,13 @@ for n = 1, #ids do
   local i, id, status = each + (n - 1) * width, ids[n], '1'
   local how = ARGV[i + 1]
   local own, maker = owns[how], makers[how]
-  local made, refused
+  local made, refused, freed
   if maker > 0 then
     local kept = redis.call('GET', KEYS[maker]) or ''
     made = tonumber(string.match(kept, '^%d+'))
     refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
+    local free_until = remembered and redis.call('ZMSCORE', recent, '!' .. id)[1]
+    freed = free_until and tonumber(free_until) > now
   end
   if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
@@ -101,13 +106,14 @@ for n = 1, #ids do
     status = 'd'
   elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
     status = 'q'
-  elseif taken_until[n] and tonumber(taken_until[n]) > now then
+  elseif taken_until[n] and tonumber(taken_until[n]) > now and not freed then
     status = 'f'
-  elseif made and made - refused >= tonumber(string.match(id, '%-(%d+)')) then
+  elseif made and not freed and made - refused >= tonumber(string.match(id, '%-(%d+)')) then
     status = 'f'
   else
     seen[id] = true
     fresh[#fresh + 1] = i
+    if freed then freed_marks[#freed_marks + 1] = '!' .. id end
     local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
     if own and memory > 0 then
       taken[memory] = taken[memory] or string.format('%.0f', now + memory)
@@ -121,6 +127,7 @@ local stale, recent_ttl = {}, 0
 if remembered then
   stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now, 'LIMIT', 0, 2 * #fresh + 10)
 end
+for n = 1, #freed_marks do stale[#stale + 1] = freed_marks[n] end
 if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
 answer = table.concat(answer)
 -- end

@@ -1,0 +1,104 @@
+"""How many bytes the archives of a topic may hold.
+
+By default the dead letters of a topic may hold 256 MiB and its quarantine 64 MiB. Where the server
+has a maxmemory, all dead letters on it together get a tenth of that, and so does the quarantine:
+the share is divided evenly over the partitions that live there. So archives never stop a produce.
+An explicit setting overrides both. The partitions of a topic share its budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final
+
+from redis import exceptions as redis_errors
+
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.message import State
+from mx_rmq.core.names import TOPIC
+from mx_rmq.core.partition import MOST, partitions, topic_of
+
+if TYPE_CHECKING:
+    from mx_rmq.core.config import Limits
+    from mx_rmq.store.call import Caller
+    from mx_rmq.store.keys import Keys
+
+EVERY: Final = 60.0
+"""Seconds after which maxmemory and the topics are looked at again."""
+
+SHARE: Final = 0.1
+"""Of maxmemory, for all dead letters on a server, and as much for the quarantine."""
+
+OVERHEAD: Final = 200
+"""Bytes that an archived message counts for beside what is kept of it, as in the scripts."""
+
+MIB: Final = 1_048_576
+FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB}
+"""Bytes per topic, if nothing else is set and the server is large."""
+
+
+class Budgets:
+    """What is known of the servers, and what follows from it."""
+
+    def __init__(self, caller: Caller, keys: Keys) -> None:
+        self._caller = caller
+        self._keys = keys
+        self._next_look = float("-inf")
+        self._maxmemory: dict[str, int] = {}
+        """By server, bytes; 0: it has none."""
+        self._parts: Counter[str] = Counter()
+        """How many partitions live on each server."""
+        self._counts: dict[str, int] = {}
+        """How many partitions each topic has."""
+
+    async def refresh(self) -> None:
+        """Look at the servers and the registry, at most once per minute. What fails is kept."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + EVERY
+        try:
+            await self._look()
+        except (MxRmqError, redis_errors.RedisError):
+            return  # the server is away, or this user may not: the call that follows will say
+
+    async def _look(self) -> None:
+        servers = self._caller.servers
+        for key in servers.key_of_each(self._keys.scratch):
+            info: dict[str, Any] = await self._caller.command("INFO", "memory", at=key)
+            self._maxmemory[self._server_of(key)] = int(info.get("maxmemory", 0))
+        if not any(self._maxmemory.values()):
+            return
+        registered = await self._caller.command("HGETALL", self._keys.topics)
+        counts: dict[str, int] = {}
+        for name, count in registered.items():
+            topic = name.decode("utf-8", "replace")
+            if TOPIC.fullmatch(topic):
+                counts[topic] = min(int(count), MOST) if count.isdigit() and int(count) else 1
+        parts = [part for topic, count in counts.items() for part in partitions(topic, count)]
+        self._parts = Counter(self._server_of(self._keys.of(part).payload) for part in parts)
+        self._counts = counts
+
+    def _server_of(self, key: str) -> str:
+        servers = self._caller.servers
+        return servers.node_at(servers.site_of(key)).name
+
+    def of(self, part: str, state: State, limits: Limits, known: int) -> int:
+        """Return the bytes for an archive of a partition; 0: no bound.
+
+        `known`: how many partitions the topic has, if the registry was not read.
+        """
+        dead = state == State.DEAD
+        explicit = limits.dlq_max_bytes if dead else limits.quarantine_max_bytes
+        count = max(known, self._counts.get(topic_of(part), 1))
+        if explicit is not None:
+            return ceil(explicit / count)
+        budget = ceil(FIXED[state] / count)
+        try:
+            server = self._server_of(self._keys.of(part).payload)
+        except redis_errors.RedisError:  # nobody knows where it lives
+            return budget
+        if maxmemory := self._maxmemory.get(server):
+            budget = min(budget, int(maxmemory * SHARE / max(1, self._parts[server])))
+        return max(1, budget)
