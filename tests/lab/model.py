@@ -41,6 +41,7 @@ class How(NamedTuple):
     own: bool
     maker: int
     priority: str
+    ttl: int | None
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Model:
     cancelled: set[str] = field(default_factory=set)
     """Ids of which one place among the pending ones does not count."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
+    expiries: dict[str, int] = field(default_factory=dict)
+    """When messages expire: those that wait and have a ttl, and no others."""
     leases: dict[str, Lease] = field(default_factory=dict)
     deadlines: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
@@ -99,6 +102,7 @@ class Model:
             delayed_high=self.delayed["high"],
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
+            expiries=self.expiries,
             leases={id: f"{token}:{worker}" for id, (token, worker) in self.leases.items()},
             deadlines=self.deadlines,
             dead=self.dead,
@@ -119,7 +123,7 @@ class Model:
     def produce_normal_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
         for id, how, record in fresh:
-            self._store(call, id, record)
+            self._store(call, id, record, _how(how).ttl)
             self.pending[_how(how).priority].append(id)
             self.rung = True
         return answer
@@ -128,7 +132,7 @@ class Model:
         fresh, answer = self._new(call)
         earliest = self._earliest()
         for id, how, record, delay, at in fresh:
-            self._store(call, id, record)
+            self._store(call, id, record, _how(how).ttl)
             due = int(at) if at else call.named["now_ms"] + int(delay)
             self.delayed[_how(how).priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
@@ -145,7 +149,8 @@ class Model:
         elif tick <= now and (last is None or last < tick):
             self.tick = last = tick
             if not any(id in held for held in (self.records, self.dead, self.quarantine)):
-                self._store(call, id, call.named["record"])
+                ttl = call.named["live_ms"]
+                self._store(call, id, call.named["record"], int(ttl) if ttl else None)
                 self.pending[call.named["priority"]].append(id)
                 self.rung = True
                 fired = 1
@@ -156,7 +161,7 @@ class Model:
         fresh: dict[str, tuple[str, ...]] = {}
         answer = ""
         for item in call.items:
-            id, (own, maker, _) = item[0], _how(item[1])
+            id, (own, maker, _, _) = item[0], _how(item[1])
             lane, _, number = id.rpartition("-")
             made, refused = self.receipts.get(lane, (0, ""))
             if refused.startswith("full"):
@@ -177,14 +182,16 @@ class Model:
             for _, id in stale[: 2 * len(fresh) + 10]:
                 del self.recent[id]
         for id, item in fresh.items():
-            own, maker, _ = _how(item[1])
+            own, maker, _, _ = _how(item[1])
             if own:
                 self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
         return list(fresh.values()), self._receipt(call, answer)
 
-    def _store(self, call: Call, id: str, record: str) -> None:
+    def _store(self, call: Call, id: str, record: str, ttl: int | None) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
         self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)
+        if ttl is not None:
+            self.expiries[id] = call.named["now_ms"] + ttl
 
     # pending -> processing
 
@@ -240,6 +247,7 @@ class Model:
         assert self.token > self.highest.get(id, 0), f"the token of {id} does not grow"
         self.highest[id] = self.token
         self.leases[id] = Lease(self.token, worker)
+        self.expiries.pop(id, None)
         self.deadlines[id] = now + lease
         return self.token
 
@@ -257,19 +265,23 @@ class Model:
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
-        for id, _, record, priority, delay, _ in mine:
+        for id, _, record, priority, delay, expires, _ in mine:
             self._unlease(id)
             self.records[id] = _bytes(record)
             due = call.named["now_ms"] + int(delay)
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
+            if expires:
+                self.expiries[id] = int(expires)
         return self._receipt(call, answer) if mine else answer
 
     def release_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, _, priority in reversed(mine):
+        for id, _, priority, expires in reversed(mine):
             self._unlease(id)
             self.pending[priority].insert(0, id)
+            if expires:
+                self.expiries[id] = int(expires)
             self.rung = True
         return self._receipt(call, answer) if mine else answer
 
@@ -350,6 +362,49 @@ class Model:
             reply += [id, str(token), lost_by, self.records[id]]
         return reply
 
+    def expire_message(self, call: Call) -> Any:
+        now, window, walk = (call.named[name] for name in ("now_ms", "window", "walk"))
+        late = sorted((at, id) for id, at in self.expiries.items() if at <= now)
+        ids = [id for _, id in late[: call.named["max_count"]]]
+        delayed = {id for level in LEVELS for id in ids if id in self.delayed[level]}
+        sought = {id for id in ids if id not in delayed}
+        for level in LEVELS:
+            for id in delayed:
+                self.delayed[level].pop(id, None)
+        hidden = self._cut_tails(sought, window) if sought else 0
+        leased = []
+        walked = 0
+        for id in ids:
+            if id in sought:
+                if hidden > walk and id not in self.cancelled:
+                    self.cancelled.add(id)
+                elif walked < 10:
+                    walked += 1
+                    next(ids for ids in self.pending.values() if id in ids).remove(id)
+                else:
+                    continue
+            token = self._lease(id, call.named["worker"], now, call.named["recovery_ms"])
+            leased += [id, str(token), self.records[id]]
+        soonest = min(self.expiries.values(), default=None)
+        return [str(now), -1 if soonest is None else max(0, soonest - now), *leased]
+
+    def _cut_tails(self, sought: set[str], window: int) -> int:
+        """Take ids out of the ends of the lists; return how many places are beyond an end."""
+        hidden = 0
+        for level in LEVELS:
+            tail, rest = self.pending[level][:window], self.pending[level][window:]
+            hidden = max(hidden, len(rest))
+            kept = []
+            for id in tail:
+                if id in sought:
+                    sought.remove(id)
+                elif id in self.cancelled:
+                    self.cancelled.remove(id)
+                else:
+                    kept.append(id)
+            self.pending[level] = kept + rest
+        return hidden
+
     def get_next_delay_task(self, call: Call) -> Any:
         earliest = self._earliest()
         return -1 if earliest is None else max(0, earliest - call.named["now_ms"])
@@ -391,6 +446,8 @@ class Model:
         stamp = b'{"due":%d,' % call.named["now_ms"]
         self.records[id] = stamp + _bytes(call.named["record"])
         self.pending[call.named["priority"]].append(id)
+        if call.named["expires_ms"]:
+            self.expiries[id] = int(call.named["expires_ms"])
         self.rung = True
         return self._receipt(call, "1")
 
@@ -409,6 +466,7 @@ class Model:
         if id not in self.records:
             return self._receipt(call, "0")
         del self.records[id]
+        self.expiries.pop(id, None)
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, int(call.named["walk"]))
         return self._receipt(call, "1")
@@ -456,5 +514,5 @@ def _bytes(text: str) -> bytes:
 
 
 def _how(text: str) -> How:
-    own, maker, priority = (text or "0 0 normal").split(" ")
-    return How(own == "1", int(maker), priority)
+    own, maker, priority, *ttl = (text or "0 0 normal").split(" ")
+    return How(own == "1", int(maker), priority, int(ttl[0]) if ttl else None)

@@ -18,7 +18,7 @@ from mx_rmq.core.errors import (
     ScriptFailed,
 )
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Claim, Leased, Placed, Settled
+from mx_rmq.store.answers import Claim, HandedBack, Leased, Placed, Settled
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import MAX_BATCH
 from mx_rmq.store.store import Store
@@ -729,7 +729,7 @@ async def leased_more(store: Store, count: int) -> list[Leased]:
     ids = await pending(store, count)
     taken = await take(store, MAX_BATCH)
     rest = [one for one in taken if one.id not in ids]
-    await store.release_message(TOPIC, "w1", [(one.claim, Priority.NORMAL) for one in rest])
+    await store.release_message(TOPIC, "w1", [HandedBack(one.claim) for one in rest])
     return [one for one in taken if one.id in ids]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from mx_rmq.core.message import Priority
+
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
 
@@ -93,6 +95,22 @@ class TimedOut(NamedTuple):
     """The time was not what the caller expected, so nothing was taken over."""
     behind: int
     """How far the server's clock is behind what it has been, ms."""
+
+
+class Expired(NamedTuple):
+    now: int
+    messages: list[Leased]
+    wait: int | None
+    """The ms until the next message expires, 0 if there are more, None if there are none."""
+
+
+class HandedBack(NamedTuple):
+    """An unfinished message that goes back to the front of its level."""
+
+    claim: Held
+    priority: Priority = Priority.NORMAL
+    expires: int | None = None
+    """Server time, ms; None: never."""
 
 
 class Retried(NamedTuple):

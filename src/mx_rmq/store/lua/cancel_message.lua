@@ -18,9 +18,10 @@ local delay_tasks_high = KEYS[6]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[7]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
 local cancelled        = KEYS[9]  -- SET  ids of which one place in a pending list does not count
-local receipt          = KEYS[10] -- STRING  number and answer of the lane's last call
-local totals           = KEYS[11] -- HASH  how many messages ever went which way
-local history          = KEYS[12] -- STREAM  what has happened, newest last
+local expiry           = KEYS[10] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt          = KEYS[11] -- STRING  number and answer of the lane's last call
+local totals           = KEYS[12] -- HASH  how many messages ever went which way
+local history          = KEYS[13] -- STREAM  what has happened, newest last
 
 local call     = tonumber(ARGV[1]) -- its number in the lane
 local id       = ARGV[2]           -- the message
@@ -58,10 +59,12 @@ for _, key in ipairs({pending_high, pending, pending_low}) do
   end
 end
 local passed = redis.call('SISMEMBER', cancelled, id) == 1
+local expires = redis.call('ZSCORE', expiry, id)
 
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
 if answer == '1' then redis.call('HDEL', payload, id) end
+if answer == '1' and expires then redis.call('ZREM', expiry, id) end
 if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)

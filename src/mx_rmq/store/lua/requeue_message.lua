@@ -14,9 +14,10 @@ local pending_low     = KEYS[4]  -- LIST  ids, newest first
 local archive         = KEYS[5]  -- ZSET  id -> time (ms): dlq or error:parse:queue
 local archive_payload = KEYS[6]  -- HASH  id -> what is kept of it
 local doorbell        = KEYS[7]  -- LIST  at most one ring: something is pending
-local receipt         = KEYS[8]  -- STRING  number and answer of the lane's last call
-local totals          = KEYS[9]  -- HASH  how many messages ever went which way
-local history         = KEYS[10] -- STREAM  what has happened, newest last
+local expiry          = KEYS[8]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt         = KEYS[9]  -- STRING  number and answer of the lane's last call
+local totals          = KEYS[10] -- HASH  how many messages ever went which way
+local history         = KEYS[11] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -24,9 +25,10 @@ local id          = ARGV[3]           -- the message
 local archived_ms = tonumber(ARGV[4]) -- when it was archived, as the operator saw it
 local priority    = ARGV[5]           -- high, normal or low
 local record      = ARGV[6]           -- its new one, without its first brace and when it is due
-local why         = ARGV[7]           -- what is said of it in the history, or ''
-local by          = ARGV[8]           -- who wants it
-local remember    = ARGV[9]           -- how many entries of the history to keep, 0: none is written
+local expires_ms  = tonumber(ARGV[7]) -- when it expires (ms), or '': never
+local why         = ARGV[8]           -- what is said of it in the history, or ''
+local by          = ARGV[9]           -- who wants it
+local remember    = ARGV[10]          -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -51,12 +53,14 @@ if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms t
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
+if expires_ms then redis.call('ZCARD', expiry) end
 local answer = '1'
 
 redis.call('HDEL', archive_payload, id)
 redis.call('ZREM', archive, id)
 redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
 redis.call('LPUSH', behind, id)
+if expires_ms then redis.call('ZADD', expiry, expires_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 local what, done, about = 'requeued', {id}, why ~= '' and {why} or nil
