@@ -260,6 +260,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.get_next_delay_task(TOPIC)
         await store.survey_topics([TOPIC, "other"])
         await store.beat_worker("w1", b"{}", forget=1)
+        await store.tend_topics("w1", turn=1000)
         await store.views.counts(TOPIC)
         await store.views.history.of(TOPIC, "a")
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit

@@ -15,7 +15,7 @@ from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
-from mx_rmq.core.handler import Handler
+from mx_rmq.core.handler import MAX_CRASHES, Handler
 from mx_rmq.core.message import Priority
 from mx_rmq.core.middleware import Outgoing, around_produce
 from mx_rmq.core.names import check_id, check_topic
@@ -110,7 +110,7 @@ class MessageQueue:
         concurrency: int | None = None,
         timeout: float | None = None,
         max_attempts: int = 5,
-        max_crashes: int = 3,
+        max_crashes: int = MAX_CRASHES,
         retry: Any = None,
         partitions: int | None = None,
     ) -> Callable[[F], F]:
@@ -152,7 +152,7 @@ class MessageQueue:
         concurrency: int = 1,
         timeout: float | None = None,
         max_attempts: int = 5,
-        max_crashes: int = 3,
+        max_crashes: int = MAX_CRASHES,
         retry: Any = None,
     ) -> Callable[[F], F]:
         """Declare the function below to run at every tick, once over all workers."""

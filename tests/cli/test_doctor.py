@@ -346,13 +346,13 @@ async def test_archives_and_a_pause_are_worth_a_look(store: Store, server: Serve
 
 
 @one_kind
-async def test_delayed_messages_that_nobody_will_bring_up_are_worth_a_look(
+async def test_delayed_messages_that_nobody_will_handle_are_worth_a_look(
     store: Store, server: Server
 ) -> None:
     await delayed(store, 1000, 2)
     told = await run(server, "doctor")
     assert told.exit_code == 0
-    assert "warn topic orders: 2 delayed, and no live worker will bring them up" in told.stdout
+    assert "warn topic orders: 2 delayed, and no live worker will handle them" in told.stdout
     assert (await run(server, "doctor", "--strict")).exit_code == 1
 
 
@@ -402,16 +402,32 @@ async def test_a_worker_that_fell_silent_with_messages_is_told_of(
 
 
 @one_kind
+@pytest.mark.parametrize("served", [TOPIC, "another"])
 async def test_leases_that_nobody_takes_over_are_bad(
-    store: Store, server: Server, clock: Clock
+    store: Store, server: Server, clock: Clock, served: str
 ) -> None:
     clock.now = int(time.time() * 1000) - 300_000
     await leased(store, 2, lease=1000)
     clock.now = int(time.time() * 1000)
-    await serve(store, TOPIC)
+    await serve(store, served)
     told = await run(server, "doctor")
     assert told.exit_code == 1
-    assert "bad  topic orders: 2 leases ran out over 60 s ago and nobody has" in told.stdout
+    assert "bad  topic orders: 2 leases ran out over 60 s ago and no worker has" in told.stdout
+
+
+@one_kind
+@pytest.mark.parametrize("served", [TOPIC, "another"])
+async def test_delayed_messages_that_stay_when_they_are_due_are_bad(
+    store: Store, server: Server, clock: Clock, served: str
+) -> None:
+    clock.now = int(time.time() * 1000) - 300_000
+    await delayed(store, 1000, 3)
+    await delayed(store, 600_000)
+    clock.now = int(time.time() * 1000)
+    await serve(store, served)
+    told = await run(server, "doctor")
+    assert told.exit_code == 1
+    assert "bad  topic orders: 3 delayed messages became due over 60 s ago and" in told.stdout
 
 
 @one_kind

@@ -87,6 +87,8 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "dead": 1,
         "quarantined": 0,
         "oldest_pending": None,
+        "delayed_overdue": None,
+        "lease_overdue": None,
         "paused": False,
         "dropped": 0,
     }

@@ -199,7 +199,7 @@ def test_an_error_whose_text_cannot_be_had_is_decided_about_all_the_same() -> No
 
 
 def test_the_first_crash_is_retried_at_once() -> None:
-    outcome = retried(after_crash(message(), handler(), "w9", at(0.99)))
+    outcome = retried(after_crash(message(), 3, "w9", at(0.99)))
     assert outcome.delay == 0
     assert (outcome.message.attempts, outcome.message.crashes, outcome.message.failures) == (
         1,
@@ -213,11 +213,11 @@ def test_the_first_crash_is_retried_at_once() -> None:
 
 @pytest.mark.parametrize("crashes", [2, 3, 4])
 def test_from_the_second_crash_on_they_come_back_spread_out(crashes: int) -> None:
-    before, tough = message(attempts=crashes - 1, crashes=crashes - 1), handler(max_crashes=50)
+    before = message(attempts=crashes - 1, crashes=crashes - 1)
     most = CRASH_SPREAD * 2**crashes * 1000
-    assert retried(after_crash(before, tough, "w9", at(0.0))).delay == 0
-    assert retried(after_crash(before, tough, "w9", at(0.5))).delay == most / 2
-    assert retried(after_crash(before, tough, "w9", at(0.999))).delay == round(most * 0.999)
+    assert retried(after_crash(before, 50, "w9", at(0.0))).delay == 0
+    assert retried(after_crash(before, 50, "w9", at(0.5))).delay == most / 2
+    assert retried(after_crash(before, 50, "w9", at(0.999))).delay == round(most * 0.999)
 
 
 @pytest.mark.parametrize(
@@ -232,30 +232,29 @@ def test_from_the_second_crash_on_they_come_back_spread_out(crashes: int) -> Non
     ],
 )
 def test_the_spread_has_a_bound(crashes: int) -> None:
-    before, tough = message(attempts=crashes, crashes=crashes), handler(max_crashes=10_000)
-    outcome = retried(after_crash(before, tough, "w9", at(0.999)))
+    before = message(attempts=crashes, crashes=crashes)
+    outcome = retried(after_crash(before, 10_000, "w9", at(0.999)))
     assert outcome.delay == round(LONGEST_SPREAD * 0.999 * 1000)
 
 
 def test_crashes_have_a_limit_of_their_own() -> None:
-    tough = handler(max_attempts=1, max_crashes=3)
-    retried(after_crash(message(attempts=1, crashes=1), tough, "w", at()))
-    outcome = dead(after_crash(message(attempts=2, crashes=2), tough, "w", at()))
+    retried(after_crash(message(attempts=1, crashes=1), 3, "w", at()))
+    outcome = dead(after_crash(message(attempts=2, crashes=2), 3, "w", at()))
     assert outcome.message.reason == "crashed: its worker was lost 3 times"
     assert outcome.message.crashes == 3
 
 
 def test_failures_use_up_no_crashes() -> None:
-    retried(after_crash(message(attempts=50), handler(max_crashes=2), "w", at()))
+    retried(after_crash(message(attempts=50), 2, "w", at()))
 
 
 def test_one_crash_may_be_the_limit() -> None:
-    outcome = dead(after_crash(message(), handler(max_crashes=1), "w", at()))
+    outcome = dead(after_crash(message(), 1, "w", at()))
     assert outcome.message.reason == "crashed: its worker was lost once"
 
 
 def test_the_messages_own_attempts_do_not_limit_its_crashes() -> None:
-    retried(after_crash(message(max_attempts=1), handler(), "w", at()))
+    retried(after_crash(message(max_attempts=1), 3, "w", at()))
 
 
 # its time is over

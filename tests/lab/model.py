@@ -352,7 +352,8 @@ class Model:
         reply: list[Any] = [str(now), str(int(bool(surprised))), str(behind)]
         if surprised:
             return reply
-        late = sorted((at, id) for id, at in self.deadlines.items() if at <= now)
+        since = now - call.named["grace_ms"]
+        late = sorted((at, id) for id, at in self.deadlines.items() if at <= since)
         if far and behind > call.named["jump_ms"]:
             ahead = now + int(far)
             late += sorted((at, id) for id, at in self.deadlines.items() if at > ahead)

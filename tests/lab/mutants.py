@@ -134,8 +134,14 @@ MUTANTS = [
     Mutant(
         "the time-out takes leases that are still good",
         "handle_timeout_message",
-        "'-inf', now, 'LIMIT'",
-        "'-inf', now + 1000, 'LIMIT'",
+        "now - grace_ms)",
+        "now - grace_ms + 1000)",
+    ),
+    Mutant(
+        "the time-out gives no grace to those that serve the topic",
+        "handle_timeout_message",
+        "now - grace_ms)",
+        "now)",
     ),
     Mutant(
         "a dead letter keeps its record",

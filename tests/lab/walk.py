@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.servers import Servers
 
 READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
-BESIDE = {*READS, "preflight", "register_topics"}
+BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
 """What moves no message."""
 
 AUDITED = 5
@@ -328,9 +328,12 @@ class Walk(RuleBasedStateMachine):
         then=st.sampled_from(["retry", "dlq", "crash"]),
         off=st.sampled_from([None, 0, 0, -6_000, 6_000]),
         far=st.sampled_from([None, None, 2_000]),
+        grace=st.sampled_from([0, 0, 3_000]),
         fault=faults,
     )
-    def monitor(self, count: int, then: str, off: int | None, far: int | None, fault: str) -> None:
+    def monitor(
+        self, count: int, then: str, off: int | None, far: int | None, grace: int, fault: str
+    ) -> None:
         work = self.store.handle_timeout_message(
             TOPIC,
             "monitor",
@@ -339,6 +342,7 @@ class Walk(RuleBasedStateMachine):
             expected=None if off is None else self.clock.now + off,
             jump=5_000,
             far=far,
+            grace=grace,
         )
         taken = self.play(fault, work)
         if not taken or not taken.messages:

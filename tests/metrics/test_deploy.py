@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import MessageQueue, Worker
+from mx_rmq.admin.view import OVERDUE
 from mx_rmq.metrics import Endpoint
 from tests.metrics.asking import get, parsed
 from tests.runtime.stage import on_a_server, queue
@@ -114,6 +115,12 @@ def test_the_dashboard_can_be_imported_anywhere() -> None:
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     cells = [(x + i, y + j) for h, w, x, y in places for i in range(w) for j in range(h)]
     assert len(cells) == len(set(cells)), "panels lie on each other"
+
+
+def test_the_alert_for_what_is_overdue_has_the_threshold_of_doctor_and_dashboard() -> None:
+    rule = (PROMETHEUS / "alerts.yml").read_text().partition("MxRmqOverdue")[2]
+    (expression,) = EXPRESSION.findall(rule.partition("- alert:")[0])
+    assert re.findall(r"overdue_seconds\) > (\d+)", expression) == [f"{OVERDUE:g}"] * 2
 
 
 def test_every_alert_says_what_is_the_matter_and_what_to_do() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,6 +48,20 @@ async def test_every_topic_and_state_is_counted(mq: MessageQueue) -> None:
     assert shown["mx_rmq_depth{state=quarantined,topic=b}"] == 0
     assert shown["mx_rmq_workers{state=alive}"] == 0
     assert shown["mx_rmq_dropped_total{topic=a}"] == 0
+
+
+async def test_it_tells_for_how_long_something_is_overdue(mq: MessageQueue) -> None:
+    await mq.produce("a", 1, at=time.time() - 100)
+    await mq.produce("b", 1)
+    await mq.store.dispatch_message("b", "w", count=1, lease=1)
+    await asyncio.sleep(0.01)
+    found = Depth(lambda: mq.admin)
+    await found.refresh()
+    shown = rendered(found.registry)
+    assert 99 < shown["mx_rmq_delayed_overdue_seconds{topic=a}"] < 160
+    assert 0 < shown["mx_rmq_lease_overdue_seconds{topic=b}"] < 60
+    assert shown["mx_rmq_delayed_overdue_seconds{topic=b}"] == 0
+    assert shown["mx_rmq_lease_overdue_seconds{topic=a}"] == 0
 
 
 async def test_many_askers_cost_one_look_and_a_later_one_looks_again(

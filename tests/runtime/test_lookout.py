@@ -319,7 +319,7 @@ async def test_the_janitor_drops_what_is_over_its_age(
     store: Store, server: Server, clock: Clock
 ) -> None:
     await dead(store, 3)
-    janitor = Janitor(store, [TOPIC, "other"])
+    janitor = Janitor(store, lambda: [TOPIC, "other"])
     assert 1800 <= await janitor.step() <= 3600
     assert (await store.views.counts(TOPIC)).dead == 3
     clock.advance(91 * 86_400_000)

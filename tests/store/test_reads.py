@@ -155,7 +155,7 @@ async def test_weigh_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> No
 
 
 async def test_a_topic_is_counted_state_by_state(store: Store, raw: Redis) -> None:
-    assert await store.views.counts(TOPIC) == Counts(0, 0, 0, 0, 0, 0, 0, {})
+    assert await store.views.counts(TOPIC) == Counts(0, 0, 0, 0, 0, 0, 0, None, None, {})
     await leased(store, 4)
     await archived(store, State.DEAD, 5)
     await archived(store, State.QUARANTINED, 6)
@@ -171,10 +171,12 @@ async def test_a_topic_is_counted_state_by_state(store: Store, raw: Redis) -> No
         quarantined=6,
         paused=0,
         dropped=0,
+        delayed_overdue=None,
+        lease_overdue=None,
         ever={"produced": 21, "delayed": 60, "dispatched": 15, "died": 5, "quarantined": 6},
     )
     assert await snapshot(raw, TOPIC) == before
-    assert await store.views.counts("unused") == Counts(0, 0, 0, 0, 0, 0, 0, {})
+    assert await store.views.counts("unused") == Counts(0, 0, 0, 0, 0, 0, 0, None, None, {})
 
 
 async def test_the_counts_tell_of_a_pause_and_of_dropped_ids(store: Store, raw: Redis) -> None:
@@ -187,6 +189,21 @@ async def test_the_counts_tell_of_a_pause_and_of_dropped_ids(store: Store, raw: 
     assert (counts.paused, counts.dropped) == (1, 2)
     await store.resume_topic(TOPIC)
     assert (await store.views.counts(TOPIC)).paused == 0
+
+
+async def test_the_counts_tell_for_how_long_something_is_overdue(
+    store: Store, clock: Clock
+) -> None:
+    await leased(store, lease=5000)
+    await leased(store, lease=9000)
+    await delayed(store, 7000, priority=Priority.LOW)
+    await delayed(store, 8000)
+    seen = []
+    for ms in (4999, 1, 2000, 500):
+        clock.advance(ms)
+        counts = await store.views.counts(TOPIC)
+        seen.append((counts.lease_overdue, counts.delayed_overdue))
+    assert seen == [(None, None), (0, None), (2000, 0), (2500, 500)]
 
 
 async def test_the_counts_name_a_key_of_a_wrong_type(store: Store, raw: Redis) -> None:

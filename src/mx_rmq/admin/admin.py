@@ -27,6 +27,7 @@ from mx_rmq.admin.view import (
     WorkerView,
     message_view,
     ready_at,
+    seconds,
     worker_view,
 )
 from mx_rmq.core.errors import InvalidInput
@@ -39,7 +40,7 @@ from mx_rmq.store.pages import levels
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from mx_rmq.admin.bulk import Act, Progress
     from mx_rmq.admin.history import Happening
@@ -108,6 +109,8 @@ class Admin:
             oldest_pending=max((age for _, age in found if age is not None), default=None),
             paused=any(one.paused for one in counts),
             dropped=sum(one.dropped for one in counts),
+            delayed_overdue=_longest(one.delayed_overdue for one in counts),
+            lease_overdue=_longest(one.lease_overdue for one in counts),
             partitions=len(parts),
             totals=totals(one.ever for one in counts),
         )
@@ -492,6 +495,10 @@ class Admin:
         if not known:
             return counts, None
         return counts, max(0, await self._store.views.now(part) - min(known)) / 1000
+
+
+def _longest(times: Iterable[int | None]) -> float | None:
+    return seconds(max((ms for ms in times if ms is not None), default=None))
 
 
 def _state(state: State | str) -> State:

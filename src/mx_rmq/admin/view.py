@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 ALIVE_WITHIN: Final = 60.0
 """Seconds after its last sign of life for which a worker counts as alive."""
 
+OVERDUE: Final = 60.0
+"""Seconds after which a delayed message that is due should have become pending, and a lease that
+ran out should have been taken over, whether the topic has workers of its own or not. The doctor,
+the dashboard and the alerts go by it."""
+
 MISSED_WITHIN: Final = 600.0
 """Seconds for which somebody should know of a worker that fell silent with messages."""
 
@@ -64,6 +69,12 @@ class Stats:
     """Whether workers take nothing of it, or of some of its partitions."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
+    delayed_overdue: float | None = None
+    """How many seconds ago the first delayed message was due; None: none is due. A worker moves it
+    at once, or within about ten seconds if no worker serves the topic: see OVERDUE."""
+    lease_overdue: float | None = None
+    """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
+    at once, or within about 40 seconds if no worker serves the topic: see OVERDUE."""
     partitions: int = 1
     totals: Totals = field(default_factory=Totals)
     """What has happened to how many of its messages, ever."""

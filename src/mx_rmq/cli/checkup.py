@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.view import OVERDUE
 from mx_rmq.cli.output import count, duration
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
@@ -22,9 +23,6 @@ DAY: Final = 24 * HOUR
 FEW: Final = 10
 GROWTH: Final = 3
 """FEW deaths or more in an hour are no accident, if over GROWTH times as many as before."""
-
-OVERDUE: Final = 60
-"""Seconds after which a lease that ran out should long have been taken over."""
 
 
 async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
@@ -75,8 +73,7 @@ async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool)
         return findings or [Finding(Severity.BAD, f"topic {topic}: {error}")]
     findings += _waiting(stats, served=served)
     findings += [one async for one in _archives(admin, stats)]
-    if served:
-        findings += [one async for one in _overdue(admin, stats)]
+    findings += [one async for one in _overdue(admin, stats)]
     if not findings:
         where = f" in {count(stats.partitions, 'partition')}" if stats.partitions > 1 else ""
         each = ", each in exactly one state" if audit else ""
@@ -104,7 +101,7 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
     elif stats.delayed and not served:
         yield Finding(
             Severity.WARN,
-            f"topic {topic}: {stats.delayed:,} delayed, and no live worker will bring them up when "
+            f"topic {topic}: {stats.delayed:,} delayed, and no live worker will handle them when "
             "they are due",
             "Start a worker that has a handler for it",
         )
@@ -151,14 +148,15 @@ async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
 
 
 async def _overdue(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
-    """Say if leases have run out, although there is somebody to take them over."""
-    if not stats.processing:
-        return
-    until = await admin.now() - OVERDUE
-    if late := await admin.count(stats.topic, State.PROCESSING, until=until):
-        yield Finding(
-            Severity.BAD,
-            f"topic {stats.topic}: {count(late, 'lease')} ran out over {OVERDUE} s ago and nobody "
-            "has taken the messages over",
-            "Look into the logs of its workers; restart them if they say nothing",
-        )
+    """Say if messages are stuck: any worker of the queue should have seen to them by now."""
+    leases = (State.PROCESSING, stats.lease_overdue, "lease", "ran out", "taken the message over")
+    delayed = (State.DELAYED, stats.delayed_overdue, "delayed message", "became due", "moved it")
+    for state, seconds, one, happened, done in (leases, delayed):
+        if (seconds or 0) > OVERDUE:
+            late = await admin.count(stats.topic, state, until=await admin.now() - OVERDUE)
+            yield Finding(
+                Severity.BAD,
+                f"topic {stats.topic}: {count(late, one)} {happened} over {OVERDUE:g} s ago and "
+                f"no worker has {done}",
+                "Look into the logs of the workers; if none is alive, start one",
+            )

@@ -33,6 +33,9 @@ from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+MAX_CRASHES: Final = 3
+"""Crashes after which a message is dead, where no handler says otherwise."""
+
 _USUAL: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -61,7 +64,7 @@ class Handler:
     """Seconds that one attempt may take; None: no bound."""
     max_attempts: int = 5
     """Failed attempts after which a message is dead."""
-    max_crashes: int = 3
+    max_crashes: int = MAX_CRASHES
     """Attempts that ended with their worker, after which a message is dead."""
     retry: Policy = _USUAL
     """When the next attempt comes."""
@@ -84,7 +87,7 @@ class Handler:
         concurrency: int | None = None,
         timeout: float | None = None,
         max_attempts: int = 5,
-        max_crashes: int = 3,
+        max_crashes: int = MAX_CRASHES,
         retry: Any = None,
         partitions: int | None = None,
     ) -> Handler:

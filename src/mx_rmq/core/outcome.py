@@ -122,7 +122,7 @@ def after_error(
 
 
 def after_crash(
-    message: Message, handler: Handler, lost_by: str, at: Circumstances
+    message: Message, max_crashes: int, lost_by: str, at: Circumstances
 ) -> RetryLater | DeadLetter:
     """Decide about a message whose worker went silent.
 
@@ -133,7 +133,7 @@ def after_crash(
     """
     error = WorkerLost(f"worker {lost_by} went silent and its lease ran out")
     crashed = message.crashed(Failure.of(error, at=at.now, worker=lost_by))
-    if crashed.crashes >= handler.max_crashes:
+    if crashed.crashes >= max_crashes:
         return _dead(crashed, f"crashed: its worker was lost {_times(crashed.crashes)}", error)
     spread = 0.0
     if crashed.crashes > 1:

@@ -64,6 +64,11 @@ def number_for(key: str, count: int) -> int:
     return number
 
 
+def partitions_of(count: bytes) -> int:
+    """Return how many partitions a topic has, as the registry says; 1 if it makes no sense."""
+    return min(int(count), MOST) if count.isdigit() and int(count) else 1
+
+
 def check_partitions(count: Any) -> int:
     """Return a number of partitions, or refuse it."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:

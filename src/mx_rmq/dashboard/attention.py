@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin.view import OVERDUE
 from mx_rmq.core.message import State
 from mx_rmq.core.names import short_worker
 
@@ -49,7 +50,8 @@ def _topics(seen: Round) -> list[Finding]:
         for topic, why in seen.away.items()
     ]
     for topic, stats in seen.stats.items():
-        found += filter(None, (_waiting(stats, served=topic in served), *_archived(stats)))
+        waiting = _waiting(stats, served=topic in served)
+        found += filter(None, (waiting, *_overdue(stats), *_archived(stats)))
     return found
 
 
@@ -62,12 +64,15 @@ def _waiting(stats: Stats, *, served: bool) -> Finding | None:
             text=f"is paused, {waiting:,} waiting",
             hint="Resume it on its page when the cause is gone.",
         )
-    if waiting and not served:
+    if (waiting or stats.processing) and not served:
+        state = State.PENDING if stats.pending else State.DELAYED
+        running = f"{stats.processing:,} in processing" if stats.processing else ""
         return Finding(
             bad=True,
             topic=stats.topic,
-            state=State.PENDING if stats.pending else State.DELAYED,
-            text=f"has {waiting:,} waiting and no live worker",
+            state=state if waiting else State.PROCESSING,
+            text=f"has {f'{waiting:,} waiting' if waiting else ''}"
+            f"{', ' if waiting and running else ''}{running} and no live worker",
             hint="Start a worker that serves it: mx-rmq worker MODULE.",
         )
     if stats.oldest_pending is not None and stats.oldest_pending > SLOW:
@@ -79,6 +84,20 @@ def _waiting(stats: Stats, *, served: bool) -> Finding | None:
             hint="Its workers do not keep up. Look for slow handlers, or add workers.",
         )
     return None
+
+
+def _overdue(stats: Stats) -> list[Finding]:
+    """Return what any worker of the queue should have seen to by now."""
+    late = {
+        State.PROCESSING: (stats.lease_overdue, "has leases that ran out and nobody takes over"),
+        State.DELAYED: (stats.delayed_overdue, "has delayed messages that are due and stay there"),
+    }
+    hint = "Any worker sees to this within a minute. Look into the logs of the workers."
+    return [
+        Finding(bad=True, topic=stats.topic, state=state, text=text, hint=hint)
+        for state, (seconds, text) in late.items()
+        if (seconds or 0) > OVERDUE
+    ]
 
 
 def _archived(stats: Stats) -> list[Finding]:

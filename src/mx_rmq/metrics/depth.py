@@ -222,6 +222,16 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         "How long the message that is taken next has waited; 0: nothing is pending.",
         labels=["topic"],
     )
+    due = GaugeMetricFamily(
+        "mx_rmq_delayed_overdue_seconds",
+        "How long ago the first delayed message was due; 0: none is due.",
+        labels=["topic"],
+    )
+    lease = GaugeMetricFamily(
+        "mx_rmq_lease_overdue_seconds",
+        "How long ago the first lease ran out; 0: none has.",
+        labels=["topic"],
+    )
     paused = GaugeMetricFamily(
         "mx_rmq_paused", "1 while workers take nothing of a topic.", labels=["topic"]
     )
@@ -243,7 +253,9 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
         for state in State:
             depth.add_metric([stats.topic, state], getattr(stats, state))
         oldest.add_metric(topic, stats.oldest_pending or 0)
+        due.add_metric(topic, stats.delayed_overdue or 0)
+        lease.add_metric(topic, stats.lease_overdue or 0)
         paused.add_metric(topic, stats.paused)
         partitions.add_metric(topic, stats.partitions)
         dropped.add_metric(topic, stats.dropped)
-    yield from (depth, oldest, paused, partitions, dropped, happened)
+    yield from (depth, oldest, due, lease, paused, partitions, dropped, happened)

@@ -12,6 +12,7 @@ from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
 from mx_rmq.core.partition import partitions
 from mx_rmq.runtime.about import about_worker
+from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
@@ -107,7 +108,15 @@ class Cast:
         )
         self._cron_list = tuple(crons)
         self._crons: list[Crons] = []
-        self._janitor = Janitor(store, self._slots.topics)
+        self._caretaker = Caretaker(
+            store,
+            bus,
+            self._slots.topics,
+            worker=name,
+            lease=lease,
+            circumstances=self._consumer.circumstances,
+        )
+        self._janitor = Janitor(store, lambda: [*self._slots.topics, *self._caretaker.topics])
         self._beating = Loop("beat", self.beat)
         self._ringing: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
@@ -124,6 +133,7 @@ class Cast:
                 self._crons.append(Crons(self._store, crons, site.clock, self._bus))
         for fired in self._crons:
             fired.loop.start()
+        self._caretaker.loop.start()
         self._janitor.loop.start()
         self._beating.start()
         topics = tuple(self._handlers)
@@ -147,6 +157,7 @@ class Cast:
         self._lifecycle.close()
         await self._beating.stop()
         await asyncio.gather(*(site.stop() for site in self._sites.values()))
+        await self._caretaker.loop.stop()
         await self._janitor.loop.stop()
         await self._keeper.stop()
         await self._consumer.close()

@@ -12,7 +12,7 @@ from mx_rmq.core.message import State
 from mx_rmq.runtime.loop import Complaints, Loop, each
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Iterable
 
     from mx_rmq.store import Store
 
@@ -21,9 +21,9 @@ EVERY: Final = 3600.0
 
 
 class Janitor:
-    """Trims the archives of the topics of one worker."""
+    """Trims the archives of the topics that a worker serves or looks after."""
 
-    def __init__(self, store: Store, topics: Collection[str]) -> None:
+    def __init__(self, store: Store, topics: Callable[[], Iterable[str]]) -> None:
         self._store = store
         self._topics = topics
         self._complaints = Complaints("janitor")
@@ -31,7 +31,7 @@ class Janitor:
 
     async def step(self) -> float:
         """Trim every archive; return the seconds until the next round."""
-        await each(tuple(self._topics), self._trim, self._complaints)
+        await each(self._topics(), self._trim, self._complaints)
         return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - so that workers do not meet
 
     async def _trim(self, topic: str) -> None:

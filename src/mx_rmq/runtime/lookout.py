@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.doorbell import Doorbell
 
-LISTEN: Final = 5.0
+LISTEN: Final = 10.0
 """Seconds that one wait for a ring takes. A connection that stays silent for longer is dead."""
 
 LOOK_AROUND: Final = 10.0

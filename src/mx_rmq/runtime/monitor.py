@@ -18,13 +18,9 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core import codec, events
-from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash
 from mx_rmq.runtime.clock import JUMP
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
-from mx_rmq.store.answers import Retried
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.runtime.recovery import recover
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,27 +204,6 @@ class Monitor:
             self._behind_since[topic] = jumped_at if jumped_at > 0 else self._looked_at[topic]
 
     async def _decide(self, name: str, one: TakenOver) -> None:
-        store, worker = self._store, self._worker
-        handler = self._handlers[name]
-        topic = handler.topic
-        self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
-        try:
-            message = codec.decode_as(one.record, topic, one.id)
-        except DecodeError as error:
-            about = Quarantined.of(
-                id=one.id, topic=topic, error=error, data=one.record, worker=worker
-            )
-            if await store.handle_parse_error(name, worker, one.claim, about):
-                self._bus.emit(events.Quarantined(topic, one.id, str(error)))
-            return
-        outcome = after_crash(message, handler, one.lost_by, self._circumstances(self._clock))
-        attempt = outcome.message.attempts
-        if isinstance(outcome, DeadLetter):
-            if await store.move_to_dlq(name, worker, one.claim, outcome.message):
-                self._bus.emit(events.Died(topic, one.id, attempt, outcome.message.reason))
-        elif isinstance(outcome, RetryLater):
-            again = Retried(one.claim, outcome.message, outcome.delay)
-            (done,) = await store.retry_message(name, worker, [again])
-            if done:
-                delay = outcome.delay / 1000
-                self._bus.emit(events.Retried(topic, one.id, attempt, delay, str(outcome.error)))
+        at = self._circumstances(self._clock)
+        max_crashes = self._handlers[name].max_crashes
+        await recover(self._store, self._bus, name, one, max_crashes=max_crashes, at=at)

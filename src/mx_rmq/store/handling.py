@@ -243,12 +243,13 @@ class Handling(Scripted):
         expected: int | None = None,
         jump: int = 0,
         far: int | None = None,
+        grace: int = 0,
     ) -> TimedOut:
-        """Take over messages whose lease ran out, for `recovery` ms; what next, is the caller's.
+        """Take over messages whose lease ran out `grace` ms ago or earlier, for `recovery` ms.
 
-        None are, if the server's time is more than `jump` ms from the `expected` one. With `far`,
-        and if the clock was set back by more than `jump` ms, also those whose deadlines are further
-        ahead than so many ms.
+        The caller decides what becomes of them. Nothing is taken over if the server's time is more
+        than `jump` ms from the `expected` one. With `far`, and if the clock was set back by more
+        than `jump` ms, messages whose deadlines are more than `far` ms ahead are taken over, too.
         """
         check_range("count", count, 1, MAX_BATCH)
         reply = await self._run(
@@ -262,6 +263,7 @@ class Handling(Scripted):
                 "expected_ms": "" if expected is None else expected,
                 "jump_ms": jump,
                 "far_ms": "" if far is None else far,
+                "grace_ms": check_range("grace", grace, 0),
             },
         )
         fields = iter(reply)

@@ -29,6 +29,8 @@ them is a topic.
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
                                                       how many partitions it has
     mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
+    mx-rmq:caretaker:{mx-rmq:topics}          STRING  the worker that looks after topics which it
+                                                      does not serve; in the slot of mx-rmq:topics
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
 """
 
@@ -106,6 +108,7 @@ class Keys:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
         self.workers = f"{prefix}:workers"
+        self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
+
+from redis.exceptions import RedisError
 
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
 from mx_rmq.store.audit import Audit
@@ -17,10 +21,11 @@ from mx_rmq.store.trouble import cannot_use
 from mx_rmq.store.views import Views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mx_rmq.core.config import Limits
     from mx_rmq.store.link import Link
+    from mx_rmq.store.servers import Node
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +89,17 @@ class Store(Transitions):
     def site_of(self, topic: str) -> int:
         """Return where a topic lives: topics of one site may share a call."""
         return self._servers.site_of(self.keys.of(topic).payload)
+
+    def by_server(self, topics: Iterable[str]) -> list[dict[int, list[str]]]:
+        """Return topics by the server where they are, and there by site."""
+        found: defaultdict[Node | None, defaultdict[int, list[str]]]
+        found = defaultdict(lambda: defaultdict(list))
+        for topic in topics:
+            site, node = self.site_of(topic), None
+            with suppress(RedisError):  # no server is known to have it: the call tells why
+                node = self._servers.node_at(site)
+            found[node][site].append(topic)
+        return [dict(sites) for sites in found.values()]
 
     def link_of(self, site: int) -> Link:
         """Return whether the server of a site is there."""

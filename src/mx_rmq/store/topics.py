@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
-from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import check_partitions, partitions
+from mx_rmq.core.names import TOPIC, check_topic, check_worker
+from mx_rmq.core.partition import check_partitions, partitions, partitions_of
 from mx_rmq.store.operating import Operating
 from mx_rmq.store.script import load
-from mx_rmq.store.scripted import MAX_TOPICS
+from mx_rmq.store.scripted import MAX_TOPICS, check_range, id_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from mx_rmq.store.script import Value
 
 
 class Topics(Operating):
@@ -30,6 +32,24 @@ class Topics(Operating):
             args = script.arguments({}, [word for one in chunk for word in one])
             counts = await self._caller.run(script, [self.keys.topics], args)
             self.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
+
+    async def tend_topics(self, worker: str, *, turn: int) -> dict[str, int] | None:
+        """Ask for the turn to look after other workers' topics, for `turn` ms.
+
+        Returns every topic and its number of partitions, or None: another worker has the turn.
+        """
+        script = load("tend_topics")
+        named: dict[str, Value] = {
+            "worker": check_worker(worker),
+            "turn_ms": check_range("turn", turn, 1),
+        }
+        keys = [self.keys.caretaker, self.keys.topics]
+        reply = await self._caller.run(script, keys, script.arguments(named))
+        if reply is None:
+            return None
+        fields = iter(reply)
+        found = ((id_of(name), count) for name, count in zip(fields, fields, strict=True))
+        return {name: partitions_of(count) for name, count in found if TOPIC.fullmatch(name)}
 
     async def grow(self, topic: str, count: int) -> None:
         """Give a topic so many partitions at the least. If it is paused, so are the new ones.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.partition import MOST
+from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.history import History
 from mx_rmq.store.pages import Pages, check_count
 from mx_rmq.store.script import load
+from mx_rmq.store.scripted import wait_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,6 +39,10 @@ class Counts:
     """1: dispatch gives nothing."""
     dropped: int
     """Ids without a message that were ever dropped: above 0, somebody else wrote to the keys."""
+    delayed_overdue: int | None
+    """How many ms ago the first delayed message was due; None: none is due."""
+    lease_overdue: int | None
+    """How many ms ago the first lease ran out; None: none has."""
     ever: dict[str, int]
     """What happened, and to how many messages, since the topic exists."""
 
@@ -94,15 +99,16 @@ class Views:
     async def partitions(self, topic: str) -> int:
         """Return how many partitions a topic has; 0: it was never produced to."""
         count = await self._caller.command("HGET", self._keys.topics, topic)
-        if count is None:
-            return 0
-        return min(int(count), MOST) if count.isdigit() and int(count) else 1
+        return 0 if count is None else partitions_of(count)
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in which state, all of one moment."""
         keys, script = self._keys.of(topic), load("count_messages")
         names = [getattr(keys, name) for name in script.keys]
-        *numbers, ever = await self._caller.run(script, names, [])
+        now = "" if self._clock is None else self._clock()
+        *numbers, due, deadline, ever = await self._caller.run(
+            script, names, script.arguments({"now_ms": now})
+        )
         pending, delayed, processing, dead, quarantined, paused, dropped = numbers
         fields = iter(ever)
         return Counts(
@@ -113,6 +119,8 @@ class Views:
             quarantined=quarantined,
             paused=paused,
             dropped=dropped,
+            delayed_overdue=wait_of(due),
+            lease_overdue=wait_of(deadline),
             ever={
                 what.decode("utf-8", "replace"): int(number)
                 for what, number in zip(fields, fields, strict=True)

@@ -9,7 +9,8 @@
 -- If the time is not what the caller expects, the clock was set, and nothing is taken over: first
 -- the holders shall extend their leases. Tokens are never behind the clock, so where they are ahead
 -- of it, it was set back, and leases of before may have deadlines as far ahead. With far_ms those
--- go, too: the living have extended theirs since.
+-- go, too: the living have extended theirs since. With grace_ms only leases that ran out that long
+-- ago are taken over: the worker that asks does not serve the topic, and those that do come first.
 --
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind what
 --          it has been (ms); then for each message: id, token, the worker that lost it, record
@@ -29,7 +30,8 @@ local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
 local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
 local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
 local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
-local remember    = ARGV[8]           -- how many entries of the history to keep, 0: none is written
+local grace_ms    = tonumber(ARGV[8]) -- how long ago a lease must have run out
+local remember    = ARGV[9]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -49,7 +51,8 @@ local reply = {
 }
 if surprised then return reply end
 
-local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', now, 'LIMIT', 0, max_count)
+local late = string.format('%.0f', now - grace_ms)
+local ids = redis.call('ZRANGEBYSCORE', expire_monitor, '-inf', late, 'LIMIT', 0, max_count)
 if far_ms and behind > jump_ms then
   local far, room = string.format('(%.0f', now + far_ms), max_count - #ids
   local left = redis.call('ZRANGEBYSCORE', expire_monitor, far, '+inf', 'LIMIT', 0, room)

@@ -1,0 +1,171 @@
+"""The caretaker: looks after the topics that its worker does not serve.
+
+Moving due messages and taking over lost ones needs no handler, so a topic is never left alone as
+long as any worker of the queue is alive. One worker at a time makes the rounds: every worker asks
+for the turn, and the one that has it keeps it while its rounds succeed. That is for cost only. Two
+caretakers at once would do no harm.
+
+A worker that serves a topic knows its handler's `max_crashes`, so it should be the one that takes
+over. The caretaker leaves that to it for a grace after the lease has run out. It also has to see
+the overdue lease for as long as a living holder needs to extend it, with the server answering all
+the time: after an outage, leases have run out that nobody could extend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import defaultdict
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.handler import MAX_CRASHES
+from mx_rmq.core.partition import partitions
+from mx_rmq.runtime.clock import JUMP, ServerClock
+from mx_rmq.runtime.loop import Complaints, Loop, each
+from mx_rmq.runtime.monitor import BATCH as TAKEN
+from mx_rmq.runtime.monitor import RECOVERY, STOOD_STILL
+from mx_rmq.runtime.recovery import recover
+from mx_rmq.runtime.scheduler import BATCH as MOVED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Sequence
+
+    from mx_rmq.core.outcome import Circumstances
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.store import Store
+    from mx_rmq.store.answers import Survey, TakenOver
+
+ROUND: Final = 10.0
+"""Seconds between two rounds."""
+
+TURN: Final = 20.0
+"""Seconds for which a worker has the turn after it asked. If it dies, another one gets it then."""
+
+GRACE: Final = 30.0
+"""Seconds after a lease has run out in which only workers that serve the topic take it over."""
+
+
+class Caretaker:
+    """Makes the rounds through every topic of the queue but those in `served`."""
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Events,
+        served: Container[str],
+        *,
+        worker: str,
+        lease: float,
+        circumstances: Callable[[ServerClock], Circumstances],
+    ) -> None:
+        self.topics: list[str] = []
+        """What it looks after, partitions by their names; empty while another worker does."""
+        self._store = store
+        self._bus = bus
+        self._served = served
+        self._worker = worker
+        self._lease = lease
+        self._hold_back = min(lease / 3, 10.0) + 1.0
+        """Seconds in which every living holder extends its leases, if the server answers."""
+        self._circumstances = circumstances
+        self._clocks: defaultdict[int, ServerClock] = defaultdict(ServerClock)
+        self._overdue: dict[str, float] = {}
+        """Since when a topic is known to have an overdue lease, on the monotonic clock."""
+        self._expected_at = float("inf")
+        self._complaints = Complaints("caretaker")
+        self.loop = Loop("caretaker", self.step)
+
+    async def step(self) -> float:
+        """Make a round if it is this worker's turn; return the seconds until the next one."""
+        if self._expected_at == float("inf"):  # workers that start together do not come together
+            return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
+        if time.monotonic() - self._expected_at > STOOD_STILL:
+            self._overdue.clear()  # we stood still, and perhaps the holders did, too
+        registry = await self._store.tend_topics(self._worker, turn=round(TURN * 1000))
+        if registry is None:
+            self.topics = []
+            self._overdue.clear()
+            return self._after(ROUND * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+        names = [name for topic in registry for name in partitions(topic, registry[topic])]
+        self.topics = [name for name in names if name not in self._served]
+        rounds = (self._visit(sites) for sites in self._store.by_server(self.topics))
+        done = all(await asyncio.gather(*rounds))
+        # A worker that cannot reach a server gives another one the chance to get the turn.
+        return self._after(ROUND if done else TURN + ROUND)
+
+    def _after(self, pause: float) -> float:
+        self._expected_at = time.monotonic() + pause
+        return pause
+
+    async def _visit(self, sites: dict[int, list[str]]) -> bool:
+        """Look after the topics of one server, site by site; say whether all of it worked."""
+        try:
+            for site, topics in sites.items():
+                await self._look_after(site, topics)
+        except Exception as error:  # noqa: BLE001 - logged, and tried again
+            self._complaints.failed(error)
+            return False
+        return True
+
+    async def _look_after(self, site: int, topics: Sequence[str]) -> None:
+        """See what is due or overdue in the topics of a site, and do it."""
+        asked_at = time.monotonic()
+        seen = await self._store.survey_topics(topics)
+        self._clocks[site].heard(seen.now, asked_at)
+        await each(seen.topics.items(), partial(self._tend, site), self._complaints)
+
+    async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
+        """Do what a topic needs."""
+        topic, survey = seen
+        taken = False
+        far = self._lease + JUMP
+        if survey.deadline is None or 0 < survey.deadline <= far * 1000:
+            self._overdue.pop(topic, None)
+        elif self._is_abandoned(site, topic):
+            taken = await self._take_over(site, topic, far)
+        if survey.due == 0 or taken:
+            while len(await self._store.process_delay_message(topic, count=MOVED)) >= MOVED:
+                pass
+
+    def _is_abandoned(self, site: int, topic: str) -> bool:
+        """Say whether a lease is overdue although its holder could have extended it.
+
+        A deadline far ahead counts, too: it is of a time before the clock was set back.
+        """
+        since = self._overdue.setdefault(topic, time.monotonic())
+        link = self._store.link_of(site)
+        since = max(since, link.back_at, link.late_at, self._clocks[site].jumped_at)
+        return time.monotonic() - since >= self._hold_back
+
+    async def _take_over(self, site: int, topic: str, far: float) -> bool:
+        """Take over what was lost long enough ago; say whether there was anything."""
+        clock = self._clocks[site]
+        found = False
+        while True:
+            asked_at = time.monotonic()
+            taken = await self._store.handle_timeout_message(
+                topic,
+                self._worker,
+                count=TAKEN,
+                recovery=round(min(self._lease, RECOVERY) * 1000),
+                expected=clock.now(),
+                jump=round(min(JUMP, self._lease / 3) * 1000),
+                far=round(far * 1000),
+                grace=round(GRACE * 1000),
+            )
+            clock.heard(taken.now, asked_at)
+            await each(taken.messages, partial(self._recover, clock, topic), self._complaints)
+            found = found or bool(taken.messages)
+            if taken.surprised:  # the clock was set, or the call was on its way through an outage
+                self._overdue[topic] = time.monotonic()
+            if len(taken.messages) < TAKEN:
+                break
+        if found:  # of a topic in order, whoever asked meanwhile was refused
+            await self._store.ring_doorbell(topic)
+        return found
+
+    async def _recover(self, clock: ServerClock, topic: str, one: TakenOver) -> None:
+        at = self._circumstances(clock)
+        await recover(self._store, self._bus, topic, one, max_crashes=MAX_CRASHES, at=at)

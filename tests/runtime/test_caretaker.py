@@ -1,0 +1,351 @@
+"""The caretaker: topics that no worker serves, or none that is alive."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import Worker
+from mx_rmq.core import codec, events
+from mx_rmq.core.errors import ServerUnavailable
+from mx_rmq.core.message import State
+from mx_rmq.core.outcome import Circumstances
+from mx_rmq.runtime import caretaker as module
+from mx_rmq.runtime import clock as clock_module
+from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
+from mx_rmq.store import link as link_module
+from tests.lab.cluster import Cluster, slot_of
+from tests.lab.crew import crew
+from tests.lab.messages import LEASE, TOPIC, delayed, draft, leased, take
+from tests.runtime.stage import Seen, on_a_server, queue, until_so
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+    from mx_rmq import MessageQueue
+    from mx_rmq.store.store import Store
+    from tests.lab.clock import Clock
+    from tests.lab.servers import Kind, Server
+
+HOLD_BACK = 2.0
+"""Seconds, at a lease of 3."""
+
+
+class Rounds:
+    """A caretaker called c, and a time that passes when the test says so."""
+
+    def __init__(self, store: Store, clock: Clock, patch: pytest.MonkeyPatch, *served: str) -> None:
+        self.now = 1000.0
+        for one in (module, clock_module, link_module):
+            patch.setattr(one, "time", self)
+        self._clock = clock
+        self.bus = Events()
+        self.seen = Seen(self.bus)
+        self.store = store
+        self.caretaker = Caretaker(
+            store,
+            self.bus,
+            served,
+            worker="c",
+            lease=3.0,
+            circumstances=lambda clock: Circumstances(now=clock.now(), worker="c", chance=0.5),
+        )
+        self.caretaker._expected_at = self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        self._clock.advance(round(seconds * 1000))
+
+    async def make(self, after: float = 0.0) -> float:
+        """Let some time pass, then make a round."""
+        self.passes(after)
+        self.caretaker._expected_at = self.now
+        return await self.caretaker.step()
+
+    async def make_until(self, seconds: float) -> None:
+        """Make rounds for so long, one every second."""
+        for _ in range(round(seconds)):
+            await self.make(after=1.0)
+
+    def taken(self) -> list[str]:
+        return [event.id for event in self.seen.of(events.TakenOver)]
+
+
+@pytest.fixture
+async def rounds(store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(store, clock, monkeypatch)
+
+
+pytestmark = on_a_server
+
+
+async def counts(store: Store, topic: str = TOPIC) -> tuple[int, int, int]:
+    found = await store.views.counts(topic)
+    return found.pending, found.delayed, found.processing
+
+
+# turns
+
+
+async def test_the_first_round_comes_at_a_moment_of_its_own(rounds: Rounds) -> None:
+    rounds.caretaker._expected_at = float("inf")
+    assert 0 <= await rounds.caretaker.step() <= ROUND
+    assert await rounds.store.tend_topics("other", turn=1000) is not None
+
+
+async def test_it_leaves_the_rounds_to_whoever_has_the_turn(rounds: Rounds) -> None:
+    await delayed(rounds.store, 10)
+    await rounds.store.tend_topics("other", turn=round(TURN * 1000))
+    assert 0.8 * ROUND <= await rounds.make(after=1) <= 1.2 * ROUND
+    assert await counts(rounds.store) == (0, 1, 0)
+    assert rounds.caretaker.topics == []
+
+
+async def test_it_leaves_out_what_its_worker_serves(
+    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.register_topics({TOPIC: 2, "other": 1})
+    rounds = Rounds(store, clock, monkeypatch, TOPIC)
+    assert await rounds.make() == ROUND
+    assert sorted(rounds.caretaker.topics) == [f"{TOPIC}/1", "other"]
+
+
+async def test_a_caretaker_that_cannot_reach_a_server_lets_another_one_have_the_turn(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(topics: object) -> None:
+        raise ServerUnavailable("away")
+
+    await delayed(rounds.store, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds.store, "survey_topics", away)
+        assert await rounds.make() > TURN
+    assert await rounds.make() == ROUND
+
+
+# what is due
+
+
+async def test_due_messages_become_pending_and_the_others_wait(rounds: Rounds) -> None:
+    await delayed(rounds.store, 1000, count=600)
+    await delayed(rounds.store, 5000)
+    await rounds.make(after=0.9)
+    assert await counts(rounds.store) == (0, 601, 0)
+    await rounds.make(after=0.1)
+    assert await counts(rounds.store) == (600, 1, 0)
+
+
+async def test_every_partition_is_looked_after(rounds: Rounds, raw: Redis) -> None:
+    await rounds.store.register_topics({TOPIC: 3})
+    await rounds.store.produce_delay_message(f"{TOPIC}/2", [draft(delay=10)])
+    await rounds.make(after=1)
+    assert await counts(rounds.store, f"{TOPIC}/2") == (1, 0, 0)
+
+
+async def test_a_paused_topic_is_looked_after_too(rounds: Rounds) -> None:
+    await delayed(rounds.store, 10)
+    await rounds.store.pause_topic(TOPIC)
+    await rounds.make(after=1)
+    assert await counts(rounds.store) == (1, 0, 0)
+
+
+@pytest.mark.corrupts
+async def test_a_broken_topic_does_not_hold_up_the_others(rounds: Rounds, raw: Redis) -> None:
+    store = rounds.store
+    await store.produce_delay_message("broken", [draft(delay=10)])
+    await delayed(store, 10)
+    await raw.delete(store.keys.of("broken").payload)
+    await raw.set(store.keys.of("broken").payload, "no hash")
+    assert await rounds.make(after=1) == ROUND
+    assert await counts(store) == (1, 0, 0)
+
+
+# what is overdue
+
+
+async def test_a_lost_message_is_left_to_those_who_serve_the_topic_for_a_grace(
+    rounds: Rounds,
+) -> None:
+    (lost,) = await leased(rounds.store, worker="gone")
+    rounds.passes(LEASE / 1000)
+    await rounds.make_until(GRACE - 1)
+    assert rounds.taken() == []
+    await rounds.make_until(1)
+    assert rounds.taken() == [lost.id]
+    assert await counts(rounds.store) == (1, 0, 0)
+    (again,) = await take(rounds.store)
+    message = codec.decode(again.record)
+    assert (message.attempts, message.crashes) == (1, 1)
+
+
+async def test_nothing_is_taken_over_at_first_sight(rounds: Rounds) -> None:
+    await leased(rounds.store)
+    await rounds.make(after=LEASE / 1000 + GRACE + 60)
+    await rounds.make(after=HOLD_BACK - 0.1)
+    assert rounds.taken() == []
+    await rounds.make(after=0.1)
+    assert len(rounds.taken()) == 1
+
+
+async def test_who_extends_its_lease_keeps_its_message(rounds: Rounds) -> None:
+    (held,) = await leased(rounds.store)
+    await rounds.make(after=LEASE / 1000 + GRACE + 60)
+    rounds.passes(HOLD_BACK)
+    await rounds.store.extend_lease(TOPIC, "w1", [held.claim], lease=10)
+    rounds.passes(0.1)
+    await rounds.make_until(GRACE - 1)
+    assert rounds.taken() == []
+
+
+@pytest.mark.parametrize("trouble", ["back", "late", "jump", "standstill"])
+async def test_after_trouble_the_holders_get_the_time_to_extend(
+    rounds: Rounds, clock: Clock, trouble: str
+) -> None:
+    await leased(rounds.store)
+    await rounds.make(after=LEASE / 1000 + GRACE + 60)
+    link = rounds.store.link_of(0)
+    rounds.passes(HOLD_BACK)
+    if trouble == "back":
+        link.back_at = rounds.now
+    elif trouble == "late":
+        link.late_at = rounds.now
+    elif trouble == "jump":
+        clock.advance(60_000)
+    else:
+        rounds.caretaker._expected_at = rounds.now - 5
+        await rounds.caretaker.step()
+    await rounds.make()
+    await rounds.make(after=HOLD_BACK - 0.1)
+    assert rounds.taken() == []
+    await rounds.make(after=0.1)
+    assert len(rounds.taken()) == 1
+
+
+async def test_a_clock_that_is_set_between_the_look_and_the_act_stops_it(
+    rounds: Rounds, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await leased(rounds.store)
+    await rounds.make(after=LEASE / 1000 + GRACE)
+    rounds.passes(HOLD_BACK)
+    survey = rounds.store.survey_topics
+
+    async def then_jump(topics: Any) -> Any:
+        seen = await survey(topics)
+        clock.advance(60_000)
+        return seen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds.store, "survey_topics", then_jump)
+        await rounds.make()
+    assert rounds.taken() == []
+    await rounds.make_until(HOLD_BACK + 1)
+    assert len(rounds.taken()) == 1
+
+
+async def test_after_the_clock_was_set_back_deadlines_far_ahead_do_not_count(
+    rounds: Rounds, clock: Clock
+) -> None:
+    (lost,) = await leased(rounds.store)
+    clock.advance(-3_600_000)
+    await rounds.make()
+    await rounds.make(after=HOLD_BACK)
+    assert rounds.taken() == [lost.id]
+
+
+async def test_a_message_that_has_lost_its_worker_three_times_is_dead(rounds: Rounds) -> None:
+    await leased(rounds.store)
+    for crashes in range(1, 4):
+        rounds.passes(LEASE / 1000)
+        await rounds.make_until(GRACE)
+        if crashes < 3:
+            await rounds.make_until(30)  # it may have to wait before it comes back
+            await take(rounds.store)
+    (died,) = rounds.seen.of(events.Died)
+    assert died.reason == "crashed: its worker was lost 3 times"
+
+
+async def test_what_cannot_be_read_is_quarantined(rounds: Rounds, raw: Redis) -> None:
+    (lost,) = await leased(rounds.store)
+    await raw.hset(rounds.store.keys.of(TOPIC).payload, lost.id, "no record")
+    rounds.passes(LEASE / 1000)
+    await rounds.make_until(GRACE)
+    (one,) = rounds.seen.of(events.Quarantined)
+    assert one.id == lost.id
+    assert await rounds.store.views.archived(TOPIC, State.QUARANTINED, lost.id)
+
+
+async def test_many_lost_messages_are_taken_over_in_one_round(rounds: Rounds) -> None:
+    await leased(rounds.store, 250)
+    rounds.passes(LEASE / 1000)
+    await rounds.make_until(GRACE)
+    assert await counts(rounds.store) == (250, 0, 0)
+
+
+# real workers
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let caretakers be quicker than they are, so that a test need not wait for a minute."""
+    for name, seconds in {"ROUND": 0.2, "TURN": 1.0, "GRACE": 0.5}.items():
+        monkeypatch.setattr(module, name, seconds)
+
+
+async def see_to_orphans(mq: MessageQueue, directory: Path, url: str, other: str) -> None:
+    """Kill the only worker of a topic; see a worker of another topic look after it."""
+    idle = mq.handler(other)
+
+    @idle
+    async def nothing(payload: Any) -> None: ...
+
+    with crew(url, directory) as (start, history):
+        victim = start(lease=1.0)
+        id = await mq.produce("work", {"sleep": 600})
+
+        async def has_begun() -> bool:
+            return id in history.ids("start")
+
+        await until_so(has_begun)
+        assert victim.end(signal.SIGKILL)
+    await mq.produce("plain", {}, delay=0.1)
+
+    async def all_pending() -> bool:
+        stats = [await mq.admin.stats(topic) for topic in ("work", "plain")]
+        return all((one.pending, one.delayed, one.processing) == (1, 0, 0) for one in stats)
+
+    async with Worker(mq):
+        await until_so(all_pending)
+    lost = await mq.admin.get("work", id)
+    assert lost is not None
+    assert (lost.attempts, lost.crashes) == (1, 1)
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_a_worker_of_another_topic_brings_back_what_a_killed_one_held(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    async with queue(server.url, lease=1.0) as mq:
+        await see_to_orphans(mq, tmp_path, server.url, "b")
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_in_a_cluster_it_looks_after_topics_on_every_node(
+    short_path: Path, kind: Kind
+) -> None:
+    async with Cluster(short_path, kind=kind) as cluster:
+        homes = {cluster.node_of(slot_of(topic)): topic for topic in ("work", "plain")}
+        other = next(
+            topic
+            for topic in (f"t{number}" for number in range(100))
+            if cluster.node_of(slot_of(topic)) not in homes or len(homes) == 1
+        )
+        async with queue(cluster.url, lease=1.0) as mq:
+            await see_to_orphans(mq, short_path, cluster.url, other)
