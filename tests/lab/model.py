@@ -414,7 +414,9 @@ class Model:
         now = call.named["now_ms"]
         waiting = 0 if self.paused else sum(map(len, self.pending.values()))
         deadline = min(self.deadlines.values(), default=None)
-        waits = [-1 if at is None else max(0, at - now) for at in (self._earliest(), deadline)]
+        expires = min(self.expiries.values(), default=None)
+        times = (self._earliest(), deadline, expires)
+        waits = [-1 if at is None else max(0, at - now) for at in times]
         return [str(now), waiting, *waits]
 
     def ring_doorbell(self, _: Call) -> Any:

@@ -53,7 +53,7 @@ priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
 own_ids = st.sampled_from(["a", "b"])
-ttls = st.sampled_from([None, None, 1, 400, 31_000])
+ttls = st.sampled_from([None, 1, 400, 31_000])
 recent = st.integers(0, 5)
 """Which one, counted from the latest: fresh ones are the interesting ones."""
 
@@ -355,8 +355,14 @@ class Walk(RuleBasedStateMachine):
                 self.run(self._archive("monitor", one, parse=False))
 
     @precondition(lambda self: self.model.expiries)
-    @rule(count=counts, then=st.sampled_from(["dlq", "retry", "crash"]), fault=faults)
-    def expire(self, count: int, then: str, fault: str) -> None:
+    @rule(
+        count=counts,
+        then=st.sampled_from(["dlq", "retry", "crash"]),
+        later=st.sampled_from([0, 1, 400]),
+        fault=faults,
+    )
+    def expire(self, count: int, then: str, later: int, fault: str) -> None:
+        self.clock.advance(later)
         work = self.store.expire_message(TOPIC, "monitor", count=count, recovery=5000)
         taken = self.play(fault, work)
         if not taken or not taken.messages:
@@ -527,6 +533,7 @@ _NUMBERS = {
     "lease_ms",
     "recovery_ms",
     "jump_ms",
+    "grace_ms",
     "walk",
     "window",
     "keep",

@@ -12,6 +12,7 @@ from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND, Lookout
 from mx_rmq.runtime.monitor import Monitor
@@ -73,6 +74,7 @@ class Post:
             link=store.link_of(0),
             circumstances=lambda _: Circumstances(now=0, worker="w1", chance=0),
         )
+        self.expirer = Expirer(store, Events(), worker="w1", lease=lease)
         self.lookout = Lookout(
             store,
             store.doorbell(),
@@ -80,6 +82,7 @@ class Post:
             clock,
             self.dispatcher,
             self.scheduler,
+            self.expirer,
             self.monitor,
             lease=lease,
         )

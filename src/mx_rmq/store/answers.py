@@ -130,6 +130,8 @@ class Survey(NamedTuple):
     """The ms until the next due time, 0 if something is due, None if nothing is delayed."""
     deadline: int | None
     """The ms until a lease runs out, 0 if one has, None if nothing is in processing."""
+    expires: int | None = None
+    """The ms until a waiting message expires, 0 if one has, None if none has a time to live."""
 
 
 class Surveyed(NamedTuple):

@@ -326,8 +326,8 @@ class Handling(Scripted):
             keys = [getattr(self.keys.of(topic), key) for topic in chunk for key in script.keys]
             reply = await self._caller.run(script, keys, script.arguments({"now_ms": self._now()}))
             now, fields = int(reply[0]), iter(reply[1:])
-            for topic, waiting, due, deadline in zip(chunk, fields, fields, fields, strict=True):
-                found[topic] = Survey(waiting, wait_of(due), wait_of(deadline))
+            for topic, waiting, *waits in zip(chunk, fields, fields, fields, fields, strict=True):
+                found[topic] = Survey(waiting, *map(wait_of, waits))
         return Surveyed(now, found)
 
     # the workers'
