@@ -365,6 +365,7 @@ class Model:
 
     def expire_message(self, call: Call) -> Any:
         now, window, walk = (call.named[name] for name in ("now_ms", "window", "walk"))
+        spare = call.named["spare"] - len(self.cancelled)
         late = sorted((at, id) for id, at in self.expiries.items() if at <= now)
         ids = [id for _, id in late[: call.named["max_count"]]]
         delayed = {id for level in LEVELS for id in ids if id in self.delayed[level]}
@@ -377,8 +378,9 @@ class Model:
         walked = 0
         for id in ids:
             if id in sought:
-                if hidden > walk and id not in self.cancelled:
+                if id not in self.cancelled and (hidden > walk or spare > 0):
                     self.cancelled.add(id)
+                    spare -= 1
                 elif walked < 10:
                     walked += 1
                     next(ids for ids in self.pending.values() if id in ids).remove(id)

@@ -429,12 +429,6 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "a second place of an expired message is marked, not removed",
-        "expire_message",
-        "if hidden > walk and not marked then",
-        "if hidden > walk then",
-    ),
-    Mutant(
         "an expired message has no deadline",
         "expire_message",
         "  redis.call('ZADD', expire_monitor, unpack(deadlines))\n",

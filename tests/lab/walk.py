@@ -121,6 +121,7 @@ class Walk(RuleBasedStateMachine):
             patch("mx_rmq.store.operating.WALK", 1),
             patch("mx_rmq.store.handling.WINDOW", 1),
             patch("mx_rmq.store.handling.WALK", 1),
+            patch("mx_rmq.store.handling.SPARE", 1),
         ]
         for one in self.shallow:
             one.start()
@@ -534,6 +535,7 @@ _NUMBERS = {
     "recovery_ms",
     "jump_ms",
     "grace_ms",
+    "spare",
     "walk",
     "window",
     "keep",

@@ -89,7 +89,7 @@ def needed(script: str) -> list[str]:
     """Return the keys that a script needs for messages of normal priority, by name."""
     used = "pending" if script in ("produce_normal_message", "release_message") else "delay_tasks"
     others = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
-    others.append("cancelled")  # which only matters where there is a cap
+    others += ["cancelled", "expiry"]  # which only matter where there is a cap, or a ttl
     return [name for name in vital(script) if name not in others or name == used]
 
 

@@ -275,7 +275,7 @@ async def test_another_key_of_a_wrong_type_is_named_and_nothing_is_changed(
     await leased(store)
     waiting = await pending(store, 2)
     for name in vital("dispatch_message"):
-        if name not in (*LEVELS, "cancelled"):
+        if name not in (*LEVELS, "cancelled", "expiry"):
             await assert_refused(store, raw, name, partial(take, store, 2))
     assert ids(await take(store, 2)) == waiting
 

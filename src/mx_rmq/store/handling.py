@@ -45,12 +45,15 @@ if TYPE_CHECKING:
     from mx_rmq.store.quarantine import Quarantined
     from mx_rmq.store.script import Value
 
-WINDOW: Final = 500
+WINDOW: Final = 1000
 """Places at the end of each list where messages that expired are looked for."""
 
 WALK: Final = 20_000
-"""How far an expired message may be from there to be removed by a walk: 0.2 ms of the server's
-time."""
+"""How far an expired message may be from there to be removed by a walk: about 0.3 ms of the
+server's time."""
+
+SPARE: Final = 1000
+"""Expired messages that keep a place in a list before any is removed by a walk."""
 
 
 class Handling(Scripted):
@@ -291,6 +294,7 @@ class Handling(Scripted):
                 "recovery_ms": check_range("recovery", recovery, 1),
                 "window": WINDOW,
                 "walk": WALK,
+                "spare": SPARE,
             },
         )
         fields = iter(reply)

@@ -7,10 +7,10 @@
 --
 -- The oldest messages are at the right end of a list. So the last `window` places of each list are
 -- read, and written back without those that have expired and without places that do not count. An
--- id that is deeper is removed by LREM if that walks past at most `walk` others, ten ids per call.
--- In a longer list it keeps its place, which no longer counts: see cancel_message. An entry whose
--- message is gone or already held is a leftover (workers of a release that did not know `expiry`
--- leave them) and is dropped.
+-- id that is deeper keeps its place, which no longer counts: see cancel_message. So that these do
+-- not pile up where nothing is dispatched, from `spare` of them on such an id is removed by LREM,
+-- ten per call, if that walks past at most `walk` others. An entry whose message is gone or already
+-- held is a leftover (workers of a release that did not know `expiry` leave them) and is dropped.
 --
 -- Returns  now (ms); the ms until the next message expires, 0 if there are more, -1 if there are
 --          none; then for each message: id, token, record
@@ -35,6 +35,7 @@ local max_count   = tonumber(ARGV[3]) -- how many at the most
 local recovery_ms = tonumber(ARGV[4]) -- how long the caller may take to decide
 local window      = tonumber(ARGV[5]) -- how many places at the end of each list are read
 local walk        = tonumber(ARGV[6]) -- how many further ones an LREM may walk past
+local spare       = tonumber(ARGV[7]) -- how many places that do not count may be left
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -121,7 +122,7 @@ for i = 1, fit do
   local id, taken = ids[i], records[i] and not held[i]
   if sought[id] and hidden > 0 then
     local marked = places > 0 and redis.call('SISMEMBER', cancelled, id) == 1
-    if hidden > walk and not marked then
+    if not marked and (hidden > walk or places + #deep < spare) then
       deep[#deep + 1] = id
     elseif #walked < 10 then
       walked[#walked + 1] = id

@@ -48,7 +48,7 @@ local dead = redis.call('HEXISTS', dlq_payload, id) == 1
 local quarantined = redis.call('HEXISTS', error_parse_payload, id) == 1
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
-if live_ms then redis.call('ZCARD', expiry) end
+redis.call('ZCARD', expiry)
 
 local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
 if look and last then return {time, before, 0} end

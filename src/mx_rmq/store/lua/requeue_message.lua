@@ -53,7 +53,7 @@ if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms t
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
-if expires_ms then redis.call('ZCARD', expiry) end
+redis.call('ZCARD', expiry)
 local answer = '1'
 
 redis.call('HDEL', archive_payload, id)
