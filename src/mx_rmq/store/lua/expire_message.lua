@@ -121,7 +121,7 @@ redis.call('ZCARD', expire_monitor)
 for i = 1, fit do
   local id, taken = ids[i], records[i] and not held[i]
   if sought[id] and hidden > 0 then
-    local marked = places > 0 and redis.call('SISMEMBER', cancelled, id) == 1
+    local marked = places > 0 and redis.call('SMISMEMBER', cancelled, id)[1] == 1
     if not marked and (hidden > walk or places + #deep < spare) then
       deep[#deep + 1] = id
     elseif #walked < 10 then
@@ -145,6 +145,17 @@ for i = 1, fit do
 end
 if left > 0 then reply[2] = 0 end
 
+-- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
+-- end
+
+-- LREM and SADD come first: a user with the rights of the release before lacks them.
+for _, id in ipairs(walked) do
+  for _, key in ipairs(lists) do
+    if redis.call('LREM', key, -1, id) == 1 then break end
+  end
+end
+if #deep > 0 then redis.call('SADD', cancelled, unpack(deep)) end
 redis.call('ZREM', expiry, unpack(gone))
 for _, one in ipairs(delays) do redis.call('ZREM', one[1], unpack(one[2])) end
 for _, tail in ipairs(tails) do
@@ -152,12 +163,6 @@ for _, tail in ipairs(tails) do
   if #tail[3] > 0 then redis.call('RPUSH', tail[1], unpack(tail[3])) end
 end
 if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
-if #deep > 0 then redis.call('SADD', cancelled, unpack(deep)) end
-for _, id in ipairs(walked) do
-  for _, key in ipairs(lists) do
-    if redis.call('LREM', key, -1, id) == 1 then break end
-  end
-end
 if #leases > 0 then
   redis.call('HSET', processing, unpack(leases))
   redis.call('ZADD', expire_monitor, unpack(deadlines))
