@@ -1,8 +1,8 @@
 """Worker: takes messages of a queue and runs its handlers.
 
 Every worker runs the whole cast: dispatcher, consumer, lifecycle, scheduler, monitor, the crons,
-the lookout that wakes them and the keeper of the leases. All of them are safe beside their like
-in other workers, so there is no leader.
+the lookout that wakes them, the keeper of the leases and the caretaker of topics that it does not
+serve. All of them are safe beside their like in other workers, so there is no leader.
 """
 
 from __future__ import annotations

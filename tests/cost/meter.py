@@ -3,24 +3,26 @@
 Counts say the same on a busy machine as on an idle one, if nothing that is counted depends on
 time. Two things do. A worker takes ahead what it finishes in 20 ms, so a slow one makes more
 calls; therefore its stopwatch is replaced here: a handler takes 100 µs, and nothing else takes any.
-And it looks around in all its topics every ten seconds; here it does not.
+And it looks around in all topics every ten seconds and tells of itself; here it does not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import cProfile
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mx_rmq
 from mx_rmq import MessageQueue, Worker
-from mx_rmq.runtime import consumer, lookout, slots
+from mx_rmq.runtime import caretaker, cast, consumer, lookout, slots
+from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.script import load, names
 from tests.runtime.stage import commands, slots_of, until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Sequence
     from types import CodeType
 
     import pytest
@@ -89,6 +91,8 @@ class Stopwatch:
         for module in (slots, consumer):
             patch.setattr(module, "time", self)
         patch.setattr(lookout, "LOOK_AROUND", 3600.0)
+        patch.setattr(caretaker, "ROUND", 3600.0)
+        patch.setattr(cast, "BEAT", 3600.0)
 
     def monotonic(self) -> float:
         return self.handled * 100e-6
@@ -103,6 +107,7 @@ class Handlers:
         self._left = 0
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
+        self._slots = Slots((), concurrency=1, prefetch=0)
 
     def declare(self, *topics: str, plain: bool = False) -> None:
         """Declare a handler of each topic, async or plain."""
@@ -124,6 +129,27 @@ class Handlers:
             async with asyncio.timeout(WITHIN):
                 await self._done.wait()
             await until(lambda: not slots_of(worker).held)
+
+    @asynccontextmanager
+    async def serve(self, raw: Redis, topics: Sequence[str]) -> AsyncIterator[None]:
+        """Let a worker wait for messages; what it does at its start is over then."""
+        async with Worker(self._mq, concurrency=200, topics=topics) as worker:
+            self._slots = slots_of(worker)
+            calls, before = 0, -1
+            while calls != before:
+                await asyncio.sleep(0.3)
+                before, calls = calls, (await commands(raw))["evalsha"]
+            yield
+
+    async def one_by_one(self, topics: Sequence[str]) -> None:
+        """Produce a message to each of these topics, each when the one before is completed."""
+        for topic in topics:
+            self._left = 1
+            self._done.clear()
+            await self._mq.produce(topic, None)
+            async with asyncio.timeout(WITHIN):
+                await self._done.wait()
+            await until(lambda: not self._slots.held)
 
     def _note(self) -> None:
         self._watch.handled += 1

@@ -14,7 +14,7 @@ import pytest
 
 from mx_rmq.bench.load import BATCH, PAYLOAD, Cycle, topics
 from tests.cost.meter import Cost, Handlers, Stopwatch, cost_of
-from tests.runtime.stage import commands, on_servers, queue
+from tests.runtime.stage import commands, on_a_server, on_servers, queue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -174,3 +174,28 @@ async def test_the_server_runs_the_same_commands_however_much_is_pending(
         spent = {name: count - before.get(name, 0) for name, count in after.items()}
         found.append({name: count for name, count in spent.items() if count and name != "info"})
     assert found[0] == found[1], "the commands of a batch depend on how much is pending"
+
+
+# topics
+
+
+@on_a_server
+async def test_a_ring_costs_about_the_same_however_many_topics_a_worker_serves(
+    mq: MessageQueue, raw: Redis, handlers: Handlers
+) -> None:
+    costs, received = {}, {}
+    for level in (10, 1_000):
+        names = topics(level)
+        handlers.declare(*(name for name in names if name not in mq.handlers))
+        await mq.store.register_topics(dict.fromkeys(names, 1))
+        rung = names[-5:] * 20
+        async with handlers.serve(raw, names):
+            await handlers.one_by_one(rung)  # the scripts and connections are there
+            before = (await raw.info("stats"))["total_net_input_bytes"]
+            costs[level] = await cost_of(raw, len(rung), handlers.one_by_one(rung))
+            received[level] = (await raw.info("stats"))["total_net_input_bytes"] - before
+    few, many = costs.values()
+    assert (many.calls, many.commands) == (few.calls, few.commands)
+    assert many.functions <= few.functions * 1.4
+    # A wait names the doorbells that it hears: two keys of 64 topics at the most.
+    assert received[1_000] - received[10] <= len(rung) * 64 * 2 * 60

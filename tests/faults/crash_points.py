@@ -91,6 +91,7 @@ CALLS: Final = {
         ("crons", "produce_cron_message, looking"),
         ("crons", "produce_cron_message"),
         ("janitor", "trim_archive"),
+        ("caretaker", "tend_topics"),
         ("lookout", "survey_topics"),
         ("shutdown", "ring_doorbell"),
         ("shutdown", "survey_topics"),

@@ -35,6 +35,7 @@ ROLE: Final[ContextVar[str]] = ContextVar("role", default="application")
 
 PARTS: Final = {
     "mx-rmq beat": "registry",
+    "mx-rmq caretaker": "caretaker",
     "mx-rmq crons": "crons",
     "mx-rmq dispatch": "dispatcher",
     "mx-rmq doorbell": "lookout",

@@ -21,6 +21,7 @@ import msgspec
 
 from mx_rmq import Delivery, MessageQueue, Worker
 from mx_rmq.core import events
+from mx_rmq.runtime import caretaker
 from mx_rmq.store import store as store_module
 from mx_rmq.store.script import load, names
 from tests.lab.injector import ROLE, Injector, Journal, MortalCaller, Point
@@ -169,8 +170,9 @@ class Life:
                 while not self._has_seen_all():
                     self._news.clear()
                     await self._news.wait()
-                while not self._injector.answers["keeper", "extend_lease"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                for call in (("keeper", "extend_lease"), ("caretaker", "tend_topics")):
+                    while not self._injector.answers[call]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.01)
         except TimeoutError:
             self._journal.note("late", ids=sorted(set(self._order.wait_for) - self._settled))
         ROLE.set("shutdown")
@@ -291,6 +293,7 @@ class Lives:
 
 
 def _serve() -> None:
+    setattr(caretaker, "ROUND", LEASE)  # noqa: B010 - a life is shorter than the usual one
     for name in names():
         load(name)
     children: dict[int, tuple[int, int]] = {}

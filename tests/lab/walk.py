@@ -525,6 +525,7 @@ def _call(script: Script, keys: Sequence[str], args: Sequence[Value]) -> Call:
 
 
 _NUMBERS = {
+    "grace_ms",
     "now_ms",
     "call",
     "dedup_ms",

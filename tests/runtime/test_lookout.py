@@ -14,14 +14,15 @@ from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.janitor import Janitor
-from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND, Lookout
+from mx_rmq.runtime.listener import LISTEN, LONGEST, MOST, Listener
+from mx_rmq.runtime.lookout import LOOK_AROUND, Lookout
 from mx_rmq.runtime.monitor import Monitor
 from mx_rmq.runtime.scheduler import STAND_IN, Scheduler
 from mx_rmq.runtime.slots import Slots, TopicSlots
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, dead, delayed, draft, leased, pending
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import handler, on_servers, until
+from tests.runtime.stage import handler, on_servers, take_in, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -61,8 +62,9 @@ class Post:
             worker="w1",
             lease=30_000,
             on_taken=self._on_taken,
-            on_quiet=self._on_quiet,
         )
+        self._listen_again = self.dispatcher.listen_again
+        self.dispatcher.listen_again = self._on_quiet  # type: ignore[method-assign]
         self.scheduler = Scheduler(store, handlers, on_moved=lambda topic: None)
         self.monitor = Monitor(
             store,
@@ -77,8 +79,7 @@ class Post:
         self.expirer = Expirer(store, Events(), worker="w1", lease=lease)
         self.lookout = Lookout(
             store,
-            store.doorbell(),
-            self.slots.topics,
+            0,
             clock,
             self.dispatcher,
             self.scheduler,
@@ -86,18 +87,26 @@ class Post:
             self.monitor,
             lease=lease,
         )
+        self.lookout._topics += handlers
+        self.listener = Listener(store, store.doorbell(), self.dispatcher, self.scheduler)
+        self.listener.topics |= self.slots.topics
 
     def _on_taken(self) -> None:
         self.taken += 1
 
     def _on_quiet(self, topic: TopicSlots) -> None:
         self.quiet += 1
-        self.lookout.listen_anew()
+        self._listen_again(topic)
 
     def listens_to(self) -> list[str]:
-        return self.dispatcher.listens_to(self.slots.topics.values())
+        topics = self.slots.topics
+        exactly = [name for name, topic in topics.items() if self.dispatcher.listens_to(topic)]
+        left_out = self.dispatcher.leaves_out(topics.values())
+        assert [name for name, topic in topics.items() if topic not in left_out] == exactly
+        return exactly
 
     async def close(self) -> None:
+        await self.listener.stop()
         await self.lookout.stop()
         await self.dispatcher.stop(5)
 
@@ -209,7 +218,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
 
 async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
     await pending(post.store, 2)
-    assert await post.lookout.listen() == 0.0
+    assert await post.listener.listen() == 0.0
     assert len(post.slots.held) == 2
 
 
@@ -217,7 +226,7 @@ async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
 async def test_a_ring_of_a_due_time_reaches_the_scheduler(post: Post) -> None:
     assert await post.scheduler.step() is None
     await delayed(post.store, 7000)
-    await post.lookout.listen()
+    await post.listener.listen()
     assert await post.scheduler.step() == pytest.approx(7, abs=0.1)
 
 
@@ -232,7 +241,7 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
 
     post.dispatcher.take = fill_up  # type: ignore[assignment,method-assign]
     post.slots.ask(post.slots.topics[TOPIC], 0)
-    await post.lookout.listen()
+    await post.listener.listen()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
     assert post.slots.topics[TOPIC] in post.slots.ready
     assert TOPIC not in post.listens_to()
@@ -242,14 +251,14 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
 async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redis) -> None:
     post = Post(store, TOPIC, "other", concurrency=4)
     post.slots.ready[post.slots.topics[TOPIC]] = None  # something is known to wait
-    listening = asyncio.create_task(post.lookout.listen())
+    listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
     post.slots.ready.clear()
-    post.lookout.listen_anew()
+    post.dispatcher.listen_again(post.slots.topics[TOPIC])
     begun = time.monotonic()
     await asyncio.wait_for(listening, 2)
     assert time.monotonic() - begun < LISTEN / 2
-    listening = asyncio.create_task(post.lookout.listen())
+    listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
     await pending(store)
     await asyncio.wait_for(listening, 2)
@@ -258,10 +267,10 @@ async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redi
 
 
 async def test_a_wait_that_hears_everything_already_is_left_alone(post: Post, raw: Redis) -> None:
-    listening = asyncio.create_task(post.lookout.listen())
+    listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
     for _ in range(10):
-        post.lookout.listen_anew()
+        post.dispatcher.listen_again(post.slots.topics[TOPIC])
     await asyncio.sleep(0.05)
     assert not listening.done()
     listening.cancel()
@@ -303,15 +312,58 @@ async def test_rings_are_handed_back_where_something_is_pending(store: Store, ra
     await post.close()
 
 
-async def test_many_topics_are_heard_and_seen_together(store: Store) -> None:
-    topics = [f"t{number}" for number in range(300)]
+async def test_many_topics_are_seen_together_and_heard_by_several_listeners(
+    store: Store, raw: Redis
+) -> None:
+    topics = [f"t{number}" for number in range(3 * MOST + 1)]
     post = Post(store, *topics)
-    await store.produce_normal_message("t299", [draft(1)])
-    await post.lookout.listen()
-    assert len(post.slots.held) == 1
+    for topic in post.slots.topics.values():
+        post.lookout.add(topic)
+    assert [len(one.topics) for one in post.lookout.listeners] == [MOST, MOST, MOST, 1]
+    for name in (topics[-1], topics[0], topics[MOST]):
+        held = len(post.slots.held)
+        await store.produce_normal_message(name, [draft(1)])
+        await until(lambda held=held: len(post.slots.held) == held + 1)  # type: ignore[misc]
     await store.produce_normal_message("t7", [draft(1)])
+    await raw.delete(store.keys.of("t7").doorbell)
     await post.lookout.look_around()
-    await until(lambda: len(post.slots.held) == 2)
+    await until(lambda: len(post.slots.held) == 4)
+    await post.close()
+
+
+async def test_all_listeners_together_wait_no_oftener_than_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post = Post(store)
+    waits: list[float] = []
+
+    async def wait(topics: Any, delays: Any, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(post.listener._doorbell, "wait", wait)
+    for listeners in (1, 4, 1000):
+        post.dispatcher.listeners = listeners
+        await post.listener.listen()
+    assert waits == [LISTEN, 4 * LISTEN, LONGEST]
+    await post.close()
+
+
+async def test_when_room_is_made_others_that_had_none_are_heard_again(
+    store: Store, raw: Redis
+) -> None:
+    post = Post(store, TOPIC, "other", concurrency=2)
+    slots, (busy, other) = post.slots, post.slots.topics.values()
+    (here,) = take_in(slots, other, 1)
+    slots.ask(busy, 5)  # the worker is full
+    assert post.listens_to() == []
+    listening = asyncio.create_task(post.listener.listen())
+    await until_blocked(raw)
+    slots.answered(busy, 5, [], time.monotonic())
+    post.dispatcher.listen_again(busy)
+    await asyncio.wait_for(listening, 2)
+    assert post.dispatcher.unheard == {}
+    assert post.listens_to() == [TOPIC, "other"]
+    slots.forget_waiting(here)
     await post.close()
 
 

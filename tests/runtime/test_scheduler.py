@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.runtime.loop import TRY_AGAIN
 from mx_rmq.runtime.scheduler import BATCH, STAND_IN, Scheduler
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, delayed, draft
@@ -223,3 +224,41 @@ async def test_what_was_moved_is_told_at_once(store: Store) -> None:
     scheduler.rung(TOPIC)
     await scheduler.step()
     assert moved == [TOPIC]
+
+
+@steady
+async def test_a_topic_that_is_taken_up_is_asked_about_by_the_look_around_alone(
+    store: Store, server: Server, clock: Clock, tmp_path: Path
+) -> None:
+    await delayed(store, 5000)
+    async with (
+        Proxy(server.socket, tmp_path / "p.sock") as proxy,
+        await Store.open(proxy.url, clock=clock) as through,
+    ):
+        scheduler = Scheduler(through, (), on_moved=nothing)
+        before = len(proxy.requests)
+        for number in range(100):
+            scheduler.add(f"t{number}")
+        scheduler.add(TOPIC)
+        assert await scheduler.step() is None
+        assert len(proxy.requests) == before
+        scheduler.saw("t1", None)
+        scheduler.saw(TOPIC, 5000)
+        assert await scheduler.step() == pytest.approx(5, abs=0.05)  # nobody stands in for us
+        scheduler.saw("t1", 1000)
+        assert await scheduler.step() == pytest.approx(1 + STAND_IN, abs=0.05)
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_fails_does_not_fill_the_agenda(store: Store, raw: Redis) -> None:
+    await raw.set(store.keys.of("broken").payload, "no hash")
+    await raw.zadd(store.keys.of("broken").delay_tasks, {"a": 1})
+    scheduler = Scheduler(store, [], on_moved=nothing)
+    for _ in range(5):
+        scheduler.rung("broken")
+        assert await scheduler.step() == pytest.approx(TRY_AGAIN, abs=0.5)
+    assert len(scheduler._agenda) <= 5
+    scheduler.rung("broken")
+    scheduler.rung("broken")
+    await scheduler.step()
+    assert sum(map(scheduler._counts, scheduler._agenda)) == 1

@@ -104,7 +104,7 @@ async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis)
         (None, Priority.HIGH, "0 0 high"),
         ("own", Priority.NORMAL, "1 0 normal"),
         ("own", "low", "1 0 low"),
-        ("a123456789abc-7", Priority.LOW, "1 16 low"),
+        ("a123456789abc-7", Priority.LOW, "1 17 low"),
     ],
 )
 async def test_what_is_sent_of_a_message(

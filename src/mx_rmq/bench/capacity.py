@@ -16,10 +16,13 @@ from mx_rmq.bench.model import Costs, Model
 from mx_rmq.bench.spread import busiest, usual_busiest
 from mx_rmq.core.config import Limits
 from mx_rmq.core.partition import MOST as MOST_PARTITIONS
+from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.cast import BEAT
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
-from mx_rmq.runtime.lookout import LISTEN, LOOK_AROUND
+from mx_rmq.runtime.listener import LISTEN, LONGEST
+from mx_rmq.runtime.listener import MOST as MOST_HEARD
+from mx_rmq.runtime.lookout import LOOK_AROUND
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
 from mx_rmq.store.servers import CONNECTIONS
 
@@ -152,12 +155,14 @@ class Plan:
         )
         sites = topics * parts if load.shards > 1 else 1
         on_busiest = most if load.shards > 1 else 1
-        of_worker = sites + load.shards * _calls(topics * parts / load.shards)
-        of_node = workers * (on_busiest + _calls(most)) + producers * min(CONNECTIONS, most + 1)
+        listeners = sites if load.shards > 1 else math.ceil(topics * parts / MOST_HEARD)
+        waits = 1 / min(LISTEN * listeners, LONGEST)
+        of_worker = listeners + load.shards * _calls(topics * parts / load.shards)
+        heard = on_busiest if load.shards > 1 else listeners
+        of_node = workers * (heard + _calls(most)) + producers * min(CONNECTIONS, most + 1)
         memory = model.memory(load.payload)
         share = most / topics / parts
         call = model.cpu["dispatch"].call / 1e6
-        listening = 1 / LISTEN + 1 / LOOK_AROUND
         registry = (workers * 2 / BEAT + producers / LEARN_EVERY) * call
         nodes = load.shards * (2 if load.replicas else 1)
         return cls(
@@ -176,7 +181,7 @@ class Plan:
             producers=producers,
             worker_connections=of_worker,
             node_connections=math.ceil(of_node),
-            idle_commands=sites * listening + 2 / BEAT,
+            idle_commands=listeners * waits + sites / LOOK_AROUND + 2 / BEAT + 1 / ROUND,
             gbits_in=per_shard * (load.payload + RECEIVED) * 8 / 1e9,
             gbits_out=per_shard * _sent(load) * 8 / 1e9,
             bounds=(
@@ -185,7 +190,7 @@ class Plan:
                 Bound("connections of a node", of_node, MAXCLIENTS, "raise maxclients"),
                 Bound(
                     "a node's core for idle waits",
-                    workers * on_busiest * listening * call,
+                    workers * (heard * waits + on_busiest / LOOK_AROUND) * call,
                     ASIDE_SHARE,
                     "every worker listens to every partition: fewer partitions or workers",
                 ),

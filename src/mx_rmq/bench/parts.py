@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.bench import drain, growth, idle, large, latency, memory, produce
+from mx_rmq.bench import drain, growth, idle, large, latency, many, memory, produce
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -25,6 +25,7 @@ PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
     "in-flight": growth.measure_in_flight,
     "pending": growth.measure_pending,
     "topics": growth.measure_topics,
+    "many": many.measure,
     "idle": idle.measure,
     "large": large.measure,
 }

@@ -32,6 +32,8 @@ class Size:
     topics: tuple[int, ...] = (1, 20, 200)
     spread: int = 60_000
     """Messages that are spread over the topics."""
+    many: tuple[int, int] = (10, 1_000)
+    """Topics of a worker to which messages come one by one."""
     idle: float = 20.0
     """Seconds that an idle worker is watched."""
     bursts: int = 8
@@ -57,6 +59,7 @@ QUICK: Final = Size(
     pending=(1_000, 20_000),
     topics=(1, 50),
     spread=10_000,
+    many=(10, 200),
     idle=2.0,
     bursts=2,
 )

@@ -93,7 +93,6 @@ class Cast:
             worker=name,
             lease=round(lease * 1000),
             on_taken=self._on_taken,
-            on_quiet=self._on_quiet,
         )
         self._sites: dict[int, Site] = {}
         self._keeper = Keeper(
@@ -312,8 +311,7 @@ class Cast:
         self._dispatcher.fill(topic)
         if topic.handler.ordered and not (self._serving or topic.held):
             self._ring_for_others(topic)
-        for site in self._sites.values():  # room for this one is room for others
-            site.listen_anew()
+        self._dispatcher.listen_again(topic)  # room for this one is room for others
 
     def _ring_for_others(self, topic: TopicSlots) -> None:
         """Others were refused while we had some of an ordered topic; we do not ask again."""
@@ -324,9 +322,6 @@ class Cast:
     async def _ring(self, name: str) -> None:
         with suppress(MxRmqError):  # then others look around
             await self._store.ring_doorbell(name)
-
-    def _on_quiet(self, topic: TopicSlots) -> None:
-        self._sites[self._store.site_of(topic.name)].listen_anew()
 
     def _on_lost(self, held: Held) -> None:
         if held not in self._slots.held or held.settling:

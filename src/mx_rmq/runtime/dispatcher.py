@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Backoff, Complaints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
 
     from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
@@ -39,37 +40,50 @@ class Dispatcher:
         worker: str,
         lease: int,
         on_taken: Callable[[], None],
-        on_quiet: Callable[[TopicSlots], None],
     ) -> None:
         self._store = store
         self._slots = slots
         self._worker = worker
         self._lease = lease
         self._on_taken = on_taken
-        self._on_quiet = on_quiet
         self._calls: Counter[TopicSlots] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
         self._complaints = Complaints("dispatcher")
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
+        self.listeners = 0
+        """How many wait for rings."""
+        self.unheard: dict[TopicSlots, Callable[[], None]] = {}
+        """The topics that the waits under way leave out, and how to begin another wait for each."""
 
-    def hears_all(self, hearing: Collection[str], topics: Collection[TopicSlots]) -> bool:
-        """Say at once, if it is so, that every topic is heard of which nothing is known."""
-        if len(hearing) == len(topics):
-            return True
-        known = len(self._slots.ready) + len(self._pausing)
-        return len(topics) == len(self._slots.topics) and len(hearing) + known >= len(topics)
+    def listens_to(self, topic: TopicSlots) -> bool:
+        """Say whether a topic's doorbell matters now: nothing is known to wait, room to take it."""
+        slots = self._slots
+        return topic not in slots.ready and topic not in self._pausing and slots.room(topic) > 0
 
-    def listens_to(self, topics: Iterable[TopicSlots]) -> list[str]:
-        """Return those whose doorbell matters now: nothing known to wait, room to take it."""
+    def leaves_out(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
+        """Return those whose doorbells do not matter now.
+
+        There is room for a topic of which nothing is here, unless the worker is full.
+        """
+        full, ready, pausing = self._slots.is_full(), self._slots.ready, self._pausing
         return [
-            topic.name
+            topic
             for topic in topics
-            if topic not in self._slots.ready
-            and topic not in self._pausing
-            and self._slots.room(topic) > 0
+            if (topic.held or full or topic in ready or topic in pausing)
+            and not self.listens_to(topic)
         ]
+
+    def listen_again(self, topic: TopicSlots) -> None:
+        """Have a topic heard that has fallen quiet or has room now, and others that have room."""
+        unheard = self.unheard
+        if topic in unheard and self.listens_to(topic):
+            unheard[topic]()
+        for other in tuple(islice(unheard, LOOKS)):
+            if self.listens_to(other):
+                unheard[other]()
+            unheard[other] = unheard.pop(other)  # next time look at others
 
     def ready(self, name: str) -> None:
         """Something may be pending in a topic."""
@@ -164,7 +178,7 @@ class Dispatcher:
             self._slots.ready[topic] = None
         else:  # the next ring will tell
             self._slots.ready.pop(topic, None)
-            self._on_quiet(topic)
+            self.listen_again(topic)
 
     def _pause(self, topic: TopicSlots) -> None:
         """Leave a topic alone for a moment."""

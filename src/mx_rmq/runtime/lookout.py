@@ -1,8 +1,7 @@
-"""The lookout: knows when there is something to do, and tells who does it.
+"""The lookout: knows when there is something to do in the topics of a site, and tells who does it.
 
-It hears the doorbells of all topics of a site on one connection, and looks around every ten seconds
-in case a ring was lost: with one call for all of them, so an idle worker costs a server almost
-nothing, however many topics it serves.
+Its listeners hear the doorbells. It looks around every ten seconds in case a ring was lost: with
+one call for all topics, so an idle worker costs a server almost nothing, however many it serves.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.runtime.listener import Listener
 from mx_rmq.runtime.loop import Loop
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.scheduler import Scheduler
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
-    from mx_rmq.store.doorbell import Doorbell
-
-LISTEN: Final = 10.0
-"""Seconds that one wait for a ring takes. A connection that stays silent for longer is dead."""
 
 LOOK_AROUND: Final = 10.0
 """Seconds between two looks around."""
@@ -36,8 +32,7 @@ class Lookout:
     def __init__(
         self,
         store: Store,
-        doorbell: Doorbell,
-        topics: dict[str, TopicSlots],
+        site: int,
         clock: ServerClock,
         dispatcher: Dispatcher,
         scheduler: Scheduler,
@@ -47,50 +42,32 @@ class Lookout:
         lease: float,
     ) -> None:
         self._store = store
-        self._doorbell = doorbell
-        self._topics = topics
+        self._site = site
+        self._topics: list[str] = []
         self._clock = clock
         self._dispatcher = dispatcher
         self._scheduler = scheduler
         self._expirer = expirer
         self._monitor = monitor
         self._every = min(LOOK_AROUND, lease)
-        self._hearing: frozenset[str] | None = None
-        """The topics that the wait under way listens to; None: none is under way."""
-        self._unblocking: asyncio.Task[None] | None = None
-        self.listening = Loop("doorbell", self.listen)
+        self.listeners: list[Listener] = []
         self.looking = Loop("lookout", self.look_around)
 
-    def listen_anew(self) -> None:
-        """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
-        if self._hearing is None or self._unblocking is not None:
-            return
-        topics = self._topics.values()
-        if self._dispatcher.hears_all(self._hearing, topics):
-            return
-        if not self._hearing.issuperset(self._dispatcher.listens_to(topics)):
-            self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
-
-    async def listen(self) -> float:
-        """Wait for one ring and pass it on."""
-        self._hearing = frozenset(self._dispatcher.listens_to(self._topics.values()))
-        try:
-            ring = await self._doorbell.wait(self._hearing, self._topics, LISTEN)
-        finally:
-            self._hearing = None
-        if ring is None:
-            return 0.0
-        if ring.delay:
-            self._scheduler.rung(ring.topic)
-        elif not await self._dispatcher.take(ring.topic):
-            await self._store.ring_doorbell(ring.topic)  # for somebody who has room
-            self._dispatcher.ready(ring.topic)
-        return 0.0
+    def add(self, topic: TopicSlots) -> None:
+        """Take up a topic."""
+        self._topics.append(topic.name)
+        if not self.listeners or self.listeners[-1].is_full:
+            doorbell = self._store.doorbell(self._site)
+            listener = Listener(self._store, doorbell, self._dispatcher, self._scheduler)
+            self.listeners.append(listener)
+            listener.loop.start()
+        self.listeners[-1].add(topic)
+        self.looking.wake()
 
     async def look_around(self) -> float:
         """See what is pending, due, expired or overdue in every topic."""
         asked_at = time.monotonic()
-        seen = await self._store.survey_topics(list(self._topics))
+        seen = await self._store.survey_topics(self._topics.copy())
         self._clock.heard(seen.now, asked_at)
         for topic, survey in seen.topics.items():
             if survey.pending:
@@ -103,20 +80,11 @@ class Lookout:
     async def stop(self) -> None:
         """Hear and see no more; a ring that was swallowed on the way is given back."""
         await self.looking.stop()
-        await self.listening.stop()
-        if self._unblocking is not None:
-            await asyncio.wait([self._unblocking])
-        await self._doorbell.close()
+        await asyncio.gather(*(listener.stop() for listener in self.listeners))
 
     async def hand_back_rings(self) -> None:
         """Ring for the other workers, where something is pending."""
-        seen = await self._store.survey_topics(list(self._topics))
+        seen = await self._store.survey_topics(self._topics)
         for topic, survey in seen.topics.items():
             if survey.pending:
                 await self._store.ring_doorbell(topic)
-
-    async def _unblock(self) -> None:
-        try:
-            await self._doorbell.unblock()
-        finally:
-            self._unblocking = None

@@ -8,6 +8,8 @@ only learned of a due time by looking around waits a moment longer, in case the 
 from __future__ import annotations
 
 import time
+from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
@@ -34,48 +36,74 @@ class Scheduler:
         self._complaints = Complaints("scheduler")
         self._store = store
         self._on_moved = on_moved
-        self._due: dict[str, float | None] = {}
-        """When to act, on the monotonic clock; None: nothing is delayed."""
+        self._due: dict[str, float] = {}
+        """When to act, on the monotonic clock. A topic in which nothing is delayed is not there."""
+        self._agenda: list[tuple[float, str]] = []
+        """The same as a heap, so that many topics cost no more than one. Entries that are not in
+        `_due` any more are passed over."""
+        self._new: set[str] = set()
+        """Topics whose first due time is not known yet."""
         for topic in topics:
-            self.add(topic)
+            self._act_at(topic, 0.0)
 
     def add(self, topic: str) -> None:
-        """Take up a topic."""
-        self._due[topic] = 0.0
-        self.loop.wake()
+        """Take up a topic. The next look around tells when something is due in it."""
+        self._new.add(topic)
 
     def rung(self, topic: str) -> None:
         """An earlier due time has come up in a topic."""
-        self._due[topic] = 0.0
+        self._act_at(topic, 0.0)
         self.loop.wake()
 
     def saw(self, topic: str, wait: int | None) -> None:
-        """Somebody looked around and saw the next due time, in `wait` ms."""
+        """The lookout saw the next due time, in `wait` ms."""
+        stand_in = 0.0 if topic in self._new else STAND_IN
+        self._new.discard(topic)
         if wait is not None:
-            self._act_at(topic, time.monotonic() + wait / 1000 + STAND_IN)
+            self._act_at(topic, time.monotonic() + wait / 1000 + stand_in)
             self.loop.wake()
 
     async def step(self) -> float | None:
         """Move what is due in every topic; return the seconds until the next due time."""
         now = time.monotonic()
-        topics = [topic for topic, due in self._due.items() if due is not None and due <= now]
-        for failed in await each(topics, self._move, self._complaints):
-            self._due[failed] = time.monotonic() + TRY_AGAIN
-        waits = [due - time.monotonic() for due in self._due.values() if due is not None]
-        return max(0.0, min(waits)) if waits else None
+        due = set()
+        while (head := self._head()) is not None and head[0] <= now:
+            due.add(heappop(self._agenda))
+        try:
+            for failed in await each([topic for _, topic in due], self._move, self._complaints):
+                self._due.pop(failed, None)
+                self._act_at(failed, time.monotonic() + TRY_AGAIN)
+        finally:
+            for entry in due:
+                if self._counts(entry):  # the server went away before it had its turn
+                    heappush(self._agenda, entry)
+        head = self._head()
+        return None if head is None else max(0.0, head[0] - time.monotonic())
+
+    def _head(self) -> tuple[float, str] | None:
+        """Return the next entry of the agenda."""
+        while self._agenda and not self._counts(self._agenda[0]):
+            heappop(self._agenda)
+        return self._agenda[0] if self._agenda else None
 
     async def _move(self, topic: str) -> None:
-        self._due[topic] = None  # so that a ring that comes meanwhile is not overwritten
+        del self._due[topic]  # so that a ring that comes meanwhile is not overwritten
         try:
             if await self._store.process_delay_message(topic, count=BATCH):
                 self._on_moved(topic)  # sooner than the doorbell, which rings for all workers
             wait = await self._store.get_next_delay_task(topic)
         except BaseException:
-            self._due[topic] = 0.0
+            self._act_at(topic, 0.0)
             raise
         if wait is not None:
             self._act_at(topic, time.monotonic() + wait / 1000)
 
     def _act_at(self, topic: str, at: float) -> None:
-        known = self._due[topic]
-        self._due[topic] = at if known is None else min(known, at)
+        if at < self._due.get(topic, inf):
+            self._due[topic] = at
+            heappush(self._agenda, (at, topic))
+
+    def _counts(self, entry: tuple[float, str]) -> bool:
+        """Say whether an entry of the agenda is the topic's next one."""
+        at, topic = entry
+        return self._due.get(topic) == at

@@ -40,7 +40,6 @@ class Site:
         circumstances: Callable[[ServerClock], Circumstances],
     ) -> None:
         self.clock = ServerClock()
-        self._topics: dict[str, TopicSlots] = {}
         self._handlers: dict[str, Handler] = {}
         self._scheduler = Scheduler(store, (), on_moved=dispatcher.ready)
         self._expirer = Expirer(store, bus, worker=worker, lease=lease)
@@ -56,8 +55,7 @@ class Site:
         )
         self._lookout = Lookout(
             store,
-            store.doorbell(number),
-            self._topics,
+            number,
             self.clock,
             dispatcher,
             self._scheduler,
@@ -68,23 +66,16 @@ class Site:
 
     def add(self, topic: TopicSlots) -> None:
         """Take up a topic."""
-        self._topics[topic.name] = topic
         self._handlers[topic.name] = topic.handler
         self._scheduler.add(topic.name)
-        self._lookout.looking.wake()
-        self._lookout.listen_anew()
+        self._lookout.add(topic)
 
     def start(self) -> None:
         """Start everybody."""
         self._lookout.looking.start()
-        self._lookout.listening.start()
         self._scheduler.loop.start()
         self._expirer.loop.start()
         self._monitor.loop.start()
-
-    def listen_anew(self) -> None:
-        """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
-        self._lookout.listen_anew()
 
     async def go_deaf(self) -> None:
         """Take no more messages."""

@@ -61,28 +61,22 @@ class Doorbell:
         self._waiting = False
         self._broken: dict[str, float] = {}
         """Keys of a wrong type, and until when nobody asks for them, on the monotonic clock."""
-        self._heard = 0
-        self._rung: dict[str, int] = {}
-        """When each doorbell was last heard, as a number that grows."""
+        self._rings: dict[str, Ring] = {}
+        """What each key tells. The one that was heard last comes last."""
+        self._known: set[str] = set()
+        """The topics of these keys."""
 
     async def wait(
         self, topics: Collection[str], delays: Collection[str], seconds: float
     ) -> Ring | None:
         """Wait for a ring of any of these; None: none came, or `unblock` was called."""
-        of = self._keys.of
-        rings = {of(topic).doorbell: Ring(topic, delay=False) for topic in topics}
-        rings |= {of(topic).doorbell_delay: Ring(topic, delay=True) for topic in delays}
-        heard = [key for key in rings if self._broken.get(key, 0) < time.monotonic()]
-        # The server takes the first that rings: who was heard last comes last, or busy topics
-        # would drown the others.
-        heard.sort(key=lambda key: self._rung.get(key, 0))
+        heard = self._choose(topics, delays)
         self._waiting = True
         try:
             within = OVERDUE + seconds
             wire = self._wire or await self._open(within)
-            reply = await wire.ask(
-                pack(("BLPOP", *heard, f"{seconds:.3f}")), within, late=LATE + seconds
-            )
+            call = pack(("BLPOP", *heard, f"{seconds:.3f}"))
+            reply = await wire.ask(call, within, late=LATE + seconds)
         except redis_errors.ResponseError as error:
             if _is_elsewhere(error):
                 await self.close()
@@ -105,9 +99,27 @@ class Doorbell:
         if not reply:
             return None
         key = reply[0].decode()
-        self._heard += 1
-        self._rung[key] = self._heard
-        return rings.get(key)
+        # The server takes the first that rings: the one that was heard last comes last, or busy
+        # topics would drown the others.
+        ring = self._rings[key] = self._rings.pop(key)
+        return ring
+
+    def _choose(self, topics: Collection[str], delays: Collection[str]) -> list[str]:
+        """Return the keys to listen to."""
+        pending, due = frozenset(topics), frozenset(delays)
+        for topic in (pending | due) - self._known:
+            keys = self._keys.of(topic)
+            self._rings[keys.doorbell] = Ring(topic, delay=False)
+            self._rings[keys.doorbell_delay] = Ring(topic, delay=True)
+            self._known.add(topic)
+        if len(self._rings) == len(pending) + len(due) and not self._broken:
+            return [*self._rings]
+        now = time.monotonic()
+        return [
+            key
+            for key, (topic, delay) in self._rings.items()
+            if topic in (due if delay else pending) and self._broken.get(key, 0) < now
+        ]
 
     async def unblock(self) -> None:
         """End a wait that is under way, so that the next one can listen to other doorbells."""

@@ -1,0 +1,98 @@
+"""The listener: waits for the doorbells of some topics of a site, on a connection of its own.
+
+A wait names every doorbell that it hears, and a ring ends it. So what a ring costs, the server and
+us, grows with the topics of the wait. Therefore a listener takes a bounded number of them, and a
+site of many topics has several listeners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.runtime.loop import Loop
+
+if TYPE_CHECKING:
+    from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.scheduler import Scheduler
+    from mx_rmq.runtime.slots import TopicSlots
+    from mx_rmq.store import Store
+    from mx_rmq.store.doorbell import Doorbell
+
+MOST: Final = 64
+"""Topics of one listener."""
+
+LISTEN: Final = 10.0
+"""Seconds that one wait for a ring takes, if the worker has a single listener. With several, each
+waits as many times longer: all of them together begin a wait every ten seconds."""
+
+LONGEST: Final = 300.0
+"""Seconds that a wait takes at the most."""
+
+
+class Listener:
+    """Passes rings on to the dispatcher and the scheduler."""
+
+    def __init__(
+        self, store: Store, doorbell: Doorbell, dispatcher: Dispatcher, scheduler: Scheduler
+    ) -> None:
+        self.topics: dict[str, TopicSlots] = {}
+        self._store = store
+        self._doorbell = doorbell
+        self._dispatcher = dispatcher
+        self._scheduler = scheduler
+        self._waiting = False
+        self._unblocking: asyncio.Task[None] | None = None
+        self.loop = Loop("doorbell", self.listen)
+        dispatcher.listeners += 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more topics."""
+        return len(self.topics) >= MOST
+
+    def add(self, topic: TopicSlots) -> None:
+        """Listen to a topic, too."""
+        self.topics[topic.name] = topic
+        self.listen_again()
+
+    def listen_again(self) -> None:
+        """End the wait under way: the next one hears more topics."""
+        if self._waiting and self._unblocking is None:
+            self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
+
+    async def listen(self) -> float:
+        """Wait for one ring and pass it on."""
+        dispatcher = self._dispatcher
+        unheard = dispatcher.leaves_out(self.topics.values())
+        heard = self.topics.keys() - {topic.name for topic in unheard}
+        seconds = min(LISTEN * dispatcher.listeners, LONGEST)
+        self._waiting = True
+        dispatcher.unheard.update(dict.fromkeys(unheard, self.listen_again))
+        try:
+            ring = await self._doorbell.wait(heard, self.topics, seconds)
+        finally:
+            self._waiting = False
+            for topic in unheard:
+                dispatcher.unheard.pop(topic, None)
+        if ring is None:
+            return 0.0
+        if ring.delay:
+            self._scheduler.rung(ring.topic)
+        elif not await dispatcher.take(ring.topic):
+            await self._store.ring_doorbell(ring.topic)  # for a worker that has room
+            dispatcher.ready(ring.topic)
+        return 0.0
+
+    async def stop(self) -> None:
+        """Listen no more. A ring that is swallowed on the way is given back later."""
+        await self.loop.stop()
+        if self._unblocking is not None:
+            await asyncio.wait([self._unblocking])
+        await self._doorbell.close()
+
+    async def _unblock(self) -> None:
+        try:
+            await self._doorbell.unblock()
+        finally:
+            self._unblocking = None
