@@ -535,7 +535,6 @@ _NUMBERS = {
     "lease_ms",
     "recovery_ms",
     "jump_ms",
-    "grace_ms",
     "spare",
     "walk",
     "window",
