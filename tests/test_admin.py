@@ -13,7 +13,7 @@ from mx_rmq.admin import Admin, Cancelled, Stats, Totals
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partitions
-from mx_rmq.store.answers import Retried
+from mx_rmq.store.answers import HandedBack, Retried
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES, archived
@@ -769,7 +769,7 @@ async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
     """Bring a new message of a partition into a state; return its id."""
     one = await leased_in(store, part, **fields)
     if state is State.PENDING:
-        await store.release_message(part, "w1", [(one.claim, Priority.NORMAL)])
+        await store.release_message(part, "w1", [HandedBack(one.claim)])
     elif state is State.DELAYED:
         again = Retried(one.claim, message(one).failed(FAILURE), 1000)
         await store.retry_message(part, "w1", [again])
@@ -789,7 +789,7 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
                 await bring_in(store, part, state)
     await raw.rpush(store.keys.of(PARTS[1]).pending, "ghost")
     taken = (await store.dispatch_message(PARTS[1], "w1", count=3, lease=LEASE)).messages
-    released = [(one.claim, Priority.NORMAL) for one in taken]
+    released = [HandedBack(one.claim) for one in taken]
     await store.release_message(PARTS[1], "w1", released)
     await store.pause_topic(PARTS[2])
     stats = await admin.stats(TOPIC)

@@ -248,6 +248,16 @@ def test_failures_use_up_no_crashes() -> None:
     retried(after_crash(message(attempts=50), 2, "w", at()))
 
 
+def test_a_message_that_expired_while_it_was_held_counts_no_crash() -> None:
+    late = message(ttl=1000)
+    now = Circumstances(now=NOW + 1500, worker="w1", chance=0.0)
+    outcome = dead(after_crash(late, 1, "w2", now))
+    assert outcome.message == msgspec.structs.replace(
+        late, reason="expired: 0.500 s after its time to live"
+    )
+    assert retried(after_crash(late, 2, "w2", at())).message.crashes == 1
+
+
 def test_one_crash_may_be_the_limit() -> None:
     outcome = dead(after_crash(message(), 1, "w", at()))
     assert outcome.message.reason == "crashed: its worker was lost once"

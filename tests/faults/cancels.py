@@ -54,7 +54,9 @@ DRAINED_WITHIN: Final = 30.0
 
 AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produce_many", "admin")
 """Tasks of which the next one may be cancelled, too. The last three are an application's."""
-DUTIES: Final = ("monitor", "scheduler", "lookout", "doorbell", "janitor", "beat", "caretaker")
+DUTIES: Final = (
+    *("monitor", "scheduler", "expirer", "lookout", "doorbell", "janitor", "beat", "caretaker"),
+)
 """Loops: who is cancelled is gone for the rest of the life."""
 FIRST: Final = ("start", "open")
 LAST: Final = ("stop", "close", "lifecycle", "dispatch", "consumer", "keeper")

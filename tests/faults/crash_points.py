@@ -77,6 +77,10 @@ CALLS: Final = {
         ("lifecycle", "release_message"),
         ("scheduler", "process_delay_message"),
         ("scheduler", "get_next_delay_task"),
+        ("expirer", "expire_message"),
+        ("expirer", "move_to_dlq"),
+        ("expirer", "handle_parse_error"),
+        ("expirer", "ring_doorbell"),
         ("monitor", "handle_timeout_message"),
         ("monitor", "retry_message"),
         ("monitor", "move_to_dlq"),
@@ -122,6 +126,7 @@ TARGETS: Final = {
     "handle_parse_error": "quarantined",
     "extend_lease": "in processing",
     "handle_timeout_message": "in processing, taken over",
+    "expire_message": "in processing, taken over",
     "process_delay_message": "pending",
     "trim_archive": "gone",
     "requeue_message": "pending",
@@ -284,12 +289,20 @@ class Run:
         ]
         self._subjects["process_delay_message", topic("work", life)] = [settled[-2]]
         await self._spoil("work", life, settled[-1])
+        expired = [
+            await self._make("work", life, "expired", ends="dead", ttl=1, delay=600_000),
+            await self._make(
+                "work", life, "expired-garbage", ends="quarantined", ttl=1, delay=600_000
+            ),
+        ]
+        self._subjects["expire_message", topic("work", life)] = expired
+        await self._spoil("work", life, expired[1])
         await self._make("work", life, "hang", act="hang")
         await self._make("line", life, "hang-line", act="hang")
         tick = topic("tick", life)
         await self._raw.hset(self._store.keys.of(tick).meta, "tick", str(YEAR_2001))
         self._ends[f"{tick} "] = {"handled"}
-        return settled
+        return [*settled, *expired]
 
     async def _seed_operator(self, life: int) -> dict[str, str]:
         found = {}
@@ -373,7 +386,7 @@ class Run:
         for id in known or self._subjects[death.script, death.topic]:
             found = await self._store.views.pages.find(death.topic, id)
             stood[id] = STANDS[found.state] if found else absent
-        if death.script in ("dispatch_message", "handle_timeout_message"):
+        if death.script in ("dispatch_message", "handle_timeout_message", "expire_message"):
             leases = await self._raw.hgetall(self._store.keys.of(death.topic).processing)
             for id, lease in leases.items():
                 if lease.partition(b":")[2].decode() == order.worker:

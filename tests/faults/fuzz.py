@@ -131,7 +131,7 @@ async def _run(trial: Trial) -> None:
 
 def _duties() -> set[str]:
     """Return the long-lived tasks of the worker."""
-    named = ("doorbell", "lookout", "scheduler", "monitor", "janitor", "caretaker")
+    named = ("doorbell", "lookout", "scheduler", "expirer", "monitor", "janitor", "caretaker")
     tasks = {task.get_name().removeprefix("mx-rmq ") for task in asyncio.all_tasks()}
     return tasks & set(named)
 
@@ -469,7 +469,7 @@ async def _clean(scene: Scene, junk: list[Junk]) -> None:
     pipe = scene.raw.pipeline(transaction=False)
     for start in range(0, len(junk), 200):
         ids = [one.id for one in junk[start : start + 200]]
-        for key in (*sets, keys.recent):
+        for key in (*sets, keys.recent, keys.expiry):
             pipe.zrem(key, *ids)
         pipe.hdel(keys.payload, *ids)
         pipe.hdel(keys.processing, *ids)

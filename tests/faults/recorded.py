@@ -11,8 +11,8 @@ from tests.faults.history import Journal, What
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
-    from mx_rmq.core.message import Message, Priority
-    from mx_rmq.store.answers import Dispatched, Held, Retried, Settled, TimedOut
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.answers import Dispatched, HandedBack, Held, Retried, Settled, TimedOut
     from mx_rmq.store.quarantine import Quarantined
 
 T = TypeVar("T", "list[Settled]", "Settled")
@@ -61,10 +61,10 @@ class RecordedStore(Store):
         return await self._recorded("retry_message", [one.claim for one in retries], call)
 
     async def release_message(
-        self, topic: str, worker: str, claims: Sequence[tuple[Held, Priority]]
+        self, topic: str, worker: str, handed_back: Sequence[HandedBack]
     ) -> list[Settled]:
-        call = super().release_message(topic, worker, claims)
-        return await self._recorded("release_message", [claim for claim, _ in claims], call)
+        call = super().release_message(topic, worker, handed_back)
+        return await self._recorded("release_message", [one.claim for one in handed_back], call)
 
     async def move_to_dlq(self, topic: str, worker: str, claim: Held, message: Message) -> Settled:
         call = super().move_to_dlq(topic, worker, claim, message)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Claim, Placed, Retried, Settled, Ticked
+from mx_rmq.store.answers import Claim, HandedBack, Placed, Retried, Settled, Ticked
 from mx_rmq.store.quarantine import Quarantined
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, draft, renamed
@@ -61,6 +61,14 @@ class Stage:
     async def late(self) -> None:
         await self.leased()
         self.clock.advance(LEASE + 1)
+
+    async def expiring(self) -> None:
+        new = drafts(own=True, ttl=DELAY)
+        await self.store.produce_normal_message(self.topic, new[:2])
+        await self.store.produce_delay_message(
+            self.topic, [draft("c", id="c", priority=Priority.LOW, ttl=DELAY, delay=2 * DELAY)]
+        )
+        self.clock.advance(DELAY)
 
     async def dead(self) -> Archived:
         return await self._archived(State.DEAD)
@@ -194,8 +202,8 @@ async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]
 
 
 async def _release(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    claims = [(one.claim, codec.decode(one.record).priority) for one in taken[1:]]
-    return await store.release_message(topic, WORKER, [*claims, (STALE, Priority.LOW)])
+    back = [HandedBack(one.claim, codec.decode(one.record).priority) for one in taken[1:]]
+    return await store.release_message(topic, WORKER, [*back, HandedBack(STALE, Priority.LOW)])
 
 
 async def _extend(store: Store, topic: str, taken: list[Leased]) -> list[Claim]:
@@ -206,6 +214,11 @@ async def _extend(store: Store, topic: str, taken: list[Leased]) -> list[Claim]:
 async def _handle_timeout(store: Store, topic: str, _: None) -> list[Claim]:
     late = await store.handle_timeout_message(topic, MONITOR, count=10, recovery=RECOVERY)
     return [one.claim for one in late.messages]
+
+
+async def _expire(store: Store, topic: str, _: None) -> list[Claim]:
+    expired = await store.expire_message(topic, MONITOR, count=10, recovery=RECOVERY)
+    return [one.claim for one in expired.messages]
 
 
 async def _process_delay(store: Store, topic: str, _: None) -> list[str]:
@@ -247,6 +260,7 @@ _DONE: Final = [Settled.DONE, Settled.DONE, Settled.LOST]
 _REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
 _TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
 _LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
+_EXPIRED: Final = [Claim(id, (START + DELAY) * 1000 + n) for n, id in enumerate("abc")]
 
 _FIRED: Final = Ticked(START, START, f"cron-{START}")
 
@@ -266,6 +280,7 @@ CASES: Final = (
     _case("handle_parse_error", Stage.leased, set_aside),
     # Nobody hears of these takeovers; the recovery deadline brings the messages back.
     _case("handle_timeout_message", Stage.late, _handle_timeout, _LATE, []),
+    _case("expire_message", Stage.expiring, _expire, _EXPIRED, []),
     _case("process_delay_message", Stage.due, _process_delay, ["b", "a", "c"], []),
     _archived("requeue_message", State.DEAD),
     _archived("requeue_message", State.QUARANTINED),

@@ -39,6 +39,7 @@ PARTS: Final = {
     "mx-rmq crons": "crons",
     "mx-rmq dispatch": "dispatcher",
     "mx-rmq doorbell": "lookout",
+    "mx-rmq expirer": "expirer",
     "mx-rmq janitor": "janitor",
     "mx-rmq keeper": "keeper",
     "mx-rmq lifecycle": "lifecycle",

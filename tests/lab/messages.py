@@ -8,7 +8,7 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Draft, Failure, Message, Priority, State
-from mx_rmq.store.answers import Leased, Placed, Retried
+from mx_rmq.store.answers import HandedBack, Leased, Placed, Retried
 from mx_rmq.store.quarantine import Quarantined
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def settle(store: Store, one: Leased, state: State | None) -> None:
     if state is None:
         assert await store.complete_message(TOPIC, "w1", [one.claim]) == ["1"]
     elif state is State.PENDING:
-        assert await store.release_message(TOPIC, "w1", [(one.claim, Priority.NORMAL)]) == ["1"]
+        assert await store.release_message(TOPIC, "w1", [HandedBack(one.claim)]) == ["1"]
     elif state is State.DELAYED:
         again = Retried(one.claim, message(one).failed(FAILURE), 1000)
         assert await store.retry_message(TOPIC, "w1", [again]) == ["1"]

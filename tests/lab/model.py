@@ -44,6 +44,7 @@ class How(NamedTuple):
     own: bool
     maker: int
     priority: str
+    ttl: int | None
 
 
 @dataclass
@@ -55,6 +56,8 @@ class Model:
     cancelled: set[str] = field(default_factory=set)
     """Ids of which one place among the pending ones does not count."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
+    expiries: dict[str, int] = field(default_factory=dict)
+    """When messages expire: those that wait and have a ttl, and no others."""
     leases: dict[str, Lease] = field(default_factory=dict)
     deadlines: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class Model:
             delayed_high=self.delayed["high"],
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
+            expiries=self.expiries,
             leases={id: f"{token}:{worker}" for id, (token, worker) in self.leases.items()},
             deadlines=self.deadlines,
             dead=self.dead,
@@ -122,7 +126,7 @@ class Model:
     def produce_normal_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
         for id, how, record in fresh:
-            self._store(call, id, record)
+            self._store(call, id, record, _how(how).ttl)
             self.pending[_how(how).priority].append(id)
             self.rung = True
         return answer
@@ -131,7 +135,7 @@ class Model:
         fresh, answer = self._new(call)
         earliest = self._earliest()
         for id, how, record, delay, at in fresh:
-            self._store(call, id, record)
+            self._store(call, id, record, _how(how).ttl)
             due = int(at) if at else call.named["now_ms"] + int(delay)
             self.delayed[_how(how).priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
@@ -148,7 +152,8 @@ class Model:
         elif tick <= now and (last is None or last < tick):
             self.tick = last = tick
             if not any(id in held for held in (self.records, self.dead, self.quarantine)):
-                self._store(call, id, call.named["record"])
+                ttl = call.named["live_ms"]
+                self._store(call, id, call.named["record"], int(ttl) if ttl else None)
                 self.pending[call.named["priority"]].append(id)
                 self.rung = True
                 fired = 1
@@ -159,7 +164,7 @@ class Model:
         fresh: dict[str, tuple[str, ...]] = {}
         answer = ""
         for item in call.items:
-            id, (own, maker, _) = item[0], _how(item[1])
+            id, (own, maker, _, _) = item[0], _how(item[1])
             lane, _, number = id.rpartition("-")
             made, refused = self.receipts.get(lane, (0, ""))
             if refused.startswith("full"):
@@ -183,7 +188,7 @@ class Model:
             for id in {*(id for _, id in stale[: 2 * len(fresh) + 10]), *freed}:
                 del self.recent[id]
         for id, item in fresh.items():
-            own, maker, _ = _how(item[1])
+            own, maker, _, _ = _how(item[1])
             if own:
                 self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
         return list(fresh.values()), self._receipt(call, answer)
@@ -200,9 +205,11 @@ class Model:
         elif id in self.recent or id.rpartition("-")[0] in self.receipts:
             self.recent[f"!{id}"] = call.named["now_ms"] + 1_800_000
 
-    def _store(self, call: Call, id: str, record: str) -> None:
+    def _store(self, call: Call, id: str, record: str, ttl: int | None) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed
         self.records[id] = b'{"created_at":%d,' % call.named["now_ms"] + _bytes(record)
+        if ttl is not None:
+            self.expiries[id] = call.named["now_ms"] + ttl
 
     # pending -> processing
 
@@ -258,6 +265,7 @@ class Model:
         assert self.token > self.highest.get(id, 0), f"the token of {id} does not grow"
         self.highest[id] = self.token
         self.leases[id] = Lease(self.token, worker)
+        self.expiries.pop(id, None)
         self.deadlines[id] = now + lease
         return self.token
 
@@ -275,19 +283,23 @@ class Model:
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
-        for id, _, record, priority, delay, _ in mine:
+        for id, _, record, priority, delay, expires, _ in mine:
             self._unlease(id)
             self.records[id] = _bytes(record)
             due = call.named["now_ms"] + int(delay)
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
+            if expires:
+                self.expiries[id] = int(expires)
         return self._receipt(call, answer) if mine else answer
 
     def release_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, _, priority in reversed(mine):
+        for id, _, priority, expires in reversed(mine):
             self._unlease(id)
             self.pending[priority].insert(0, id)
+            if expires:
+                self.expiries[id] = int(expires)
             self.rung = True
         return self._receipt(call, answer) if mine else answer
 
@@ -376,6 +388,51 @@ class Model:
             reply += [id, str(token), lost_by, self.records[id]]
         return reply
 
+    def expire_message(self, call: Call) -> Any:
+        now, window, walk = (call.named[name] for name in ("now_ms", "window", "walk"))
+        spare = call.named["spare"] - len(self.cancelled)
+        late = sorted((at, id) for id, at in self.expiries.items() if at <= now)
+        ids = [id for _, id in late[: call.named["max_count"]]]
+        delayed = {id for level in LEVELS for id in ids if id in self.delayed[level]}
+        sought = {id for id in ids if id not in delayed}
+        for level in LEVELS:
+            for id in delayed:
+                self.delayed[level].pop(id, None)
+        hidden = self._cut_tails(sought, window) if sought else 0
+        leased = []
+        walked = 0
+        for id in ids:
+            if id in sought:
+                if id not in self.cancelled and (hidden > walk or spare > 0):
+                    self.cancelled.add(id)
+                    spare -= 1
+                elif walked < 10:
+                    walked += 1
+                    next(ids for ids in self.pending.values() if id in ids).remove(id)
+                else:
+                    continue
+            token = self._lease(id, call.named["worker"], now, call.named["recovery_ms"])
+            leased += [id, str(token), self.records[id]]
+        soonest = min(self.expiries.values(), default=None)
+        return [str(now), -1 if soonest is None else max(0, soonest - now), *leased]
+
+    def _cut_tails(self, sought: set[str], window: int) -> int:
+        """Take ids out of the ends of the lists; return how many places are beyond an end."""
+        hidden = 0
+        for level in LEVELS:
+            tail, rest = self.pending[level][:window], self.pending[level][window:]
+            hidden = max(hidden, len(rest))
+            kept = []
+            for id in tail:
+                if id in sought:
+                    sought.remove(id)
+                elif id in self.cancelled:
+                    self.cancelled.remove(id)
+                else:
+                    kept.append(id)
+            self.pending[level] = kept + rest
+        return hidden
+
     def get_next_delay_task(self, call: Call) -> Any:
         earliest = self._earliest()
         return -1 if earliest is None else max(0, earliest - call.named["now_ms"])
@@ -384,7 +441,9 @@ class Model:
         now = call.named["now_ms"]
         waiting = 0 if self.paused else sum(map(len, self.pending.values()))
         deadline = min(self.deadlines.values(), default=None)
-        waits = [-1 if at is None else max(0, at - now) for at in (self._earliest(), deadline)]
+        expires = min(self.expiries.values(), default=None)
+        times = (self._earliest(), deadline, expires)
+        waits = [-1 if at is None else max(0, at - now) for at in times]
         return [str(now), waiting, *waits]
 
     def ring_doorbell(self, _: Call) -> Any:
@@ -417,6 +476,8 @@ class Model:
         stamp = b'{"due":%d,' % call.named["now_ms"]
         self.records[id] = stamp + _bytes(call.named["record"])
         self.pending[call.named["priority"]].append(id)
+        if call.named["expires_ms"]:
+            self.expiries[id] = int(call.named["expires_ms"])
         self.rung = True
         return self._receipt(call, "1")
 
@@ -436,6 +497,7 @@ class Model:
         if id not in self.records:
             return self._receipt(call, "0")
         del self.records[id]
+        self.expiries.pop(id, None)
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, int(call.named["walk"]))
         self._free(call)
@@ -489,5 +551,5 @@ def _bytes(text: str) -> bytes:
 
 
 def _how(text: str) -> How:
-    own, maker, priority = (text or "0 0 normal").split(" ")
-    return How(own == "1", int(maker), priority)
+    own, maker, priority, *ttl = (text or "0 0 normal").split(" ")
+    return How(own == "1", int(maker), priority, int(ttl[0]) if ttl else None)

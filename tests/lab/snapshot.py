@@ -24,6 +24,8 @@ class Snapshot:
     delayed_high: dict[str, int] = field(default_factory=dict)
     delayed: dict[str, int] = field(default_factory=dict)
     delayed_low: dict[str, int] = field(default_factory=dict)
+    expiries: dict[str, int] = field(default_factory=dict)
+    """When messages expire that wait and have a ttl."""
     leases: dict[str, str] = field(default_factory=dict)
     """id -> "token:worker"."""
     deadlines: dict[str, int] = field(default_factory=dict)
@@ -45,7 +47,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     hashes = [keys.payload, keys.processing, keys.dlq_payload, keys.error_parse_payload, keys.meta]
     lists = [keys.pending_high, keys.pending, keys.pending_low, keys.doorbell, keys.doorbell_delay]
     sets = [keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low, keys.expire_monitor]
-    sets += [keys.dlq, keys.error_parse_queue, keys.recent]
+    sets += [keys.dlq, keys.error_parse_queue, keys.recent, keys.expiry]
     for key in hashes:
         pipe.execute_command("HGETALL", key)
     for key in lists:
@@ -60,7 +62,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     high, normal, low, rings, rings_delay = (
         [_text(id) for id in reversed(next(found))] for _ in lists
     )
-    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, recent = (
+    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, recent, expiries = (
         {_text(id): int(score) for id, score in next(found)} for _ in sets
     )
     return Snapshot(
@@ -72,6 +74,7 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         delayed_high=delayed_high,
         delayed=delayed,
         delayed_low=delayed_low,
+        expiries=expiries,
         leases={id: _text(lease) for id, lease in leases.items()},
         deadlines=deadlines,
         dead=dead,

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mx_rmq.core import codec
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Claim, Leased, Retried, Settled
+from mx_rmq.store.answers import Claim, HandedBack, Leased, Retried, Settled
 from mx_rmq.store.call import RECEIPT_MS, Caller
 from mx_rmq.store.connect import connect
 from mx_rmq.store.keys import Keys
@@ -63,6 +63,7 @@ workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
 CUSTOM = ["a", "b"]
 own_ids = st.sampled_from(CUSTOM)
+ttls = st.sampled_from([None, 1, 400, 31_000])
 recent = st.integers(0, 5)
 """Which one, counted from the latest: fresh ones are the interesting ones."""
 
@@ -126,8 +127,14 @@ class Walk(RuleBasedStateMachine):
         self.names = patch("mx_rmq.store.lane.secrets", Random(0))
         self.names.start()
         # A list of three has a middle that is too deep to be walked to.
-        self.shallow = patch("mx_rmq.store.operating.WALK", 1)
-        self.shallow.start()
+        self.shallow = [
+            patch("mx_rmq.store.operating.WALK", 1),
+            patch("mx_rmq.store.handling.WINDOW", 1),
+            patch("mx_rmq.store.handling.WALK", 1),
+            patch("mx_rmq.store.handling.SPARE", 1),
+        ]
+        for one in self.shallow:
+            one.start()
         self.clock = Clock()
         self.model = Model()
         self.claims: list[tuple[str, Leased | TakenOver]] = []
@@ -139,7 +146,7 @@ class Walk(RuleBasedStateMachine):
     @initialize(first=st.lists(st.tuples(priorities, workers), max_size=6))
     def begin_busy(self, first: list[tuple[Priority, str]]) -> None:
         for priority, worker in first:
-            self.produce("some", 2, priority, 0, "a", "none")
+            self.produce("some", 2, priority, 0, "a", None, "none")
             self.dispatch(worker, 1, 1000, "none", alone=False)
 
     async def _open(self) -> None:
@@ -178,19 +185,29 @@ class Walk(RuleBasedStateMachine):
         priority=priorities,
         delay=st.sampled_from([0, 1, 500, 5000]),
         id=own_ids,
+        ttl=ttls,
         fault=faults,
     )
     def produce(
-        self, what: str, count: int, priority: Priority, delay: int, id: str, fault: str
+        self,
+        what: str,
+        count: int,
+        priority: Priority,
+        delay: int,
+        id: str,
+        ttl: int | None,
+        fault: str,
     ) -> None:
         if what == "some":
-            drafts = [draft(number, priority=priority) for number in range(count)]
+            drafts = [draft(number, priority=priority, ttl=ttl) for number in range(count)]
         elif what == "own":
-            drafts = [draft(id, id=id, priority=priority), draft(2), draft(id, id=id)]
+            own = draft(id, id=id, priority=priority, ttl=ttl)
+            drafts = [own, draft(2), draft(id, id=id)]
         elif what == "delayed":
-            drafts = [draft(1, delay=delay, priority=priority), draft(2, at=self.clock.now - 5)]
+            due = draft(2, at=self.clock.now - 5)
+            drafts = [draft(1, delay=delay, priority=priority, ttl=ttl), due]
         elif what == "own delayed":
-            drafts = [draft(1, id=id, delay=delay)]
+            drafts = [draft(1, id=id, delay=delay, ttl=ttl)]
         else:
             drafts = [draft(1, id=self._made_before(count - 1) or id)]
         late = "delayed" in what
@@ -201,14 +218,15 @@ class Walk(RuleBasedStateMachine):
         what=st.sampled_from(["now", "now", "late", "same", "older", "early", "look", "taken"]),
         priority=priorities,
         id=own_ids,
+        ttl=ttls,
         fault=faults,
     )
-    def cron(self, what: str, priority: Priority, id: str, fault: str) -> None:
+    def cron(self, what: str, priority: Priority, id: str, ttl: int | None, fault: str) -> None:
         last = self.model.tick or self.clock.now
         ticks = {"late": self.clock.now - 500, "same": last, "older": last - 1}
         tick = self.clock.now + 1 if what == "early" else ticks.get(what, self.clock.now)
         taken = [id, *self.model.records, *self.model.quarantine, *self.model.dead][-1]
-        new = draft(tick, id=taken if what == "taken" else None, priority=priority)
+        new = draft(tick, id=taken if what == "taken" else None, priority=priority, ttl=ttl)
         work = self.store.produce_cron_message(TOPIC, tick, None if what == "look" else new)
         ticked = self.play(fault, work)
         if ticked and ticked.id:
@@ -279,8 +297,10 @@ class Walk(RuleBasedStateMachine):
             return await self.store.extend_lease(TOPIC, worker, claims, lease=10_000)
         messages = [codec.decode(one.record) for one in held]
         if what == "release":
-            levels = [message.priority for message in messages]
-            handed_back = list(zip(claims, levels, strict=True))
+            handed_back = [
+                HandedBack(claim, message.priority, message.expires_at)
+                for claim, message in zip(claims, messages, strict=True)
+            ]
             return await self.store.release_message(TOPIC, worker, handed_back)
         retries = [
             Retried(claim, message.failed(FAILURE), delay)
@@ -352,6 +372,26 @@ class Walk(RuleBasedStateMachine):
             for one in taken.messages:
                 self.run(self._archive("monitor", one, parse=False))
 
+    @precondition(lambda self: self.model.expiries)
+    @rule(
+        count=counts,
+        then=st.sampled_from(["dlq", "retry", "crash"]),
+        later=st.sampled_from([0, 1, 400]),
+        fault=faults,
+    )
+    def expire(self, count: int, then: str, later: int, fault: str) -> None:
+        self.clock.advance(later)
+        work = self.store.expire_message(TOPIC, "monitor", count=count, recovery=5000)
+        taken = self.play(fault, work)
+        if not taken or not taken.messages:
+            return
+        self.claims += [("monitor", one) for one in taken.messages]
+        if then == "retry":
+            self.run(self._settle("monitor", taken.messages, "retry", 0))
+        elif then == "dlq":
+            for one in taken.messages:
+                self.run(self._archive("monitor", one, parse=False))
+
     @precondition(lambda self: any(self.model.delayed.values()))
     @rule(count=counts, fault=faults)
     def promote(self, count: int, fault: str) -> None:
@@ -362,9 +402,12 @@ class Walk(RuleBasedStateMachine):
 
     @precondition(lambda self: self.model.dead or self.model.quarantine)
     @rule(
-        what=st.sampled_from(["requeue", "requeue", "discard"]), stale=st.booleans(), fault=faults
+        what=st.sampled_from(["requeue", "requeue", "discard"]),
+        stale=st.booleans(),
+        keep=st.booleans(),
+        fault=faults,
     )
-    def operate(self, what: str, stale: bool, fault: str) -> None:
+    def operate(self, what: str, stale: bool, keep: bool, fault: str) -> None:
         dead = bool(self.model.dead)
         state = State.DEAD if dead else State.QUARANTINED
         index = self.model.dead if dead else self.model.quarantine
@@ -373,7 +416,8 @@ class Walk(RuleBasedStateMachine):
             work = self.store.discard_message(TOPIC, state, id, archived=at - stale)
         else:
             data = self.model.dead_letters[id] if dead else self.model.quarantined[id]
-            message = codec.decode(data if dead else data.partition(b"\n")[2]).revived()
+            message = codec.decode(data if dead else data.partition(b"\n")[2])
+            message = message if keep else message.revived()
             work = self.store.requeue_message(
                 TOPIC, state, id, archived=at - stale, message=message
             )
@@ -466,7 +510,8 @@ class Walk(RuleBasedStateMachine):
             self.run(self._drain())
         finally:
             self.names.stop()
-            self.shallow.stop()
+            for one in self.shallow:
+                one.stop()
             self.run(self.caller.servers.close())
 
     async def _drain(self) -> None:
@@ -517,6 +562,9 @@ _NUMBERS = {
     "lease_ms",
     "recovery_ms",
     "jump_ms",
+    "spare",
+    "walk",
+    "window",
     "keep",
     "ttl_ms",
     "hexpire_s",

@@ -12,6 +12,7 @@ from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.listener import LISTEN, LONGEST, MOST, Listener
 from mx_rmq.runtime.lookout import LOOK_AROUND, Lookout
@@ -75,12 +76,14 @@ class Post:
             link=store.link_of(0),
             circumstances=lambda _: Circumstances(now=0, worker="w1", chance=0),
         )
+        self.expirer = Expirer(store, Events(), worker="w1", lease=lease)
         self.lookout = Lookout(
             store,
             0,
             clock,
             self.dispatcher,
             self.scheduler,
+            self.expirer,
             self.monitor,
             lease=lease,
         )

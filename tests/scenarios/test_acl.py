@@ -52,8 +52,8 @@ COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
 OLDER = {"+hrandfield", "+hstrlen"}
 """What the audit needs where HSCAN has no NOVALUES."""
 
-LONG = {"+scard", "+sadd", "+smismember", "+srem"}
-"""What is needed when a message is cancelled among more than 10,000."""
+LONG = {"+lrem", "+scard", "+sadd", "+smismember", "+srem"}
+"""What is needed when a message is cancelled or expires deep in a long list."""
 
 WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
 """What an operator has so that no script which it might run is left half done."""
@@ -117,7 +117,7 @@ async def denied(raw: Redis) -> set[str]:
 async def produce(mq: MessageQueue) -> None:
     for priority in ("high", "normal", "low"):
         await mq.produce(TOPIC, 1, priority=priority)
-        await mq.produce(TOPIC, 1, priority=priority, delay=60)
+        await mq.produce(TOPIC, 1, priority=priority, delay=60, ttl=600)
     for number in range(2):
         for id in (f"normal-{number}", State.DEAD.value):
             await mq.produce(TOPIC, 1, id=id)
@@ -344,6 +344,7 @@ async def hear(mq: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
 
 KEYS = [
     *("payload", "pending", "pending:*", "delay_tasks", "delay_tasks:*", "recent", "receipt:*"),
+    "expiry",
     *("doorbell", "doorbell:delay", "dlq:payload", "error:parse:payload"),
 ]
 

@@ -18,7 +18,7 @@ from mx_rmq.core.errors import (
     ScriptFailed,
 )
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Claim, Leased, Placed, Settled
+from mx_rmq.store.answers import Claim, HandedBack, Leased, Placed, Settled
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import MAX_BATCH
 from mx_rmq.store.store import Store
@@ -89,7 +89,7 @@ def needed(script: str) -> list[str]:
     """Return the keys that a script needs for messages of normal priority, by name."""
     used = "pending" if script in ("produce_normal_message", "release_message") else "delay_tasks"
     others = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
-    others.append("cancelled")  # which only matters where there is a cap
+    others += ["cancelled", "expiry"]  # which only matter where there is a cap, or a ttl
     return [name for name in vital(script) if name not in others or name == used]
 
 
@@ -729,7 +729,7 @@ async def leased_more(store: Store, count: int) -> list[Leased]:
     ids = await pending(store, count)
     taken = await take(store, MAX_BATCH)
     rest = [one for one in taken if one.id not in ids]
-    await store.release_message(TOPIC, "w1", [(one.claim, Priority.NORMAL) for one in rest])
+    await store.release_message(TOPIC, "w1", [HandedBack(one.claim) for one in rest])
     return [one for one in taken if one.id in ids]
 
 

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Retried
+from mx_rmq.store.answers import HandedBack, Retried
 from mx_rmq.store.audit import STEP, SUSPECTS, Audit, Violation
 from mx_rmq.store.call import Caller
 from mx_rmq.store.keys import Keys
@@ -491,7 +491,7 @@ class Traffic:
             ],
         )
         await store.release_message(
-            TOPIC, self.worker, [(one.claim, message(one).priority) for one in back]
+            TOPIC, self.worker, [HandedBack(one.claim, message(one).priority) for one in back]
         )
         for state, lot in zip(ARCHIVES, (dead, odd), strict=True):
             for one in lot:

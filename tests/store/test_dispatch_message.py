@@ -13,7 +13,7 @@ import pytest
 from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Leased
+from mx_rmq.store.answers import HandedBack, Leased
 from mx_rmq.store.scripted import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
@@ -275,7 +275,7 @@ async def test_another_key_of_a_wrong_type_is_named_and_nothing_is_changed(
     await leased(store)
     waiting = await pending(store, 2)
     for name in vital("dispatch_message"):
-        if name not in (*LEVELS, "cancelled"):
+        if name not in (*LEVELS, "cancelled", "expiry"):
             await assert_refused(store, raw, name, partial(take, store, 2))
     assert ids(await take(store, 2)) == waiting
 
@@ -327,7 +327,7 @@ async def test_alone_nothing_is_given_after_a_lease_ran_out_until_the_message_is
     late = await store.handle_timeout_message(TOPIC, "m", count=1, recovery=LEASE)
     assert await take(store, alone=True) == []
     (taken_over,) = late.messages
-    held = [(taken_over.claim, Priority.NORMAL)]
+    held = [HandedBack(taken_over.claim)]
     assert await store.release_message(TOPIC, "m", held) == ["1"]
     assert ids(await take(store, alone=True)) == [lost.id]
 

@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Retried, Settled
+from mx_rmq.store.answers import HandedBack, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.scripted import MAX_BATCH
 from tests.lab.broken import assert_refused, vital
@@ -133,7 +133,9 @@ async def test_the_old_holder_is_shut_out(store: Store, raw: Redis, clock: Clock
     claim = old.claim
     assert await store.complete_message(TOPIC, "w1", [claim]) == [Settled.LOST]
     assert await store.retry_message(TOPIC, "w1", [Retried(claim, record, 1)]) == [Settled.LOST]
-    assert await store.release_message(TOPIC, "w1", [(claim, Priority.LOW)]) == [Settled.LOST]
+    assert await store.release_message(TOPIC, "w1", [HandedBack(claim, Priority.LOW)]) == [
+        Settled.LOST
+    ]
     assert await store.extend_lease(TOPIC, "w1", [claim], lease=LEASE) == [claim]
     assert await store.move_to_dlq(TOPIC, "w1", claim, record) is Settled.LOST
     assert await store.handle_parse_error(TOPIC, "w1", claim, why) is Settled.LOST

@@ -97,20 +97,21 @@ async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis)
 
 
 @pytest.mark.parametrize(
-    ("own", "priority", "how"),
+    ("own", "priority", "ttl", "how"),
     [
-        (None, Priority.NORMAL, ""),
-        (None, "normal", ""),
-        (None, Priority.HIGH, "0 0 high"),
-        ("own", Priority.NORMAL, "1 0 normal"),
-        ("own", "low", "1 0 low"),
-        ("a123456789abc-7", Priority.LOW, "1 16 low"),
+        (None, Priority.NORMAL, None, ""),
+        (None, "normal", None, ""),
+        (None, Priority.HIGH, None, "0 0 high"),
+        (None, Priority.NORMAL, 5000, "0 0 normal 5000"),
+        ("own", Priority.NORMAL, None, "1 0 normal"),
+        ("own", "low", 7, "1 0 low 7"),
+        ("a123456789abc-7", Priority.LOW, None, "1 17 low"),
     ],
 )
 async def test_what_is_sent_of_a_message(
-    store: Store, own: str | None, priority: Priority, how: str
+    store: Store, own: str | None, priority: Priority, ttl: int | None, how: str
 ) -> None:
-    one = draft({"a": 1}, id=own, priority=priority)
+    one = draft({"a": 1}, id=own, priority=priority, ttl=ttl)
     call = store.prepare("produce_normal_message", TOPIC, [one])
     (id,) = call.ids
     assert call.items == [id, how, codec.encode(one.message(TOPIC, id)).removeprefix(b"{")]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
-NOWHERE = Places(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NOWHERE = Places(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 async def inspect(store: Store, *ids: str | bytes, walk: bool = True) -> list[Places]:

@@ -130,7 +130,12 @@ def after_crash(
     and a failure of the machine does not use up the attempts of the handler. From the second
     crash on the messages of a lost worker come back at different moments: whichever of them kills
     workers will then be alone with few others.
+
+    A message whose time to live has passed expires, and no crash is counted: the lost worker may
+    have held it only to dead-letter it.
     """
+    if (dead := expired(message, at.now)) is not None:
+        return dead
     error = WorkerLost(f"worker {lost_by} went silent and its lease ran out")
     crashed = message.crashed(Failure.of(error, at=at.now, worker=lost_by))
     if crashed.crashes >= max_crashes:

@@ -1,9 +1,9 @@
 """The caretaker: looks after the topics that its worker does not serve.
 
-Moving due messages and taking over lost ones needs no handler, so a topic is never left alone as
-long as any worker of the queue is alive. One worker at a time makes the rounds: every worker asks
-for the turn, and the one that has it keeps it while its rounds succeed. That is for cost only. Two
-caretakers at once would do no harm.
+Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler, so a
+topic is never left alone as long as any worker of the queue is alive. One worker at a time makes
+the rounds: every worker asks for the turn, and the one that has it keeps it while its rounds
+succeed. That is for cost only. Two caretakers at once would do no harm.
 
 A worker that serves a topic knows its handler's `max_crashes`, so it should be the one that takes
 over. The caretaker leaves that to it for a grace after the lease has run out. It also has to see
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions
 from mx_rmq.runtime.clock import JUMP, ServerClock
+from mx_rmq.runtime.expirer import expire
 from mx_rmq.runtime.loop import Complaints, Loop, each
 from mx_rmq.runtime.monitor import BATCH as TAKEN
 from mx_rmq.runtime.monitor import RECOVERY, STOOD_STILL
@@ -128,6 +129,15 @@ class Caretaker:
         if survey.due == 0 or taken:
             while len(await self._store.process_delay_message(topic, count=MOVED)) >= MOVED:
                 pass
+        if survey.expires == 0:
+            await expire(
+                self._store,
+                self._bus,
+                topic,
+                worker=self._worker,
+                lease=self._lease,
+                complaints=self._complaints,
+            )
 
     def _is_abandoned(self, site: int, topic: str) -> bool:
         """Say whether a lease is overdue although its holder could have extended it.

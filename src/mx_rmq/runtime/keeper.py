@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.events import LoopBlocked
 from mx_rmq.core.text import end_of
-from mx_rmq.runtime.lifecycle import priority_of
+from mx_rmq.runtime.lifecycle import handed_back
 from mx_rmq.runtime.loop import Complaints, each
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.store.call import REPLY_WITHIN
@@ -186,8 +186,8 @@ class Keeper:
                     held.settling = True
                 batch = [held for held in batch if held.started_at is None]  # not even meanwhile
                 self._handing_back.update(batch)
-                claims = [(held.claim, priority_of(held)) for held in batch]
-                await store.release_message(topic.name, self._worker, claims)
+                back = [handed_back(held) for held in batch]
+                await store.release_message(topic.name, self._worker, back)
                 self._handing_back.difference_update(batch)
                 for held in batch:
                     if self._main_loop is not None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ServerUnavailable
-from mx_rmq.core.message import Priority
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
@@ -26,7 +25,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
-from mx_rmq.store.answers import Retried, Settled
+from mx_rmq.store.answers import HandedBack, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.scripted import MAX_BATCH
 
@@ -153,8 +152,7 @@ class Lifecycle:
         if kind is Complete:
             return await store.complete_message(topic, worker, [held.claim for held in batch])
         if kind is Release:
-            released = [(held.claim, priority_of(held)) for held in batch]
-            return await store.release_message(topic, worker, released)
+            return await store.release_message(topic, worker, [handed_back(one) for one in batch])
         if kind is RetryLater:
             retried = [
                 Retried(held.claim, held.outcome.message, held.outcome.delay)
@@ -271,10 +269,10 @@ def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
     return batch
 
 
-def priority_of(held: Held) -> Priority:
-    """Return the level to which a message goes back."""
+def handed_back(held: Held) -> HandedBack:
+    """Return an unfinished message as it goes back: to its level, with its time to live."""
     try:
         message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
     except DecodeError:
-        return Priority.NORMAL
-    return message.priority
+        return HandedBack(held.claim)
+    return HandedBack(held.claim, message.priority, message.expires_at)

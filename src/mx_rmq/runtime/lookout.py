@@ -16,6 +16,7 @@ from mx_rmq.runtime.loop import Loop
 if TYPE_CHECKING:
     from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.expirer import Expirer
     from mx_rmq.runtime.monitor import Monitor
     from mx_rmq.runtime.scheduler import Scheduler
     from mx_rmq.runtime.slots import TopicSlots
@@ -26,7 +27,7 @@ LOOK_AROUND: Final = 10.0
 
 
 class Lookout:
-    """Wakes dispatcher, scheduler and monitor for the topics of one site."""
+    """Wakes dispatcher, scheduler, expirer and monitor for the topics of one site."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class Lookout:
         clock: ServerClock,
         dispatcher: Dispatcher,
         scheduler: Scheduler,
+        expirer: Expirer,
         monitor: Monitor,
         *,
         lease: float,
@@ -45,6 +47,7 @@ class Lookout:
         self._clock = clock
         self._dispatcher = dispatcher
         self._scheduler = scheduler
+        self._expirer = expirer
         self._monitor = monitor
         self._every = min(LOOK_AROUND, lease)
         self.listeners: list[Listener] = []
@@ -62,7 +65,7 @@ class Lookout:
         self.looking.wake()
 
     async def look_around(self) -> float:
-        """See what is pending, due or overdue in every topic."""
+        """See what is pending, due, expired or overdue in every topic."""
         asked_at = time.monotonic()
         seen = await self._store.survey_topics(self._topics.copy())
         self._clock.heard(seen.now, asked_at)
@@ -70,6 +73,7 @@ class Lookout:
             if survey.pending:
                 self._dispatcher.ready(topic)
             self._scheduler.saw(topic, survey.due)
+            self._expirer.saw(topic, survey.expires)
             self._monitor.saw(topic, survey.deadline)
         return self._every
 

@@ -1,4 +1,4 @@
-"""What becomes of a message that was taken over because its worker went silent."""
+"""What becomes of messages that a monitor took: their worker went silent, or they expired."""
 
 from __future__ import annotations
 
@@ -6,41 +6,73 @@ from typing import TYPE_CHECKING
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.outcome import DeadLetter, after_crash
+from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash, expired
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import Quarantined
 
 if TYPE_CHECKING:
+    from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Circumstances
     from mx_rmq.runtime.bus import Events
     from mx_rmq.store import Store
-    from mx_rmq.store.answers import TakenOver
+    from mx_rmq.store.answers import Leased, TakenOver
 
 
 async def recover(
     store: Store, bus: Events, name: str, one: TakenOver, *, max_crashes: int, at: Circumstances
 ) -> None:
     """Count the crash, then let the message wait for its next attempt, or archive it."""
-    topic = topic_of(name)
-    bus.emit(events.TakenOver(topic, one.id, one.lost_by))
-    try:
-        message = codec.decode_as(one.record, topic, one.id)
-    except DecodeError as error:
-        about = Quarantined.of(
-            id=one.id, topic=topic, error=error, data=one.record, worker=at.worker
-        )
-        if await store.handle_parse_error(name, at.worker, one.claim, about):
-            bus.emit(events.Quarantined(topic, one.id, str(error)))
+    bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
+    message = await _read(store, bus, name, one, at.worker)
+    if message is not None:
+        outcome = after_crash(message, max_crashes, one.lost_by, at)
+        await _apply(store, bus, name, one, outcome, at.worker)
+
+
+async def bury(store: Store, bus: Events, name: str, one: Leased, *, worker: str, now: int) -> None:
+    """Dead-letter a message that expired while it waited."""
+    message = await _read(store, bus, name, one, worker)
+    if message is None:
         return
-    outcome = after_crash(message, max_crashes, one.lost_by, at)
-    attempt = outcome.message.attempts
+    dead = expired(message, now)
+    if dead is not None:
+        await _apply(store, bus, name, one, dead, worker)
+        return
+    # A worker of an older release left the time behind, and the id is in use again.
+    wait = max(0, (message.ready_at or now) - now)
+    await store.retry_message(name, worker, [Retried(one, message, wait)])
+
+
+async def _read(
+    store: Store, bus: Events, name: str, one: Leased | TakenOver, worker: str
+) -> Message | None:
+    """Return the message; None: its record cannot be read, and it is in the quarantine now."""
+    topic = topic_of(name)
+    try:
+        return codec.decode_as(one.record, topic, one.id)
+    except DecodeError as error:
+        about = Quarantined.of(id=one.id, topic=topic, error=error, data=one.record, worker=worker)
+        if await store.handle_parse_error(name, worker, one.claim, about):
+            bus.emit(events.Quarantined(topic, one.id, str(error)))
+        return None
+
+
+async def _apply(
+    store: Store,
+    bus: Events,
+    name: str,
+    one: Leased | TakenOver,
+    outcome: RetryLater | DeadLetter,
+    worker: str,
+) -> None:
+    topic, attempt = topic_of(name), outcome.message.attempts
     if isinstance(outcome, DeadLetter):
-        if await store.move_to_dlq(name, at.worker, one.claim, outcome.message):
+        if await store.move_to_dlq(name, worker, one.claim, outcome.message):
             bus.emit(events.Died(topic, one.id, attempt, outcome.message.reason))
         return
     again = Retried(one.claim, outcome.message, outcome.delay)
-    (done,) = await store.retry_message(name, at.worker, [again])
+    (done,) = await store.retry_message(name, worker, [again])
     if done:
         delay = outcome.delay / 1000
         bus.emit(events.Retried(topic, one.id, attempt, delay, str(outcome.error)))

@@ -1,7 +1,7 @@
 """A site's part of the cast: those who work for topics that live together.
 
 On one server that is all topics, in a cluster those of one slot. Each site has its own lookout,
-scheduler and monitor, so what befalls one server holds up nothing that lives on another.
+scheduler, expirer and monitor, so trouble on one server holds up nothing on another.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.lookout import Lookout
 from mx_rmq.runtime.monitor import Monitor
 from mx_rmq.runtime.scheduler import Scheduler
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """Lookout, scheduler and monitor of the topics of one site."""
+    """Lookout, scheduler, expirer and monitor of the topics of one site."""
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class Site:
         self.clock = ServerClock()
         self._handlers: dict[str, Handler] = {}
         self._scheduler = Scheduler(store, (), on_moved=dispatcher.ready)
+        self._expirer = Expirer(store, bus, worker=worker, lease=lease)
         self._monitor = Monitor(
             store,
             self._handlers,
@@ -57,6 +59,7 @@ class Site:
             self.clock,
             dispatcher,
             self._scheduler,
+            self._expirer,
             self._monitor,
             lease=lease,
         )
@@ -71,6 +74,7 @@ class Site:
         """Start everybody."""
         self._lookout.looking.start()
         self._scheduler.loop.start()
+        self._expirer.loop.start()
         self._monitor.loop.start()
 
     async def go_deaf(self) -> None:
@@ -80,6 +84,7 @@ class Site:
     async def stop(self) -> None:
         """Send the others home, too."""
         await self._scheduler.loop.stop()
+        await self._expirer.loop.stop()
         await self._monitor.loop.stop()
 
     async def hand_back_rings(self) -> None:

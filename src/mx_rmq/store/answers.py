@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from mx_rmq.core.message import Priority
+
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
 
@@ -95,6 +97,22 @@ class TimedOut(NamedTuple):
     """How far the server's clock is behind what it has been, ms."""
 
 
+class Expired(NamedTuple):
+    now: int
+    messages: list[Leased]
+    wait: int | None
+    """The ms until the next message expires, 0 if there are more, None if there are none."""
+
+
+class HandedBack(NamedTuple):
+    """An unfinished message that goes back to the front of its level."""
+
+    claim: Held
+    priority: Priority = Priority.NORMAL
+    expires: int | None = None
+    """Server time, ms; None: never."""
+
+
 class Retried(NamedTuple):
     """A failed message, as it shall wait for its next attempt."""
 
@@ -112,6 +130,8 @@ class Survey(NamedTuple):
     """The ms until the next due time, 0 if something is due, None if nothing is delayed."""
     deadline: int | None
     """The ms until a lease runs out, 0 if one has, None if nothing is in processing."""
+    expires: int | None = None
+    """The ms until a waiting message expires, 0 if one has, None if none has a time to live."""
 
 
 class Surveyed(NamedTuple):

@@ -61,6 +61,7 @@ class Places(NamedTuple):
     dead_letter: int
     quarantine_index: int
     quarantined_bytes: int
+    expiry: int
     astray: int
     """Whether a place of it was cancelled that is not there."""
 
@@ -90,6 +91,8 @@ class Places(NamedTuple):
             wrongs.append("dead letters: index and contents disagree")
         if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
             wrongs.append("quarantine: index and contents disagree")
+        if self.expiry and not (self.pending or self.delayed):
+            wrongs.append("a time at which it expires, but it does not wait")
         if self.astray:
             wrongs.append("a place was cancelled that it does not have")
         return wrongs
@@ -129,6 +132,7 @@ class _Reading:
         self.dead_letters: set[bytes] = set()
         self.quarantine_index: set[bytes] = set()
         self.quarantined_bytes: set[bytes] = set()
+        self.expiries: set[bytes] = set()
         self.aged: set[bytes] = set()
         """Archived messages over their age: nobody has trimmed them yet, or the server has."""
 
@@ -144,6 +148,7 @@ class _Reading:
             self.dead_letters,
             self.quarantine_index,
             self.quarantined_bytes,
+            self.expiries,
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
@@ -162,6 +167,7 @@ class _Reading:
             id in self.dead_letters,
             id in self.quarantine_index,
             id in self.quarantined_bytes,
+            id in self.expiries,
             self.waiting.is_astray(id),
         )
 
@@ -238,6 +244,7 @@ class Audit:
         reading.waiting = await self._waiting(keys)
         for key in (keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low):
             reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
+        reading.expiries = set(dict(await self._scan("ZSCAN", keys.expiry)))
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
         now = await self._now(keys)

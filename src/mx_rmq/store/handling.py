@@ -5,15 +5,17 @@ Whether an id and a record make sense is the caller's question, and `handle_pars
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec
-from mx_rmq.core.message import Message, Priority, State
+from mx_rmq.core.message import Message, State
 from mx_rmq.core.names import check_worker
 from mx_rmq.core.text import brief
 from mx_rmq.store.answers import (
     Claim,
     Dispatched,
+    Expired,
+    HandedBack,
     Held,
     Leased,
     Retried,
@@ -42,6 +44,16 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.quarantine import Quarantined
     from mx_rmq.store.script import Value
+
+WINDOW: Final = 1000
+"""Places at the end of each list where messages that expired are looked for."""
+
+WALK: Final = 20_000
+"""How far an expired message may be from there to be removed by a walk: about 0.3 ms of the
+server's time."""
+
+SPARE: Final = 1000
+"""Expired messages that keep a place in a list before any is removed by a walk."""
 
 
 class Handling(Scripted):
@@ -106,16 +118,18 @@ class Handling(Scripted):
             check_range("delay", delay, 0)
             record = codec.encode(message)
             items += (claim.id, claim.token, record, check_level(message.priority), delay)
+            items.append("" if message.expires_at is None else message.expires_at)
             items.append(brief(message.errors[-1].said if message.errors else message.reason))
         return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
 
     async def release_message(
-        self, topic: str, worker: str, claims: Sequence[tuple[Held, Priority]]
+        self, topic: str, worker: str, handed_back: Sequence[HandedBack]
     ) -> list[Settled]:
         """Hand unfinished messages back to the front of the queue, in the order given."""
         items: list[Value] = []
-        for claim, priority in claims:
+        for claim, priority, expires in handed_back:
             items += (claim.id, claim.token, check_level(priority))
+            items.append("" if expires is None else expires)
         return await self._settle("release_message", topic, worker, items)
 
     async def extend_lease(
@@ -272,6 +286,34 @@ class Handling(Scripted):
         ]
         return TimedOut(now, messages, bool(surprised), behind)
 
+    async def expire_message(
+        self, topic: str, monitor: str, *, count: int, recovery: int
+    ) -> Expired:
+        """Take up to `count` waiting messages whose time to live has passed, for `recovery` ms.
+
+        The caller then dead-letters them, with the tokens that it gets here.
+        """
+        reply = await self._run(
+            "expire_message",
+            self.keys.of(topic),
+            {
+                "now_ms": self._now(),
+                "worker": check_worker(monitor),
+                "max_count": check_range("count", count, 1, MAX_BATCH),
+                "recovery_ms": check_range("recovery", recovery, 1),
+                "window": WINDOW,
+                "walk": WALK,
+                "spare": SPARE,
+            },
+        )
+        fields = iter(reply)
+        now, wait = int(next(fields)), wait_of(next(fields))
+        messages = [
+            Leased(id_of(id), int(token), record)
+            for id, token, record in zip(fields, fields, fields, strict=True)
+        ]
+        return Expired(now, messages, wait)
+
     async def get_next_delay_task(self, topic: str) -> int | None:
         """Return the ms until the next due time, 0 if something is due, None if nothing waits."""
         return wait_of(
@@ -297,8 +339,8 @@ class Handling(Scripted):
             keys = [getattr(self.keys.of(topic), key) for topic in chunk for key in script.keys]
             reply = await self._caller.run(script, keys, script.arguments({"now_ms": self._now()}))
             now, fields = int(reply[0]), iter(reply[1:])
-            for topic, waiting, due, deadline in zip(chunk, fields, fields, fields, strict=True):
-                found[topic] = Survey(waiting, wait_of(due), wait_of(deadline))
+            for topic, waiting, *waits in zip(chunk, fields, fields, fields, fields, strict=True):
+                found[topic] = Survey(waiting, *map(wait_of, waits))
         return Surveyed(now, found)
 
     # the workers'

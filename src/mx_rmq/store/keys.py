@@ -21,8 +21,11 @@ them is a topic.
     mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
     mx-rmq:{topic}:totals                     HASH    what happened -> to how many messages, ever
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
+    mx-rmq:{topic}:expiry                     ZSET    id -> when it expires, ms; only messages
+                                                      that wait and have a ttl
     mx-rmq:{topic}:cancelled                  SET     ids of which one place in a long list of
-                                                      pending ones does not count: cancelled
+                                                      pending ones does not count: cancelled or
+                                                      expired
     mx-rmq:{topic}:recent                     ZSET    custom id -> until when it is taken, ms;
                                                       !id -> until when a generated id that was
                                                       cancelled or discarded may be used again
@@ -71,6 +74,7 @@ class TopicKeys:
     meta: str
     totals: str
     history: str
+    expiry: str
     cancelled: str
     recent: str
     _receipt: str
@@ -84,7 +88,7 @@ class TopicKeys:
             **dict.fromkeys((*lists, self.doorbell_delay), "list"),
             **dict.fromkeys((*hashes, self.archive_bytes, self.meta, self.totals), "hash"),
             **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
-            **dict.fromkeys((self.dlq, self.error_parse_queue), "zset"),
+            **dict.fromkeys((self.dlq, self.error_parse_queue, self.expiry), "zset"),
             self.history: "stream",
             self.cancelled: "set",
         }
@@ -142,6 +146,7 @@ class Keys:
                 meta=f"{base}:meta",
                 totals=f"{base}:totals",
                 history=f"{base}:history",
+                expiry=f"{base}:expiry",
                 cancelled=f"{base}:cancelled",
                 recent=f"{base}:recent",
                 _receipt=f"{base}:receipt:",

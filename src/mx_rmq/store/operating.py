@@ -49,6 +49,7 @@ class Operating(Scripted):
             archived_ms=archived,
             priority=check_level(message.priority),
             record=unstamped,
+            expires_ms="" if message.expires_at is None else message.expires_at,
             why=why,
             now_ms=self._now(),
         )

@@ -84,13 +84,15 @@ class Producing(Topics):
                 id, how, maker = draft.id, "", 0  # how: see produce_normal_message.lua
                 if id is None:
                     id = lane.id_at(offset)
-                    if draft.priority != Priority.NORMAL:
+                    if draft.priority != Priority.NORMAL or draft.ttl is not None:
                         how = f"0 0 {draft.priority}"
                 else:
                     if lane_name := maker_of(check_id(id)):
                         makers.append(keys.receipt(lane_name))
                         maker = len(script.keys) + len(makers)
                     how = f"1 {maker} {draft.priority}"
+                if draft.ttl is not None:
+                    how = f"{how} {draft.ttl}"
                 ids.append(id)
                 items += (id, how, self._record(draft, topic, id))
                 if delayed:
@@ -149,12 +151,12 @@ class Producing(Topics):
         """
         keys = self.keys.of(topic)
         check_range("tick", tick, 0)
-        id, record, priority = f"cron-{tick}", b"", Priority.NORMAL
+        id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None
         if draft is not None:
             if draft.delay or draft.at is not None:
                 raise InvalidInput("a tick says when its message is due, not delay or at")
             id = id if draft.id is None else check_id(draft.id)
-            record, priority = self._record(draft, topic, id), draft.priority
+            record, priority, ttl = self._record(draft, topic, id), draft.priority, draft.ttl
         if topic not in self.partitions:
             await self.register(topic)
         now, last, fired = await self._run(
@@ -166,6 +168,7 @@ class Producing(Topics):
                 "tick_ms": tick,
                 "record": record,
                 "priority": priority,
+                "live_ms": "" if ttl is None else ttl,
             },
         )
         return Ticked(int(now), int(last) if last else None, id if fired else None)

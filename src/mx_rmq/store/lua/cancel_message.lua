@@ -23,9 +23,10 @@ local delay_tasks_low  = KEYS[8]  -- ZSET  id -> due (ms)
 local cancelled        = KEYS[9]  -- SET  ids of which one place in a pending list does not count
 local recent           = KEYS[10] -- ZSET  custom id -> until when it is taken (ms)
 local maker            = KEYS[11] -- STRING  receipt of the lane that made the id, if one did
-local receipt          = KEYS[12] -- STRING  number and answer of the lane's last call
-local totals           = KEYS[13] -- HASH  how many messages ever went which way
-local history          = KEYS[14] -- STREAM  what has happened, newest last
+local expiry           = KEYS[12] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt          = KEYS[13] -- STRING  number and answer of the lane's last call
+local totals           = KEYS[14] -- HASH  how many messages ever went which way
+local history          = KEYS[15] -- STREAM  what has happened, newest last
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local call     = tonumber(ARGV[2]) -- its number in the lane
@@ -73,6 +74,7 @@ for _, key in ipairs({pending_high, pending, pending_low}) do
   end
 end
 local passed = redis.call('SISMEMBER', cancelled, id) == 1
+local expires = redis.call('ZSCORE', expiry, id)
 
 -- shared: what keeps the id taken
 local taken_until = redis.call('ZMSCORE', recent, id)[1]
@@ -84,6 +86,7 @@ if answer ~= '1' then marked, taken_until = false, false end
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
 if answer == '1' then redis.call('HDEL', payload, id) end
+if answer == '1' and expires then redis.call('ZREM', expiry, id) end
 if answer == '1' and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)

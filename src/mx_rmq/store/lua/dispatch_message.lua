@@ -25,9 +25,10 @@ local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
 local cancelled      = KEYS[9]  -- SET  ids of which one place in a pending list does not count
-local receipt        = KEYS[10] -- STRING  number and answer of the lane's last call
-local totals         = KEYS[11] -- HASH  how many messages ever went which way
-local history        = KEYS[12] -- STREAM  what has happened, newest last
+local expiry         = KEYS[10] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt        = KEYS[11] -- STRING  number and answer of the lane's last call
+local totals         = KEYS[12] -- HASH  how many messages ever went which way
+local history        = KEYS[13] -- STREAM  what has happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- its number in the lane
@@ -150,6 +151,7 @@ end
 local held = count > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
 local rung = redis.call('LLEN', doorbell)
 local leased = redis.call('ZCARD', expire_monitor)
+local expiring = redis.pcall('ZCARD', expiry)
 
 local too_many = count - fit
 for level = 3, 1, -1 do
@@ -209,6 +211,9 @@ for level = 1, 3 do left[level] = left[level] + behind[level] end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if count == 0 then return reply end
 
+if type(expiring) == 'number' and expiring > 0 then
+  redis.call('ZREM', expiry, unpack(ids, 1, fit))
+end
 if given > 0 then
   -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until
   -- something in it is longer than 64 bytes. So before many come together, something long comes,

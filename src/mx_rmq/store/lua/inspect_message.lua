@@ -4,8 +4,8 @@
 -- cancelled one in a list does not count.
 --
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
---          dead letter, quarantine index, quarantined bytes, and 1 if a place was cancelled that
---          is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
+--          dead letter, quarantine index, quarantined bytes, expiry, and 1 if a place was cancelled
+--          that is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
 -- Cost     O(log N) an id; with walk O(N), N pending
 
 local payload             = KEYS[1]  -- HASH  id -> record
@@ -22,6 +22,7 @@ local dlq_payload         = KEYS[11] -- HASH  id -> final record
 local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
 local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
 local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
+local expiry              = KEYS[15] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
 
 local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
 local each = 2                 -- per message: id
@@ -38,11 +39,12 @@ for i = each, #ARGV do
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     if redis.call('ZSCORE', key, id) then delayed = delayed + 1 end
   end
-  reply[#reply + 1] = string.format('%d%d%d%d%d%d%d%d%d%d',
+  reply[#reply + 1] = string.format('%d%d%d%d%d%d%d%d%d%d%d',
     redis.call('HEXISTS', payload, id), waiting, delayed,
     redis.call('HEXISTS', processing, id), redis.call('ZSCORE', expire_monitor, id) and 1 or 0,
     redis.call('ZSCORE', dlq, id) and 1 or 0, redis.call('HEXISTS', dlq_payload, id),
     redis.call('ZSCORE', error_parse_queue, id) and 1 or 0,
-    redis.call('HEXISTS', error_parse_payload, id), astray)
+    redis.call('HEXISTS', error_parse_payload, id),
+    redis.call('ZSCORE', expiry, id) and 1 or 0, astray)
 end
 return reply

@@ -19,15 +19,17 @@ local dlq_payload         = KEYS[5]  -- HASH  id -> final record
 local error_parse_payload = KEYS[6]  -- HASH  id -> error and exact bytes
 local doorbell            = KEYS[7]  -- LIST  at most one ring: something is pending
 local meta                = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local totals              = KEYS[9]  -- HASH  how many messages ever went which way
-local history             = KEYS[10] -- STREAM  what has happened, newest last
+local expiry              = KEYS[9]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local totals              = KEYS[10] -- HASH  how many messages ever went which way
+local history             = KEYS[11] -- STREAM  what has happened, newest last
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local id       = ARGV[2]           -- the message's
 local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
 local record   = ARGV[4]           -- without its first brace; '' only to look
 local priority = ARGV[5]           -- high, normal or low
-local remember = ARGV[6]           -- how many entries of the history to keep, 0: none is written
+local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
+local remember = ARGV[7]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -46,6 +48,7 @@ local dead = redis.call('HEXISTS', dlq_payload, id) == 1
 local quarantined = redis.call('HEXISTS', error_parse_payload, id) == 1
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
+redis.call('ZCARD', expiry)
 
 local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
 if look and last then return {time, before, 0} end
@@ -72,6 +75,7 @@ redis.call('HSET', payload, unpack(records))
 
 redis.call('LPUSH', behind, id)
 redis.call('HSET', meta, 'tick', tick)
+if live_ms then redis.call('ZADD', expiry, now + live_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 local what, by, done, about = 'produced', 'cron', {id}, nil
 

@@ -20,8 +20,9 @@ local recent              = KEYS[10] -- ZSET  custom id -> until when it is take
 local doorbell_delay      = KEYS[11] -- LIST  at most one ring: an earlier due time
 local cancelled           = KEYS[12] -- SET  ids of which one place in a pending list does not count
 local receipt             = KEYS[13] -- STRING  number and answer of the lane's last call
-local totals              = KEYS[14] -- HASH  how many messages ever went which way
-local history             = KEYS[15] -- STREAM  what has happened, newest last
+local expiry              = KEYS[14] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local totals              = KEYS[15] -- HASH  how many messages ever went which way
+local history             = KEYS[16] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -51,13 +52,14 @@ end
 -- shared: who is new
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local owns, makers, priorities = {}, {[''] = 0}, {[''] = 'normal'}
+local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
   if not priorities[how] then
-    local own, maker, priority = string.match(how, '^([01]) (%d+) (%l+)$')
+    local own, maker, priority, ttl = string.match(how, '^([01]) (%d+) (%l+) ?(%d*)$')
     owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
+    ttls[how] = tonumber(ttl)
   end
   if owns[how] then any_own = true else generated[#generated + 1] = id end
   ids[#ids + 1] = id
@@ -146,6 +148,18 @@ if #due_times.normal > 0 then redis.call('ZCARD', delay_tasks) end
 if #due_times.low > 0 then redis.call('ZCARD', delay_tasks_low) end
 -- end
 
+-- shared: when the new ones expire
+local expiries = {}
+for n = 1, #fresh do
+  local ttl = ttls[ARGV[fresh[n] + 1]]
+  if ttl then
+    expiries[#expiries + 1] = now + ttl
+    expiries[#expiries + 1] = ARGV[fresh[n]]
+  end
+end
+if #expiries > 0 then redis.call('ZCARD', expiry) end
+-- end
+
 -- shared: how many wait, and whether the cap allows more
 local full = false
 if max_pending > 0 and #fresh > 0 then
@@ -184,6 +198,10 @@ if #due_times.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(due_time
 if #due_times.normal > 0 then redis.call('ZADD', delay_tasks, unpack(due_times.normal)) end
 if #due_times.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(due_times.low)) end
 if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
+-- end
+
+-- shared: note when they expire
+if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
 -- shared: remember own ids

@@ -9,9 +9,10 @@
 -- there, so that a late copy of the first produce does not bring the message back.
 --
 -- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
--- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 16 low' an own one
--- that a lane made whose receipt is KEYS[16]. A record comes without its first brace: that and the
--- server's time are put before it here.
+-- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 17 low' an own one
+-- that a lane made whose receipt is KEYS[17]. A fourth part, '0 0 normal 60000', is its time to
+-- live (ms): it goes into `expiry`. A record comes without its first brace: that and the server's
+-- time are put before it here.
 --
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
 --          or it exists already: l live, d dead, q quarantined, f finished a short time ago.
@@ -31,8 +32,9 @@ local recent              = KEYS[10] -- ZSET  custom id -> until when it is take
 local doorbell            = KEYS[11] -- LIST  at most one ring: something is pending
 local cancelled           = KEYS[12] -- SET  ids of which one place in a pending list does not count
 local receipt             = KEYS[13] -- STRING  number and answer of the lane's last call
-local totals              = KEYS[14] -- HASH  how many messages ever went which way
-local history             = KEYS[15] -- STREAM  what has happened, newest last
+local expiry              = KEYS[14] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local totals              = KEYS[15] -- HASH  how many messages ever went which way
+local history             = KEYS[16] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -62,13 +64,14 @@ end
 -- shared: who is new
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local owns, makers, priorities = {}, {[''] = 0}, {[''] = 'normal'}
+local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
   if not priorities[how] then
-    local own, maker, priority = string.match(how, '^([01]) (%d+) (%l+)$')
+    local own, maker, priority, ttl = string.match(how, '^([01]) (%d+) (%l+) ?(%d*)$')
     owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
+    ttls[how] = tonumber(ttl)
   end
   if owns[how] then any_own = true else generated[#generated + 1] = id end
   ids[#ids + 1] = id
@@ -143,6 +146,18 @@ if #behind.normal > 0 then redis.call('LLEN', pending) end
 if #behind.low > 0 then redis.call('LLEN', pending_low) end
 local rung = redis.call('LLEN', doorbell)
 
+-- shared: when the new ones expire
+local expiries = {}
+for n = 1, #fresh do
+  local ttl = ttls[ARGV[fresh[n] + 1]]
+  if ttl then
+    expiries[#expiries + 1] = now + ttl
+    expiries[#expiries + 1] = ARGV[fresh[n]]
+  end
+end
+if #expiries > 0 then redis.call('ZCARD', expiry) end
+-- end
+
 -- shared: how many wait, and whether the cap allows more
 local full = false
 if max_pending > 0 and #fresh > 0 then
@@ -180,6 +195,10 @@ if #behind.high > 0 then redis.call('LPUSH', pending_high, unpack(behind.high)) 
 if #behind.normal > 0 then redis.call('LPUSH', pending, unpack(behind.normal)) end
 if #behind.low > 0 then redis.call('LPUSH', pending_low, unpack(behind.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+-- shared: note when they expire
+if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
+-- end
 
 -- shared: remember own ids
 if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end

@@ -12,16 +12,17 @@ local pending_low    = KEYS[3]  -- LIST  ids, newest first
 local processing     = KEYS[4]  -- HASH  id -> lease, token:worker
 local expire_monitor = KEYS[5]  -- ZSET  id -> lease deadline (ms)
 local doorbell       = KEYS[6]  -- LIST  at most one ring: something is pending
-local receipt        = KEYS[7]  -- STRING  number and answer of the lane's last call
-local totals         = KEYS[8]  -- HASH  how many messages ever went which way
-local history        = KEYS[9]  -- STREAM  what has happened, newest last
+local expiry         = KEYS[7]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt        = KEYS[8]  -- STRING  number and answer of the lane's last call
+local totals         = KEYS[9]  -- HASH  how many messages ever went which way
+local history        = KEYS[10] -- STREAM  what has happened, newest last
 
 local call     = tonumber(ARGV[1]) -- its number in the lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- how many entries of the history to keep, 0: none is written
-local each     = 4                 -- per message: id, token, priority
+local each     = 4                 -- per message: id, token, priority, expires_ms
 
-local width = 3
+local width = 4
 
 -- shared: a call that comes again gets its first answer and changes nothing
 local noted = redis.call('GET', receipt) or ''
@@ -50,11 +51,16 @@ answer = table.concat(answer)
 if count == 0 then return answer end
 -- end
 
-local front = {high = {}, normal = {}, low = {}}
+local front, expiries = {high = {}, normal = {}, low = {}}, {}
 for n = #mine, 1, -1 do
   local ids = front[ARGV[mine[n] + 2]]
   ids[#ids + 1] = ARGV[mine[n]]
+  if ARGV[mine[n] + 3] ~= '' then
+    expiries[#expiries + 1] = ARGV[mine[n] + 3]
+    expiries[#expiries + 1] = ARGV[mine[n]]
+  end
 end
+if #expiries > 0 then redis.call('ZCARD', expiry) end
 if #front.high > 0 then redis.call('LLEN', pending_high) end
 if #front.normal > 0 then redis.call('LLEN', pending) end
 if #front.low > 0 then redis.call('LLEN', pending_low) end
@@ -69,6 +75,10 @@ if #front.high > 0 then redis.call('RPUSH', pending_high, unpack(front.high)) en
 if #front.normal > 0 then redis.call('RPUSH', pending, unpack(front.normal)) end
 if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+
+-- shared: note when they expire
+if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
+-- end
 
 local what, by, done, about = 'released', worker, held, nil
 

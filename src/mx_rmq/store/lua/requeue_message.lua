@@ -15,9 +15,10 @@ local archive         = KEYS[5]  -- ZSET  id -> time (ms): dlq or error:parse:qu
 local archive_payload = KEYS[6]  -- HASH  id -> what is kept of it
 local archive_bytes   = KEYS[7]  -- HASH  bytes of each archive, and how far they are counted
 local doorbell        = KEYS[8]  -- LIST  at most one ring: something is pending
-local receipt         = KEYS[9]  -- STRING  number and answer of the lane's last call
-local totals          = KEYS[10] -- HASH  how many messages ever went which way
-local history         = KEYS[11] -- STREAM  what has happened, newest last
+local expiry          = KEYS[9]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt         = KEYS[10] -- STRING  number and answer of the lane's last call
+local totals          = KEYS[11] -- HASH  how many messages ever went which way
+local history         = KEYS[12] -- STREAM  what has happened, newest last
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- its number in the lane
@@ -26,9 +27,10 @@ local id          = ARGV[4]           -- the message
 local archived_ms = tonumber(ARGV[5]) -- when it was archived, as the operator saw it
 local priority    = ARGV[6]           -- high, normal or low
 local record      = ARGV[7]           -- its new one, without its first brace and when it is due
-local why         = ARGV[8]           -- what is said of it in the history, or ''
-local by          = ARGV[9]           -- who wants it
-local remember    = ARGV[10]          -- how many entries of the history to keep, 0: none is written
+local expires_ms  = tonumber(ARGV[8]) -- when it expires (ms), or '': never
+local why         = ARGV[9]           -- what is said of it in the history, or ''
+local by          = ARGV[10]          -- who wants it
+local remember    = ARGV[11]          -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -55,6 +57,7 @@ end
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
+redis.call('ZCARD', expiry)
 local answer, victims, arriving, weight, recount_ms = '1', {id}, 0, 0, math.huge
 local overflow = false
 
@@ -107,6 +110,7 @@ end
 -- end
 redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
 redis.call('LPUSH', behind, id)
+if expires_ms then redis.call('ZADD', expiry, expires_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
 -- shared: note how many bytes the archive holds

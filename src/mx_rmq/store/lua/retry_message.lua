@@ -13,17 +13,18 @@ local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
 local doorbell_delay   = KEYS[7]  -- LIST  at most one ring: an earlier due time
-local receipt          = KEYS[8]  -- STRING  number and answer of the lane's last call
-local totals           = KEYS[9]  -- HASH  how many messages ever went which way
-local history          = KEYS[10] -- STREAM  what has happened, newest last
+local expiry           = KEYS[8]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local receipt          = KEYS[9]  -- STRING  number and answer of the lane's last call
+local totals           = KEYS[10] -- HASH  how many messages ever went which way
+local history          = KEYS[11] -- STREAM  what has happened, newest last
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local call     = tonumber(ARGV[2]) -- its number in the lane
 local worker   = ARGV[3]           -- who holds the leases
 local remember = ARGV[4]           -- how many entries of the history to keep, 0: none is written
-local each     = 5                 -- per message: id, token, record, priority, delay_ms, why
+local each     = 5 -- per message: id, token, record, priority, delay_ms, expires_ms, why
 
-local width = 6
+local width = 7
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -70,6 +71,14 @@ local rung = redis.call('LLEN', doorbell_delay)
 -- end
 
 redis.call('HLEN', payload)
+local expiries = {}
+for _, i in ipairs(mine) do
+  if ARGV[i + 5] ~= '' then
+    expiries[#expiries + 1] = ARGV[i + 5]
+    expiries[#expiries + 1] = ARGV[i]
+  end
+end
+if #expiries > 0 then redis.call('ZCARD', expiry) end
 local soonest, records, about = math.huge, {}, {}
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
@@ -80,7 +89,7 @@ for _, i in ipairs(mine) do
   records[#records + 1] = ARGV[i]
   records[#records + 1] = ARGV[i + 2]
   soonest = math.min(soonest, due)
-  about[#about + 1] = ARGV[i + 4] .. ' ' .. ARGV[i + 5]
+  about[#about + 1] = ARGV[i + 4] .. ' ' .. ARGV[i + 6]
 end
 
 -- shared: the sets that are needed must be sets
@@ -101,6 +110,10 @@ if #due_times.high > 0 then redis.call('ZADD', delay_tasks_high, unpack(due_time
 if #due_times.normal > 0 then redis.call('ZADD', delay_tasks, unpack(due_times.normal)) end
 if #due_times.low > 0 then redis.call('ZADD', delay_tasks_low, unpack(due_times.low)) end
 if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end
+-- end
+
+-- shared: note when they expire
+if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
 local what, by, done = 'retried', worker, held

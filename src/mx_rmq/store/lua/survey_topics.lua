@@ -6,7 +6,8 @@
 -- keys of several are refused.
 --
 -- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until
---          the next due time; the ms until the next lease deadline. 0 it has come, -1 there is none
+--          the next due time, until the next lease deadline, and until the next waiting message
+--          expires. 0 it has come, -1 there is none
 -- Cost     O(log N) a topic, N delayed or in processing
 
 local pending_high     = KEYS[1]  -- LIST  ids, newest first
@@ -16,8 +17,9 @@ local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
 local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
 local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
 local expire_monitor   = KEYS[7]  -- ZSET  id -> lease deadline (ms)
-local meta             = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local stride           = 8 -- keys per topic: those above are the first one's, the next follow
+local expiry           = KEYS[8]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local meta             = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
+local stride           = 9 -- keys per topic: those above are the first one's, the next follow
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 
@@ -33,7 +35,7 @@ local reply = {string.format('%.0f', now)}
 for first = 1, #KEYS, stride do
   pending_high, pending, pending_low,
     delay_tasks_high, delay_tasks, delay_tasks_low,
-    expire_monitor, meta = unpack(KEYS, first, first + stride - 1)
+    expire_monitor, expiry, meta = unpack(KEYS, first, first + stride - 1)
   local levels = {
     {delay_tasks_high, pending_high}, {delay_tasks, pending}, {delay_tasks_low, pending_low},
   }
@@ -48,9 +50,12 @@ for first = 1, #KEYS, stride do
   end
   local soonest = redis.pcall('ZRANGE', expire_monitor, 0, 0, 'WITHSCORES')
   local deadline = tonumber(soonest[2]) or math.huge
+  soonest = redis.pcall('ZRANGE', expiry, 0, 0, 'WITHSCORES')
+  local expires = tonumber(soonest[2]) or math.huge
   local paused = redis.pcall('HEXISTS', meta, 'paused') == 1
   reply[#reply + 1] = paused and 0 or waiting
   reply[#reply + 1] = due == math.huge and -1 or math.max(0, math.ceil(due - now))
   reply[#reply + 1] = deadline == math.huge and -1 or math.max(0, math.ceil(deadline - now))
+  reply[#reply + 1] = expires == math.huge and -1 or math.max(0, math.ceil(expires - now))
 end
 return reply

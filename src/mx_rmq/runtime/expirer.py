@@ -1,0 +1,97 @@
+"""The expirer: dead-letters messages whose time to live passes while they wait.
+
+It acts at the next time that it knows. The lookout tells it every ten seconds, so a message is
+dead-lettered within ten seconds of its time, also while its topic is paused. Every worker that
+serves the topic knows the same times: the one that found something goes on, the others leave it to
+that one until the next look around.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.recovery import bury
+
+if TYPE_CHECKING:
+    from mx_rmq.runtime.bus import Events
+    from mx_rmq.store import Store
+
+BATCH: Final = 100
+"""Messages taken by one call."""
+
+RECOVERY: Final = 30.0
+"""Seconds after which a monitor takes over what an expirer took and did not dead-letter."""
+
+PAUSE: Final = 1.0
+"""Seconds between two looks at a topic: messages that expire meanwhile share a call."""
+
+
+class Expirer:
+    """Knows when the next message expires in each topic of one site."""
+
+    def __init__(self, store: Store, bus: Events, *, worker: str, lease: float) -> None:
+        self._store = store
+        self._bus = bus
+        self._worker = worker
+        self._lease = lease
+        self._act_at: dict[str, float] = {}
+        """When to act, on the monotonic clock, in topics where something expires."""
+        self._complaints = Complaints("expirer")
+        self.loop = Loop("expirer", self.step)
+
+    def saw(self, topic: str, wait: int | None) -> None:
+        """Note that the next message of a topic expires in `wait` ms; None: none does."""
+        if wait is None:
+            self._act_at.pop(topic, None)
+            return
+        self._act_at[topic] = time.monotonic() + wait / 1000
+        self.loop.wake()
+
+    async def step(self) -> float | None:
+        """Dead-letter what has expired; return the seconds until the next time."""
+        now = time.monotonic()
+        topics = [topic for topic, at in self._act_at.items() if at <= now]
+        for failed in await each(topics, self._expire, self._complaints):
+            self._act_at[failed] = time.monotonic() + TRY_AGAIN
+        if not self._act_at:
+            return None
+        return max(0.0, min(self._act_at.values()) - time.monotonic())
+
+    async def _expire(self, topic: str) -> None:
+        wait = await expire(
+            self._store,
+            self._bus,
+            topic,
+            worker=self._worker,
+            lease=self._lease,
+            complaints=self._complaints,
+        )
+        if wait is None:
+            self._act_at.pop(topic, None)
+        else:
+            self._act_at[topic] = time.monotonic() + max(wait / 1000, PAUSE)
+
+
+async def expire(
+    store: Store, bus: Events, topic: str, *, worker: str, lease: float, complaints: Complaints
+) -> int | None:
+    """Dead-letter every waiting message of a topic whose time to live has passed.
+
+    Returns the ms until the next one expires; None if nothing does, or if nothing was found: then
+    another worker is at it.
+    """
+    recovery = round(min(lease, RECOVERY) * 1000)
+    found = False
+    while True:
+        taken = await store.expire_message(topic, worker, count=BATCH, recovery=recovery)
+        dead_letter = partial(bury, store, bus, topic, worker=worker, now=taken.now)
+        await each(taken.messages, dead_letter, complaints)
+        found = found or bool(taken.messages)
+        if taken.wait != 0:
+            break
+    if found:  # in an ordered topic, workers that asked meanwhile were refused
+        await store.ring_doorbell(topic)
+    return taken.wait if found else None

@@ -1,0 +1,171 @@
+-- expire_message: pending | delayed -> processing, held by the monitor
+--
+-- Takes messages out of the queue whose time to live has passed, also while the topic is paused.
+-- Each is leased to the caller under a new token, with a short recovery deadline. The caller then
+-- calls move_to_dlq with that token; if it dies first, the recovery deadline brings the message
+-- back, and handle_timeout_message finds it. One reply holds 8 MiB of records, or a single message.
+--
+-- The oldest messages are at the right end of a list. So the last `window` places of each list are
+-- read, and written back without those that have expired and without places that do not count. An
+-- id that is deeper keeps its place, which no longer counts: see cancel_message. So that these do
+-- not pile up where nothing is dispatched, from `spare` of them on such an id is removed by LREM,
+-- ten per call, if that walks past at most `walk` others. An entry whose message is gone or already
+-- held is a leftover (workers of a release that did not know `expiry` leave them) and is dropped.
+--
+-- Returns  now (ms); the ms until the next message expires, 0 if there are more, -1 if there are
+--          none; then for each message: id, token, record
+-- Cost     O(log N) a message, N waiting, and O(window); O(walk) for an id that is deeper
+
+local payload          = KEYS[1]  -- HASH  id -> record
+local pending_high     = KEYS[2]  -- LIST  ids, newest first
+local pending          = KEYS[3]  -- LIST  ids, newest first
+local pending_low      = KEYS[4]  -- LIST  ids, newest first
+local delay_tasks_high = KEYS[5]  -- ZSET  id -> due (ms)
+local delay_tasks      = KEYS[6]  -- ZSET  id -> due (ms)
+local delay_tasks_low  = KEYS[7]  -- ZSET  id -> due (ms)
+local processing       = KEYS[8]  -- HASH  id -> lease, token:worker
+local expire_monitor   = KEYS[9]  -- ZSET  id -> lease deadline (ms)
+local expiry           = KEYS[10] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local cancelled        = KEYS[11] -- SET  ids of which one place in a pending list does not count
+local meta             = KEYS[12] -- HASH  token, turn, paused, dropped, tick
+
+local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
+local worker      = ARGV[2]           -- who takes them
+local max_count   = tonumber(ARGV[3]) -- how many at the most
+local recovery_ms = tonumber(ARGV[4]) -- how long the caller may take to decide
+local window      = tonumber(ARGV[5]) -- how many places at the end of each list are read
+local walk        = tonumber(ARGV[6]) -- how many further ones an LREM may walk past
+local spare       = tonumber(ARGV[7]) -- how many places that do not count may be left
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+local ids = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, max_count)
+local after = redis.call('ZRANGE', expiry, #ids, #ids, 'WITHSCORES')
+local wait = after[2] and math.max(0, math.ceil(after[2] - now)) or -1
+local reply = {string.format('%.0f', now), wait}
+if #ids == 0 then return reply end
+
+-- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
+local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
+while fit == upto and fit < #ids do
+  upto = math.min(fit + step, #ids)
+  local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
+  for i = 1, #found do
+    local record = found[i]
+    if record then bytes = bytes + #record end
+    if bytes > 8388608 and fit > 0 then break end
+    fit = fit + 1
+    records[fit] = record
+  end
+  step = step * 2
+end
+-- end
+
+-- Where they wait: `sought` are those that must be in a list.
+local held = redis.call('HMGET', processing, unpack(ids))
+local delays, sought, any_pending = {}, {}, false
+for i = 1, fit do sought[ids[i]] = records[i] and not held[i] or nil end
+for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  local due, here = redis.pcall('ZMSCORE', key, unpack(ids, 1, fit)), {}
+  for i = 1, fit do
+    if due[i] and sought[ids[i]] then
+      here[#here + 1] = ids[i]
+      sought[ids[i]] = nil
+    end
+  end
+  if #here > 0 then delays[#delays + 1] = {key, here} end
+end
+for i = 1, fit do any_pending = any_pending or sought[ids[i]] end
+
+-- `cut` places are cut off the right end of a list, and those of them that stay are pushed back.
+local tails, lists, hidden, surplus, passed = {}, {}, 0, {}, {}
+local places = redis.call('SCARD', cancelled)
+for _, key in ipairs(any_pending and {pending_high, pending, pending_low} or {}) do
+  local length = redis.pcall('LLEN', key)
+  if type(length) == 'number' and length > 0 then
+    local tail = redis.call('LRANGE', key, -window, '-1')
+    local marks = places > 0 and redis.call('SMISMEMBER', cancelled, unpack(tail)) or {}
+    local others, cut, kept = {}, 0, 0
+    for n = #tail, 1, -1 do
+      local id = tail[n]
+      local counts = marks[n] ~= 1 or passed[id]
+      if sought[id] then
+        sought[id], cut, kept = nil, #tail - n + 1, #others
+      elseif not counts then
+        passed[id], surplus[#surplus + 1], cut, kept = true, id, #tail - n + 1, #others
+      else
+        others[#others + 1] = id
+      end
+    end
+    if cut > 0 then
+      local back = {}
+      for n = kept, 1, -1 do back[#back + 1] = others[n] end
+      tails[#tails + 1] = {key, cut, back}
+    end
+    hidden = math.max(hidden, length - #tail)
+    lists[#lists + 1] = key
+  end
+end
+
+local last_token = math.floor(tonumber(redis.call('HGET', meta, 'token')) or 0)
+if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
+local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
+local gone, leases, deadlines, deep, walked, left = {}, {}, {}, {}, {}, #ids - fit
+redis.call('ZCARD', expire_monitor)
+for i = 1, fit do
+  local id, taken = ids[i], records[i] and not held[i]
+  if sought[id] and hidden > 0 then
+    local marked = places > 0 and redis.call('SMISMEMBER', cancelled, id)[1] == 1
+    if not marked and (hidden > walk or places + #deep < spare) then
+      deep[#deep + 1] = id
+    elseif #walked < 10 then
+      walked[#walked + 1] = id
+    else
+      taken, left = nil, left + 1
+    end
+  end
+  if taken then
+    local number = string.format('%.0f', token)
+    leases[#leases + 1] = id
+    leases[#leases + 1] = number .. ':' .. worker
+    deadlines[#deadlines + 1] = now + recovery_ms
+    deadlines[#deadlines + 1] = id
+    reply[#reply + 1] = id
+    reply[#reply + 1] = number
+    reply[#reply + 1] = records[i]
+    token = token + 1
+  end
+  if taken ~= nil then gone[#gone + 1] = id end
+end
+if left > 0 then reply[2] = 0 end
+
+-- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
+-- end
+
+-- LREM and SADD come first: a user with the rights of the release before lacks them.
+for _, id in ipairs(walked) do
+  for _, key in ipairs(lists) do
+    if redis.call('LREM', key, -1, id) == 1 then break end
+  end
+end
+if #deep > 0 then redis.call('SADD', cancelled, unpack(deep)) end
+redis.call('ZREM', expiry, unpack(gone))
+for _, one in ipairs(delays) do redis.call('ZREM', one[1], unpack(one[2])) end
+for _, tail in ipairs(tails) do
+  redis.call('LTRIM', tail[1], '0', -tail[2] - 1)
+  if #tail[3] > 0 then redis.call('RPUSH', tail[1], unpack(tail[3])) end
+end
+if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
+if #leases > 0 then
+  redis.call('HSET', processing, unpack(leases))
+  redis.call('ZADD', expire_monitor, unpack(deadlines))
+  redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
+end
+return reply
