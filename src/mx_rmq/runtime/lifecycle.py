@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ServerUnavailable
-from mx_rmq.core.message import Priority
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
     Outcome,
+    Postpone,
     Quarantine,
     Release,
     RetryLater,
@@ -33,6 +33,7 @@ from mx_rmq.store.scripted import MAX_BATCH
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mx_rmq.core.message import Priority
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
@@ -62,7 +63,8 @@ class Lifecycle:
         self._on_settled = on_settled
         self._waiting: defaultdict[str, dict[type, deque[Held]]] = defaultdict(
             lambda: {
-                kind: deque() for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine)
+                kind: deque()
+                for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine, Postpone)
             }
         )
         self._flushing: dict[str, asyncio.Task[None]] = {}
@@ -162,6 +164,9 @@ class Lifecycle:
                 if isinstance(held.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
+        if kind is Postpone:
+            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
+            return await store.postpone_message(topic, worker, later)
         (held,) = batch
         outcome = held.outcome
         if isinstance(outcome, DeadLetter):
@@ -198,6 +203,8 @@ class Lifecycle:
             self._bus.emit(died)
         elif isinstance(outcome, Quarantine):
             self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
+        elif isinstance(outcome, Postpone):
+            self._bus.emit(events.Postponed(topic, id, outcome.delay / 1000, outcome.why))
         else:
             self._bus.emit(events.Released(topic, id))
 
@@ -226,6 +233,7 @@ _EVENTS: Final[dict[type, type]] = {
     DeadLetter: events.Died,
     Quarantine: events.Quarantined,
     Release: events.Released,
+    Postpone: events.Postponed,
 }
 
 _WORDS: Final[dict[type, str]] = {
@@ -234,6 +242,7 @@ _WORDS: Final[dict[type, str]] = {
     DeadLetter: "dead",
     Quarantine: "quarantined",
     Release: "released",
+    Postpone: "postponed",
 }
 
 
@@ -259,7 +268,7 @@ def _traceback(outcome: RetryLater | DeadLetter) -> str:
 def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
     """Take as many as one call may carry."""
     most = 1 if kind in (DeadLetter, Quarantine) else MAX_BATCH
-    if kind is not RetryLater:
+    if kind not in (RetryLater, Postpone):
         return [waiting.popleft() for _ in range(min(most, len(waiting)))]
     batch = [waiting.popleft()]
     size = len(batch[0].record)
@@ -276,5 +285,5 @@ def priority_of(held: Held) -> Priority:
     try:
         message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
     except DecodeError:
-        return Priority.NORMAL
+        return codec.glance(held.record)[1]
     return message.priority

@@ -19,8 +19,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
-from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash
+from mx_rmq.core.errors import DecodeError, NewerRecord
+from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash, postponed
 from mx_rmq.runtime.clock import JUMP
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 from mx_rmq.store.answers import Retried
@@ -214,6 +214,12 @@ class Monitor:
         self._bus.emit(events.TakenOver(topic, one.id, one.lost_by))
         try:
             message = codec.decode_as(one.record, topic, one.id)
+        except NewerRecord as newer:  # whether it crashed too often, a newer release must say
+            later = postponed(newer, self._circumstances(self._clock))
+            (done,) = await store.postpone_message(name, worker, [(one.claim, later)])
+            if done:
+                self._bus.emit(events.Postponed(topic, one.id, later.delay / 1000, later.why))
+            return
         except DecodeError as error:
             about = Quarantined.of(
                 id=one.id, topic=topic, error=error, data=one.record, worker=worker
