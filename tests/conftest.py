@@ -101,7 +101,7 @@ async def store(
 
 
 KNOWN_KEY = re.compile(
-    rb"mx-rmq:(topics|workers)|mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}:"
+    rb"mx-rmq:(topics|workers|layout)|mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}:"
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
     rb"error:parse:(queue|payload)|doorbell(:delay)?|meta|totals|history|cancelled|recent|"
     rb"receipt:[0-9a-z]{13})"
