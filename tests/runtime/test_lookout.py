@@ -62,7 +62,7 @@ class Post:
             on_taken=self._on_taken,
             on_quiet=self._on_quiet,
         )
-        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic: None)
+        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic, count: None)
         self.monitor = Monitor(
             store,
             handlers,
