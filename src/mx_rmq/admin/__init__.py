@@ -11,6 +11,7 @@ from mx_rmq.admin.view import (
     FailureView,
     MessageView,
     Page,
+    Repair,
     Stats,
     WorkerView,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "Page",
     "Progress",
     "Rates",
+    "Repair",
     "Stats",
     "Totals",
     "What",
