@@ -83,7 +83,7 @@ async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool)
                 Severity.BAD,
                 f"topic {topic}: {count(len(violations), 'violation')}, the first: "
                 f"{_first(violations)}",
-                f"See all of them with: mx-rmq audit {topic}",
+                f"See all of them with: mx-rmq audit {topic}; fix them with --repair",
             )
         )
     try:
