@@ -15,7 +15,7 @@ from mx_rmq import Delivery, MessageQueue, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.store.keys import LAYOUT
-from tests.lab.crew import until
+from tests.lab import crew
 from tests.lab.releases import ATTEMPTS, ROOT, TOPIC, dies, start, unpack_last
 from tests.lab.servers import Kind, chosen
 
@@ -33,6 +33,10 @@ pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 UNKNOWN_TO_THE_LAST: tuple[str, ...] = ()
 """Words of audit findings about keys that the last release does not know, so its workers cannot
 keep them. They may be left beside such workers; a repair must fix them, and nothing else may be."""
+
+
+until = partial(crew.until, seconds=60)
+"""Processes take long to start on a busy machine."""
 
 
 @pytest.fixture(scope="session")
