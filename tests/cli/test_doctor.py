@@ -537,3 +537,44 @@ async def test_a_server_that_is_away_cannot_be_examined() -> None:
     failed = await run("redis://127.0.0.1:1", "doctor")
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert failed.stderr.startswith("Error: ")
+
+
+@one_kind
+async def test_messages_of_a_newer_release_are_told_of(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    (id,) = await pending(store)
+    await pending(store, 2)
+    key = store.keys.of(TOPIC).payload
+    record: Any = await raw.hget(key, id)
+    await raw.hset(key, id, record.replace(b'"v":1', b'"v":2'))
+    await serve(store, TOPIC)
+    told = await run(server, "doctor")
+    assert (
+        "warn topic orders: messages of a newer release wait here: 1 of the first 3 pending ones. "
+        "Upgrade the workers of this release" in " ".join(told.stdout.split())
+    )
+
+
+@one_kind
+async def test_workers_of_several_releases_are_told_of(store: Store, server: Server) -> None:
+    for name, version in (("w1", "2.1.0"), ("w2", "2.1.0"), ("w3", "2.0.0")):
+        await store.beat_worker(name, msgspec.json.encode({"version": version}))
+    told = " ".join((await run(server, "doctor")).stdout.split())
+    assert "warn workers of several releases are alive: 1 of 2.0.0, 2 of 2.1.0." in told
+    await store.forget_worker("w3")
+    assert "several releases" not in (await run(server, "doctor")).stdout
+
+
+@one_kind
+async def test_keys_of_a_newer_layout_are_bad_and_nothing_else_is_looked_at(
+    server: Server, raw: Redis
+) -> None:
+    assert "ok this release knows the layout" in " ".join(
+        (await run(server, "doctor")).stdout.split()
+    )
+    await raw.set("mx-rmq:layout", "2")
+    told = await run(server, "doctor")
+    assert told.exit_code == 1
+    assert "bad  the keys under mx-rmq: have layout 2, and this release" in told.stdout
+    assert "the topics were not looked at" in told.stdout

@@ -19,7 +19,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
-from tests.cli.calls import HOSTILE, MX_RMQ, harmless, run, run_json
+from tests.cli.calls import HOSTILE, MX_RMQ, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import (
     FAILURE,
@@ -543,3 +543,61 @@ async def test_the_doctor_counts_all_partitions(store: Store, server: Server, cl
     await store.beat_worker("w1", msgspec.json.encode({"topics": [TOPIC]}))
     told = await run(server, "doctor")
     assert f"topic {TOPIC}: 1 message in 2 partitions, each in exactly one state" in told.stdout
+
+
+# audit --repair
+
+
+@pytest.mark.corrupts
+async def test_a_repair_shows_what_it_would_do_and_does_it_when_told_to(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    (id,) = await pending(store)
+    clean = await run(server, "audit", "--repair")
+    assert (clean.exit_code, clean.stdout) == (0, "0 repairs would be done\n")
+
+    await raw.delete(store.keys.of(TOPIC).pending)
+    line = f"{TOPIC}: {id}: put in front of the pending ones\n"
+    told = await run(server, "audit", "--repair")
+    assert told.exit_code == 1
+    assert told.stdout == (
+        line + "1 repair would be done\nNothing was changed: pass --yes to do it.\n"
+    )
+    document = await run_json(server, "audit", "--repair", code=1)
+    assert document["repaired"] is False
+    assert document["repairs"] == [
+        {"topic": TOPIC, "id": id, "what": "put in front of the pending ones"}
+    ]
+    assert await store.audit.topic(TOPIC) != []
+
+    done = await run(server, "audit", TOPIC, "--repair", "--yes")
+    assert (done.exit_code, done.stdout) == (0, line + "1 repair done\n")
+    assert await store.audit.topic(TOPIC) == []
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize(("says", "code"), [("y\n", 0), ("n\n", 2)])
+async def test_a_repair_asks_whoever_sits_there(
+    store: Store, server: Server, raw: Redis, says: str, code: int
+) -> None:
+    await pending(store)
+    await raw.delete(store.keys.of(TOPIC).pending)
+    with at_a_terminal("audit", "--repair", "--url", server.url, says=says) as process:
+        _, asked = await asyncio.to_thread(process.communicate, timeout=30)
+    assert b"Do 1 repair? [y/N]" in asked
+    assert process.returncode == code
+    assert bool(await store.audit.topic(TOPIC)) == bool(code)
+
+
+@pytest.mark.corrupts
+async def test_what_cannot_be_repaired_is_still_wrong(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await pending(store)
+    await raw.set(store.keys.of(TOPIC).dlq, "of somebody else")
+    told = await run(server, "audit", "--repair", "--yes")
+    assert told.exit_code == 1
+    assert "not repaired: key mx-rmq:{orders}:dlq holds a string" in told.stdout
+    assert "still wrong: orders: (topic): key mx-rmq:{orders}:dlq" in told.stdout
+    document = await run_json(server, "audit", "--repair", "--yes", code=1)
+    assert len(document["violations"]) == 1

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mx_rmq.core import codec
-from mx_rmq.core.errors import DecodeError, InvalidInput, PayloadTooLarge
+from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
 from mx_rmq.core.message import VERSION, Draft, Failure, Message, Priority
 
 LIMIT = 1_048_576
@@ -116,8 +116,53 @@ def test_a_new_record_is_plain_json_that_the_server_can_stamp() -> None:
     assert stamped.payload == msgspec.Raw(b'{"b":2}')
 
 
-def test_fields_of_a_later_release_are_passed_over() -> None:
-    assert codec.decode(record(colour="red")) == codec.decode(record())
+LATER: dict[str, Any] = {
+    "colour": "red",
+    "é": [1.50, {"deep": None}],
+    "": 0,
+    "unknown": {"id": "b"},
+    "n": 2**70,
+}
+
+
+def test_fields_of_a_later_release_survive_every_change_of_the_message() -> None:
+    failure = Failure(type="E", text="x", at=1)
+    message = codec.decode(record(headers={"k": "v"}, ttl=5, **LATER))
+    assert (message.headers, message.ttl) == ({"k": "v"}, 5)
+    for changed in (
+        message,
+        message.failed(failure),
+        message.crashed(failure),
+        message.revived(),
+        msgspec.structs.replace(message, payload=msgspec.Raw(b"7"), reason="dead"),
+    ):
+        data = codec.encode(changed)
+        written = json.loads(data)
+        assert {name: written[name] for name in LATER} == LATER
+        assert data.count(b'"id":"a"') == 1
+        assert codec.decode(data).errors == changed.errors
+        assert codec.encode(codec.decode(data)) == data
+
+
+def test_a_record_without_later_fields_is_written_as_before() -> None:
+    assert type(codec.decode(record())) is Message
+    assert codec.encode(codec.decode(record())) == b'{"v":1,"id":"a","topic":"t","payload":1}'
+
+
+@pytest.mark.parametrize(
+    ("fields", "seen"),
+    [
+        ({}, (0, "normal")),
+        ({"created_at": 5, "priority": "low"}, (5, "low")),
+        ({"created_at": "today", "priority": "high"}, (0, "high")),
+        ({"created_at": 5, "priority": "urgent"}, (5, "normal")),
+    ],
+)
+def test_a_glance_at_a_newer_record_takes_what_it_can(
+    fields: dict[str, Any], seen: tuple[int, str]
+) -> None:
+    assert codec.glance(json.dumps({"v": 99, **fields}).encode())[:2] == seen
+    assert codec.glance(b"\xff")[:2] == (0, "normal")
 
 
 @pytest.mark.parametrize("field", ["headers", "retry"])
@@ -169,6 +214,7 @@ def test_a_newer_version_is_named_whatever_else_stands_there(
     version: int, rest: dict[str, Any]
 ) -> None:
     error = undecodable(json.dumps({"v": version, **rest}).encode())
+    assert isinstance(error, NewerRecord)
     assert f"record format {version} is newer than {VERSION}" in str(error)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, NewerRecord
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import MAX_ERRORS, Message
 from mx_rmq.core.outcome import (
     CRASH_SPREAD,
     LONGEST_SPREAD,
+    LONGEST_WAIT,
+    SHORTEST_WAIT,
     Circumstances,
     DeadLetter,
     Reject,
@@ -22,6 +24,7 @@ from mx_rmq.core.outcome import (
     after_crash,
     after_error,
     expired,
+    postponed,
 )
 from mx_rmq.core.retry import MAX_DELAY, ByError, Delays, as_dict
 
@@ -284,3 +287,14 @@ def test_a_message_expires_exactly_at_the_end_of_its_time_to_live() -> None:
     assert late is not None
     assert late.message.reason == "expired: 2.500 s after its time to live"
     assert late.message.attempts == 0
+
+
+def test_the_waits_of_a_newer_record_grow_with_its_age_and_end_at_a_minute() -> None:
+    def wait(age: float | None) -> float:
+        created = {} if age is None else {"created_at": round((10_000 - age) * 1000)}
+        newer = NewerRecord("newer", msgspec.json.encode({"v": 2, **created}))
+        return postponed(newer, Circumstances(now=10_000_000, worker="w", chance=0.5)).delay / 1000
+
+    assert wait(0) == wait(3) == SHORTEST_WAIT
+    assert wait(40) == 10
+    assert wait(9_000) == wait(None) == LONGEST_WAIT

@@ -62,6 +62,8 @@ CALLS: Final = {
         ("operator", "requeue_message"),
         ("operator", "discard_message"),
         ("operator", "cancel_message"),
+        ("operator", "repair_topic"),
+        ("operator", "repair_message"),
         ("operator", "count_messages"),
         ("operator", "scan_fields"),
         ("operator", "weigh_fields"),

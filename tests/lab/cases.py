@@ -242,6 +242,26 @@ async def _resume(store: Store, topic: str, _: None) -> bool:
     return await store.resume_topic(topic)
 
 
+async def _torn(stage: Stage) -> None:
+    """The first one has a lease without a deadline."""
+    await stage.leased()
+    keys = stage.store.keys.of(stage.topic)
+    await stage.store._caller.command("ZREM", keys.expire_monitor, "a")
+
+
+async def _repair(store: Store, topic: str, _: None) -> list[str]:
+    return await store.repair_message(topic, b"a")
+
+
+async def _rung_twice(stage: Stage) -> None:
+    await stage.pending()
+    await stage.store._caller.command("RPUSH", stage.store.keys.of(stage.topic).doorbell, "1")
+
+
+async def _repair_topic(store: Store, topic: str, _: None) -> list[str]:
+    return await store.repair_topic(topic, least=0)
+
+
 async def _trim(store: Store, topic: str, _: None) -> int:
     return await store.trim_archive(topic, State.DEAD)
 
@@ -261,6 +281,8 @@ _REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
 _TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
 _LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
 _EXPIRED: Final = [Claim(id, (START + DELAY) * 1000 + n) for n, id in enumerate("abc")]
+
+_WATCHED: Final = "deadline set to now, so a monitor takes it over"
 
 _FIRED: Final = Ticked(START, START, f"cron-{START}")
 
@@ -292,4 +314,6 @@ CASES: Final = (
     _case("resume_topic", _paused, _resume, True, True),
     _case("ring_doorbell", _silent, _ring, True, False),
     _case("trim_archive", Stage.aged, _trim, 1, 0),
+    _case("repair_message", _torn, _repair, [_WATCHED], []),
+    _case("repair_topic", _rung_twice, _repair_topic, ["doorbell left with one ring"], []),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,6 +13,8 @@ from mx_rmq.store.answers import HandedBack, Leased, Placed, Retried
 from mx_rmq.store.quarantine import Quarantined
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from mx_rmq.store.store import Store
 
 TOPIC = "orders"
@@ -34,6 +37,14 @@ def message(leased: Leased) -> Message:
 def renamed(message: Message, id: str, topic: str = TOPIC) -> Message:
     """Return a message as if it were another: what a record says must fit its place."""
     return msgspec.structs.replace(message, id=id, topic=topic)
+
+
+async def rewrite(raw: Redis, key: str, id: str, **fields: Any) -> bytes:
+    """Write fields into a stored record, as another release would have; return the bytes."""
+    known = json.loads(await raw.hget(key, id) or b"")
+    data = json.dumps({**known, **fields}).encode()
+    await raw.hset(key, id, data)
+    return data
 
 
 async def pending(store: Store, count: int = 1, **fields: Any) -> list[str]:
@@ -113,6 +124,7 @@ __all__ = [
     "message",
     "pending",
     "renamed",
+    "rewrite",
     "settle",
     "take",
 ]

@@ -147,6 +147,8 @@ class Life:
         await self._act("requeue", target["requeue all"], self._requeue_all)
         await self._act("discard", target["discard all"], self._discard_all)
         await admin.audit(name)
+        await admin.repair(name)  # nothing is wrong: whoever dies here must leave it so
+        await self._mq.store.repair_message(name, target["requeue all"].encode())
 
     async def _act(self, what: str, id: str, act: Callable[[str, str], Awaitable[Any]]) -> None:
         self._journal.note("tried", id=id, detail=what)

@@ -33,6 +33,7 @@ def counted(*happened: events.Event) -> Samples:
         (events.Died("t", "a", 5, "no"), "dead"),
         (events.Quarantined("t", "a", "no"), "quarantined"),
         (events.Released("t", "a"), "released"),
+        (events.Postponed("t", "a", 1.0, "newer"), "postponed"),
     ],
 )
 def test_each_outcome_is_counted_and_the_others_stay_0(event: events.Event, outcome: str) -> None:
@@ -72,6 +73,11 @@ def test_a_lost_lease_is_one_thing_and_a_refused_outcome_another() -> None:
     assert shown["mx_rmq_stale_settles_total{outcome=completed,topic=t}"] == 1
     assert shown["mx_rmq_stale_settles_total{outcome=dead,topic=t}"] == 0
     assert shown["mx_rmq_taken_over_total{topic=t}"] == 1
+
+
+def test_messages_that_became_due_are_counted_not_calls() -> None:
+    shown = counted(events.Due("t", 3), events.Due("t", 500), DONE)
+    assert shown["mx_rmq_due_total{topic=t}"] == 503
 
 
 def test_trouble_is_counted() -> None:

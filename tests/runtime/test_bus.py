@@ -88,6 +88,7 @@ def test_who_unsubscribes_while_he_is_called_is_not_called_again() -> None:
         (AGAIN, "WARNING", "t a: attempt 1 failed, again in 2 s: ValueError: x"),
         (events.Died("t", "a", 3, "exhausted"), "ERROR", ": exhausted"),
         (events.Quarantined("t", "a", "not JSON"), "ERROR", "quarantined: not JSON"),
+        (events.Postponed("of-a-bus", "a", 1.5, "too new"), "WARNING", "upgrade this worker"),
         (events.LeaseLost("t", "a", 7, "app.f"), "WARNING", "the lease is lost, app.f"),
         (events.TakenOver("t", "a", "w9"), "WARNING", "taken over from w9"),
         (events.LoopBlocked("app.f", 1.25, "STACK"), "WARNING", "app.f blocks the event loop"),

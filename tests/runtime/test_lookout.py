@@ -65,7 +65,7 @@ class Post:
         )
         self._listen_again = self.dispatcher.listen_again
         self.dispatcher.listen_again = self._on_quiet  # type: ignore[method-assign]
-        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic: None)
+        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic, count: None)
         self.monitor = Monitor(
             store,
             handlers,

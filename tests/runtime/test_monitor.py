@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,12 @@ import pytest
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.core.message import State
+from mx_rmq.core.message import VERSION, Priority, State
 from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.monitor import LOOK, STOOD_STILL, Monitor
-from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, take
+from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, rewrite, take
 from tests.runtime.stage import Seen, handler, on_a_server
 
 if TYPE_CHECKING:
@@ -140,6 +141,36 @@ async def test_what_it_cannot_read_it_quarantines_with_its_exact_bytes(
     _, payload = store.keys.of(TOPIC).archive_of(State.QUARANTINED)
     kept: Any = await raw.hget(payload, one.id)
     assert kept.partition(b"\n")[2] == b"\xff{"
+
+
+async def test_unknown_fields_survive_a_takeover_and_a_death_by_crashes(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    keys = store.keys.of(TOPIC)
+    (one,) = await leased(store)
+    await rewrite(raw, keys.payload, one.id, colour="red")
+    clock.advance(60_000)
+    await Watch(store, max_crashes=2).step()
+    assert json.loads(await raw.hget(keys.payload, one.id) or b"")["colour"] == "red"
+    clock.advance(60_000)
+    await store.process_delay_message(TOPIC, count=10)
+    await store.dispatch_message(TOPIC, "w1", count=1, lease=1000)
+    clock.advance(60_000)
+    await Watch(store, max_crashes=2).step()
+    assert json.loads(await raw.hget(keys.dlq_payload, one.id) or b"")["colour"] == "red"
+
+
+async def test_a_newer_record_that_is_taken_over_waits_uncounted_too(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    keys, watch = store.keys.of(TOPIC), Watch(store, max_crashes=1)
+    (one,) = await leased(store, priority=Priority.HIGH)
+    data = await rewrite(raw, keys.payload, one.id, v=VERSION + 1)
+    clock.advance(60_000)
+    await watch.step()
+    assert [event.id for event in watch.seen.of(events.Postponed)] == [one.id]
+    assert await raw.hget(keys.payload, one.id) == data
+    assert await raw.zcard(keys.delay_tasks_high) == 1
 
 
 async def test_hundreds_are_taken_over_in_one_step(store: Store, clock: Clock) -> None:

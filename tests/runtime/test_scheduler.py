@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mx_rmq import Worker
+from mx_rmq.core import events
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.runtime.loop import TRY_AGAIN
 from mx_rmq.runtime.scheduler import BATCH, STAND_IN, Scheduler
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq import MessageQueue
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -30,7 +33,7 @@ pytestmark = on_a_server
 steady = pytest.mark.usefixtures("steady")
 
 
-def nothing(topic: str) -> None: ...
+def nothing(topic: str, count: int) -> None: ...
 
 
 async def pending(store: Store, topic: str = TOPIC) -> int:
@@ -215,15 +218,40 @@ async def test_a_worker_moves_a_delayed_message_at_its_time(raw: Redis, server: 
         await mq.admin.cancel("t", (await mq.admin.list("t", "delayed")).messages[0].id)
 
 
+async def test_what_became_due_is_counted_and_told_to_whoever_listens(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url) as mq:
+        seen: list[events.Due] = []
+
+        @mq.handler("t", partitions=2)
+        async def handle(_: None) -> None: ...
+
+        assert not mq.events.wants(events.Due), "nobody pays for it unheard"
+        async with Worker(mq):
+            mq.events.subscribe(seen.append, events.Due)
+            await mq.produce_many("t", [None] * 5, delay=0.1)
+            await until_so(lambda: _completed(mq, 5))
+        assert {one.topic for one in seen} == {"t"}
+        assert sum(one.count for one in seen) == 5
+        assert (await mq.admin.stats("t")).totals.due == 5
+
+
+async def _completed(mq: MessageQueue, count: int) -> bool:
+    return (await mq.admin.stats("t")).totals.completed == count
+
+
 async def test_what_was_moved_is_told_at_once(store: Store) -> None:
     await store.produce_delay_message(TOPIC, [draft(delay=0, at=1)])
-    moved: list[str] = []
-    scheduler = Scheduler(store, [TOPIC, "other"], on_moved=moved.append)
+    moved: list[tuple[str, int]] = []
+    scheduler = Scheduler(
+        store, [TOPIC, "other"], on_moved=lambda topic, count: moved.append((topic, count))
+    )
     await scheduler.step()
-    assert moved == [TOPIC]
+    assert moved == [(TOPIC, 1)]
     scheduler.rung(TOPIC)
     await scheduler.step()
-    assert moved == [TOPIC]
+    assert moved == [(TOPIC, 1)]
 
 
 @steady

@@ -178,6 +178,10 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
     assert await admin.requeue_all(TOPIC, State.DEAD) == 0
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
+    await mq.store._caller.command("HSET", PAYLOAD, "stray", "?")
+    assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]
+    assert [one.id for one in await admin.repair(TOPIC)] == ["stray"]
+    assert await admin.cancel(TOPIC, "stray")
     assert await admin.grow(TOPIC, 2) == 2
 
 

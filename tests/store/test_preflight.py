@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.core.errors import MissingRights, UnsafeServer
+from mx_rmq.core.errors import MissingRights, NewerLayout, UnsafeServer
 from mx_rmq.core.message import State
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.script import load, names
@@ -252,6 +252,44 @@ async def test_hexpire_denied_is_like_hexpire_absent(
     async with await Store.open(await limited("HEXPIRE"), clock=clock) as store:
         assert not store.hexpire
         await live(store, clock)
+
+
+# the layout of the keys
+
+
+@pytest.mark.parametrize("layout", [None, "1"])
+async def test_a_layout_that_is_known_costs_one_read(
+    raw: Redis, server: Server, layout: str | None
+) -> None:
+    if layout is not None:
+        await raw.set("mx-rmq:layout", layout)
+    await (await Store.open(server.url)).close()
+    await raw.config_resetstat()
+    async with await Store.open(server.url):
+        stats = await raw.info("commandstats")
+    assert stats["cmdstat_get"]["calls"] == 2  # one is the preflight's own try
+    assert await raw.get("mx-rmq:layout") == (layout and layout.encode())
+
+
+@pytest.mark.parametrize("layout", ["2", "99", "1.5", "new", "-1", ""])
+async def test_keys_that_a_newer_release_laid_out_are_refused_and_left_alone(
+    raw: Redis, server: Server, layout: str
+) -> None:
+    await raw.set("mx-rmq:layout", layout)
+    with pytest.raises(NewerLayout, match="release knows layouts up to 1"):
+        await Store.open(server.url)
+    assert await raw.keys("*") == [b"mx-rmq:layout"]
+    async with await Store.open(server.url, prefix="another"):
+        pass
+
+
+async def test_a_user_who_may_not_read_the_layout_is_warned(
+    limited: Limited, server: Server
+) -> None:
+    url = await limited(keys="~mx-rmq:{*")
+    async with await Store.open(url) as store:
+        (warning,) = [one for one in store.warnings if "layout" in one]
+    assert warning.endswith("Grant +get ~mx-rmq:layout")
 
 
 # the list of commands

@@ -11,6 +11,7 @@ from mx_rmq.admin.view import (
     FailureView,
     MessageView,
     Page,
+    Repair,
     Stats,
     WorkerView,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Page",
     "Progress",
     "Rates",
+    "Repair",
     "ServerView",
     "Stats",
     "Totals",

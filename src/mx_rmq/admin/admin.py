@@ -23,6 +23,7 @@ from mx_rmq.admin.view import (
     Cancelled,
     MessageView,
     Page,
+    Repair,
     Stats,
     WorkerView,
     message_view,
@@ -257,6 +258,32 @@ class Admin:
         ]
 
     # act
+
+    async def repair(self, topic: str, *, dry_run: bool = False) -> builtins.list[Repair]:
+        """Put right what `audit` finds; return what was done. `dry_run`: what would be done.
+
+        Each repair looks again, on the server, and is one step, so it is safe beside live traffic.
+        No message is lost: one with a record stays alive, one with an archived copy stays archived.
+        A key of a wrong type is left alone: what it holds is not ours.
+        """
+        repairs = []
+        for part in await self._parts(topic):
+            found = await self._store.audit.examine(part)
+            if found.wrong_types:
+                repairs += [
+                    Repair(part, "", f"not repaired: {one.what}. Rename or delete that key")
+                    for one in found.violations
+                ]
+                continue
+            done = await self._store.repair_topic(part, least=found.token, dry_run=dry_run)
+            repairs += [Repair(part, "", words) for words in done]
+            for id in found.ids:
+                shown = id.decode("utf-8", "backslashreplace")
+                done = await self._store.repair_message(
+                    part, id, dry_run=dry_run, by=self._operator
+                )
+                repairs += [Repair(part, shown, words) for words in done]
+        return repairs
 
     async def requeue(
         self,

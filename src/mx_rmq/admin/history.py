@@ -37,6 +37,8 @@ class What(StrEnum):
     QUARANTINED = "quarantined"
     RELEASED = "released"
     """Handed back by a worker that stopped."""
+    POSTPONED = "postponed"
+    """Handed back by a worker whose release is too old to read it."""
     TAKEN_OVER = "taken_over"
     """Taken from a worker that went silent."""
     REQUEUED = "requeued"
@@ -44,6 +46,8 @@ class What(StrEnum):
     CANCELLED = "cancelled"
     TRIMMED = "trimmed"
     """Dropped from an archive, because of its age or of the archive's cap."""
+    REPAIRED = "repaired"
+    """Brought back into exactly one state by an operator."""
     PAUSED = "paused"
     RESUMED = "resumed"
 
@@ -67,7 +71,7 @@ def happening(part: str, entry: Entry) -> Happening | None:
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about
-    if what is What.RETRIED:
+    if what in (What.RETRIED, What.POSTPONED):
         delay, _, error = about.partition(" ")
         if is_number(delay):
             about = f"again in {int(delay) / 1000:g} s: {error}"

@@ -15,18 +15,23 @@ class Totals:
 
     produced: int = 0
     """Delayed ones included."""
+    due: int = 0
+    """Moved from delayed to pending: retries, and messages that were produced with a delay."""
     dispatched: int = 0
     completed: int = 0
     retried: int = 0
     died: int = 0
     quarantined: int = 0
     released: int = 0
+    postponed: int = 0
+    """Handed back because only a newer release can read them."""
     taken_over: int = 0
     requeued: int = 0
     discarded: int = 0
     cancelled: int = 0
     trimmed: int = 0
     """Dropped from an archive, because of its age or of the archive's cap."""
+    repaired: int = 0
 
     @property
     def failed(self) -> int:

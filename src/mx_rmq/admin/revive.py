@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.core import codec
-from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.message import VERSION, Failure, Message, State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.quarantine import read
@@ -26,11 +26,20 @@ KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "er
 _TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) if one.name in KEPT}
 
 
+class _TooOld(InvalidInput):
+    """A newer release wrote the record, so what we do not know of it would be lost."""
+
+
 def revived(part: str, found: Found) -> Message:
     """Return an archived message as it goes round again; refuse what no worker could read."""
     _, data = split(found)
     try:
         return codec.decode_as(data, topic_of(part), found.id).revived()
+    except NewerRecord as error:
+        raise _TooOld(
+            f"message {found.id!r:.80} cannot be requeued by this release: {error.reason}. "
+            "Upgrade it, then try again"
+        ) from error
     except DecodeError as error:
         raise InvalidInput(
             f"message {found.id!r:.80} cannot be requeued, for no worker could read it: "
@@ -43,6 +52,8 @@ def edited(part: str, found: Found, payload: Any, *, limit: int) -> Message:
     encoded = codec.encode_payload(payload, limit)
     try:
         message = revived(part, found)
+    except _TooOld:
+        raise
     except InvalidInput:
         message = _saved(topic_of(part), found)
     return msgspec.structs.replace(message, payload=encoded)

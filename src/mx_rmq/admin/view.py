@@ -15,7 +15,7 @@ import msgspec
 
 from mx_rmq.admin.rates import Totals
 from mx_rmq.core import codec
-from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.message import State
 from mx_rmq.store.quarantine import read
 
@@ -119,6 +119,8 @@ class MessageView:
     """The payload as it is stored, JSON; nothing if the record cannot be read."""
     broken: str = ""
     """Why the record cannot be read; empty when it can."""
+    newer: bool = False
+    """Whether that is because a newer release wrote it."""
     priority: Priority | None = None
     attempts: int = 0
     """Attempts that have failed, crashes included."""
@@ -174,6 +176,19 @@ class MessageView:
 
 
 @dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that a repair has done, or would do."""
+
+    topic: str
+    id: str
+    """The message, or '' for the topic itself."""
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}: {self.id or '(topic)'}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """Some messages of a state."""
 
@@ -217,6 +232,8 @@ class WorkerView:
     """Seconds since its last sign of life. So old is what stands here, too."""
     doing: tuple[Doing, ...] = ()
     """What it runs, the longest first, at most 20."""
+    version: str = ""
+    """Its release of mx-rmq; empty: one before 2.0."""
 
     @property
     def alive(self) -> bool:
@@ -243,7 +260,7 @@ def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView
             fields.update(error_type=about.error_type, error=about.error, worker=about.worker)
         fields |= _message_fields(codec.decode_as(raw, topic, found.id))
     except DecodeError as error:
-        fields["broken"] = error.reason
+        fields.update(broken=error.reason, newer=isinstance(error, NewerRecord))
     if found.lease is not None:
         token, _, worker = found.lease.decode("utf-8", "backslashreplace").partition(":")
         fields.update(worker=worker, token=int(token) if is_number(token) else None)
@@ -305,6 +322,7 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         started_at=float(started) if isinstance(started, int | float) else None,
         seen_ago=seen.age / 1000,
         doing=_doing(info.get("doing")),
+        version=str(info.get("version", "")),
     )
 
 

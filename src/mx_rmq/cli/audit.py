@@ -1,7 +1,8 @@
-"""`mx-rmq audit`: is every message in exactly one state?"""
+"""`mx-rmq audit`: is every message in exactly one state? With --repair, see to it."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -9,29 +10,42 @@ from typing import TYPE_CHECKING
 import click
 
 from mx_rmq.admin import Progress
+from mx_rmq.cli.asking import ask, yes_option
 from mx_rmq.cli.completion import complete_topic
 from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.output import as_json, count, print_json, printable, say
 from mx_rmq.cli.progress import bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
+from mx_rmq.core.partition import topic_of
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import Admin
+    from mx_rmq.admin import Admin, Repair
     from mx_rmq.store.audit import Violation
 
 
 @click.command(short_help="Check that every message is in exactly one state.")
 @click.argument("topics", nargs=-1, shell_complete=complete_topic)
+@click.option("--repair", is_flag=True, help="Show how to fix them, ask, and fix them.")
+@yes_option
 @as_json
 @on_admin
-async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
+async def audit(
+    admin: Admin, topics: tuple[str, ...], repair: bool, yes: bool, as_json: bool
+) -> int:
     """Report every message that is not in exactly one state, in TOPICS or in all.
 
     Reads in small steps, so it may run beside live traffic. Exit code 0: clean. 1: violations
     found. 2: the audit could not be made.
+
+    --repair prints what it would do and asks before it does it; --yes: without asking. A message
+    that has a record becomes or stays pending, delayed or in processing; one of which only an
+    archived copy is left stays archived. No message is lost. Each repair looks again first, so it
+    may run beside live traffic, too. Exit code 0: nothing is left to fix. 1: something is.
     """
     known = await admin.topics()
     chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
+    if repair:
+        return await _repair(admin, chosen, yes=yes, as_json=as_json)
     messages = 0
     violations: list[Violation] = []
     away: list[str] = []
@@ -62,3 +76,35 @@ async def audit(admin: Admin, topics: tuple[str, ...], as_json: bool) -> int:
         parts = count(len(chosen), "topic"), count(messages, "message")
         say(", ".join((*parts, count(len(violations), "violation"))))
     return 2 if away else int(bool(violations))
+
+
+async def _repair(admin: Admin, topics: list[str], *, yes: bool, as_json: bool) -> int:
+    """Show what a repair would do; do it if somebody says yes. Return the exit code."""
+    plan = [one for topic in topics for one in await admin.repair(topic, dry_run=True)]
+    ask_here = sys.stdin.isatty() and not as_json
+    if not (yes or as_json):
+        _print("would be", plan)
+    if not plan or not (yes or ask_here):
+        if as_json:
+            print_json({"repaired": False, "repairs": [asdict(one) for one in plan]})
+        elif plan:
+            say("Nothing was changed: pass --yes to do it.")
+        return int(bool(plan))
+    ask(f"do {count(len(plan), 'repair')}", yes=yes)
+    changed = sorted({topic_of(one.topic) for one in plan})
+    done = [one for topic in changed for one in await admin.repair(topic)]
+    left = [one for topic in changed for one in await admin.audit(topic)]
+    if as_json:
+        repairs, violations = [asdict(one) for one in done], [asdict(one) for one in left]
+        print_json({"repaired": True, "repairs": repairs, "violations": violations})
+    else:
+        _print("", done)
+        for violation in left:
+            say(f"still wrong: {violation}")
+    return int(bool(left))
+
+
+def _print(how: str, repairs: list[Repair]) -> None:
+    for one in repairs:
+        say(str(one))
+    say(f"{count(len(repairs), 'repair')} {how} done".replace("  ", " "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.view import OVERDUE
@@ -31,6 +32,9 @@ GROWTH: Final = 3
 NEARLY: Final = 0.8
 """Share of an archive's bytes from which on it is nearly full."""
 
+SAMPLE: Final = 100
+"""Waiting messages of a topic and state whose records are read."""
+
 
 async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     """Look at the workers, then at every topic; with `audit`, at every message, too."""
@@ -39,6 +43,7 @@ async def look_at_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     served = {topic for worker in workers if worker.alive for topic in worker.topics}
     findings = [_number(len(topics))]
     findings += _workers(workers, served)
+    findings += _releases(workers)
     for topic in topics:
         try:
             findings += await _look_at_topic(admin, topic, served=topic in served, audit=audit)
@@ -75,6 +80,19 @@ def _workers(workers: Sequence[WorkerView], served: set[str]) -> Iterator[Findin
         )
 
 
+def _releases(workers: Sequence[WorkerView]) -> Iterator[Finding]:
+    """Say if an upgrade is under way, or was left half done."""
+    alive = Counter(worker.version or "before 2.0" for worker in workers if worker.alive)
+    if len(alive) > 1:
+        each = ", ".join(f"{number} of {release}" for release, number in sorted(alive.items()))
+        yield Finding(
+            Severity.WARN,
+            f"workers of several releases are alive: {each}",
+            "Finish the upgrade: messages that only the newer release can read wait for its "
+            "workers (docs/upgrading.md)",
+        )
+
+
 async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool) -> list[Finding]:
     findings = []
     if audit and (violations := await admin.audit(topic)):
@@ -83,7 +101,7 @@ async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool)
                 Severity.BAD,
                 f"topic {topic}: {count(len(violations), 'violation')}, the first: "
                 f"{_first(violations)}",
-                f"See all of them with: mx-rmq audit {topic}",
+                f"See all of them with: mx-rmq audit {topic}; fix them with --repair",
             )
         )
     try:
@@ -92,6 +110,7 @@ async def _look_at_topic(admin: Admin, topic: str, *, served: bool, audit: bool)
         # Of which the audit has told, if there was one.
         return findings or [Finding(Severity.BAD, f"topic {topic}: {error}")]
     findings += _waiting(stats, served=served)
+    findings += [one async for one in _newer(admin, stats)]
     findings += [one async for one in _archives(admin, stats)]
     findings += [one async for one in _overdue(admin, stats)]
     if not findings:
@@ -137,6 +156,22 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
             f"topic {topic}: {count(stats.dropped, 'id')} without a message had to be dropped",
             "Find out who else writes to the keys, or what the server lost",
         )
+
+
+async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
+    """Say if messages wait that this release cannot read; its workers cannot either."""
+    waiting = ((State.PENDING, stats.pending), (State.DELAYED, stats.delayed))
+    for state, number in waiting:
+        if not number:
+            continue
+        page = await admin.list(stats.topic, state, limit=SAMPLE)
+        if newer := sum(one.newer for one in page.messages):
+            yield Finding(
+                Severity.WARN,
+                f"topic {stats.topic}: messages of a newer release wait here: {newer:,} of the "
+                f"first {len(page.messages):,} {state} ones",
+                "Upgrade the workers of this release; until then newer ones handle them",
+            )
 
 
 async def _archives(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:

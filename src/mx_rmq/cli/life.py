@@ -19,6 +19,7 @@ COLOURS: Final = {
     What.COMPLETED: "green",
     What.RETRIED: "yellow",
     What.TAKEN_OVER: "yellow",
+    What.POSTPONED: "yellow",
     What.DIED: "red",
     What.QUARANTINED: "red",
 }

@@ -1,19 +1,21 @@
 """Bytes <-> Message.
 
-Decoding never trusts: whatever stands in the server, the answer is a Message or a DecodeError
-that keeps the bytes, so that the caller can quarantine them.
+Decoding never trusts: whatever the server holds, the answer is a Message or a DecodeError that
+keeps the bytes, so that the caller can quarantine them. A record of a newer release is neither
+understood nor broken: NewerRecord says so, and its bytes are never written again.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from mx_rmq.core.errors import DecodeError, InvalidInput, PayloadTooLarge
-from mx_rmq.core.message import VERSION, Message
+from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
+from mx_rmq.core.message import VERSION, Extended, Message, Priority
 
 MAX_DEPTH: Final = 64
 """How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
@@ -39,10 +41,15 @@ _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 
 class _Version(msgspec.Struct):
-    v: int
+    v: int = 0
 
 
 _version_decoder = msgspec.json.Decoder(_Version)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+_KNOWN: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
 
 
 def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
@@ -78,7 +85,10 @@ def verbatim(text: str) -> msgspec.Raw:
 def encode(message: Message) -> bytes:
     """Encode a message as its record."""
     try:
-        return _encoder.encode(message)
+        if message.__class__ is not Extended:
+            return _encoder.encode(message)
+        known = Message(**{name: getattr(message, name) for name in _KNOWN})
+        return _encoder.encode(known)[:-1] + b"," + _encoder.encode(message.unknown)[1:]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
 
@@ -89,14 +99,26 @@ def decode(data: bytes) -> Message:
         if not data.isascii():
             data.decode()  # the payload is kept raw, so nothing else looks at its bytes
         message = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
-        version = _version(data)
-        if version is not None and version > VERSION:
-            raise DecodeError(_newer(version), data) from error
-        raise DecodeError(f"not a message record: {error}", data) from error
+    except _UNREADABLE as error:
+        return _extended(data, error)
     if message.v > VERSION:
-        raise DecodeError(_newer(message.v), data)
+        raise NewerRecord(_newer(message.v), data)
     return message
+
+
+def _extended(data: bytes, error: Exception) -> Message:
+    """Decode a record that is not quite ours: one of a later release, or none at all."""
+    try:
+        version = _version_decoder.decode(data).v
+        if version > VERSION:
+            raise NewerRecord(_newer(version), data) from error
+        data.decode()
+        fields = _fields_decoder.decode(data)
+        unknown = {name: fields.pop(name) for name in [*fields] if name not in _KNOWN}
+        known = _decoder.decode(_encoder.encode(fields))
+    except _UNREADABLE as better:
+        raise DecodeError(f"not a message record: {better}", data) from better
+    return Extended(**msgspec.structs.asdict(known), unknown=unknown)
 
 
 def decode_as(data: bytes, topic: str, id: str) -> Message:
@@ -133,11 +155,26 @@ def _deeper_than(data: bytes, limit: int) -> bool:
     return bool(brackets)
 
 
-def _version(data: bytes) -> int | None:
-    try:
-        return _version_decoder.decode(data).v
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError):
-        return None
+class Glance(NamedTuple):
+    """What this release understands of a record of a newer one."""
+
+    created_at: int = 0
+    priority: Priority = Priority.NORMAL
+    ttl: int | None = None
+
+
+def glance(data: bytes) -> Glance:
+    """Look at a record whose format may have changed in any way."""
+    created_at, priority, ttl = Glance()
+    with suppress(*_UNREADABLE):
+        fields = _fields_decoder.decode(data)
+        with suppress(*_UNREADABLE, KeyError):
+            created_at = msgspec.json.decode(fields["created_at"], type=int)
+        with suppress(*_UNREADABLE, KeyError):
+            priority = msgspec.json.decode(fields["priority"], type=Priority)
+        with suppress(*_UNREADABLE, KeyError):
+            ttl = msgspec.json.decode(fields["ttl"], type=int)
+    return Glance(created_at, priority, ttl)
 
 
 def _newer(version: int) -> str:

@@ -5,6 +5,7 @@ MxRmqError
 │   └── PayloadTooLarge     the payload is over the size limit
 ├── NotOpen                 the queue is not open, or was opened in another event loop
 ├── DecodeError             stored bytes are not a message; keeps the bytes
+│   └── NewerRecord         … or one that only a newer release can read
 ├── QueueFull               the topic's cap on waiting messages refused a produce
 ├── ServerUnavailable       the server did not take the call; nothing was changed
 │   └── ServerFull          the server is at its maxmemory
@@ -15,7 +16,8 @@ MxRmqError
 ├── ScriptFailed            the server ran a script and answered with an error
 │   └── WrongType           a key of the topic holds something else than it should
 ├── UnsafeServer            the preflight found a server that would lose messages
-│   └── MissingRights       … or a user whose missing rights would tear a script
+│   ├── MissingRights       … or a user whose missing rights would tear a script
+│   └── NewerLayout         … or keys that a newer release has laid out
 └── EmbeddedServerError     our own server did not start
 """
 
@@ -57,6 +59,10 @@ class DecodeError(MxRmqError):
         super().__init__(reason)
         self.reason = reason
         self.data = data
+
+
+class NewerRecord(DecodeError):
+    """The record was written by a newer release. The message waits for a worker of that release."""
 
 
 class QueueFull(MxRmqError):
@@ -157,6 +163,10 @@ class UnsafeServer(MxRmqError):
 
 class MissingRights(UnsafeServer):
     """The server's user may not run a command that a script needs."""
+
+
+class NewerLayout(UnsafeServer):
+    """A newer release has changed the layout of the keys under this prefix. Upgrade this one."""
 
 
 class EmbeddedServerError(MxRmqError):

@@ -1,7 +1,7 @@
 """What happens in a worker: one value an event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Died, Quarantined, Released
+message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack
 cron      CronFired, CronMissed
@@ -87,6 +87,25 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Postponed:
+    """Only a newer release can read the message. It waits, unchanged and uncounted."""
+
+    topic: str
+    id: str
+    delay: float
+    """Seconds until a worker is offered it again."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """This worker moved messages of a topic from delayed to pending, because their time came."""
+
+    topic: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseLost:
     """Somebody else has the message now; its handler was cancelled, its result refused."""
 
@@ -155,6 +174,8 @@ Event = (
     | Died
     | Quarantined
     | Released
+    | Postponed
+    | Due
     | LeaseLost
     | TakenOver
     | LoopBlocked

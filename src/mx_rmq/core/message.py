@@ -17,7 +17,12 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import end_of, storable, text_of
 
 VERSION: Final = 1
-"""The record format that this release writes. It reads this one and every older one."""
+"""The record format that this release writes. It reads this one and every older one.
+
+A release that only adds a field at the top level of the record keeps the number: older releases
+carry the field along (`Extended`). The number grows when an older release would handle the message
+wrongly; older releases then leave the message to newer workers.
+"""
 
 MAX_ERRORS: Final = 10
 """How many of its latest failures a message carries."""
@@ -142,8 +147,15 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
 
-class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):
-    """One message, as it is stored."""
+class Message(
+    msgspec.Struct,
+    frozen=True,
+    omit_defaults=True,
+    kw_only=True,
+    gc=False,
+    forbid_unknown_fields=True,
+):
+    """One message, as it is stored. A record with fields beside these is an `Extended` one."""
 
     v: int
     id: str
@@ -208,6 +220,15 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True, gc=
         Since when it waits, the server says.
         """
         return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=None)
+
+
+class Extended(Message, frozen=True, kw_only=True, gc=False):
+    """A message whose record has fields that this release does not know.
+
+    They are written back whenever the record is, so a newer release finds them again.
+    """
+
+    unknown: dict[str, msgspec.Raw]
 
 
 def _frames(error: BaseException) -> list[FrameSummary]:

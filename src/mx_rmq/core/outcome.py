@@ -5,26 +5,34 @@ RetryLater    -> retry_message         it waits for another attempt
 DeadLetter    -> move_to_dlq           it gets no further one
 Quarantine    -> handle_parse_error    nobody can read it
 Release       -> release_message       it was not finished and goes back, uncounted
+Postpone      -> retry_message         only a newer release can read it: it waits, uncounted
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeGuard
+from math import inf
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
 
 import msgspec
 
+from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import Failure, Message
+from mx_rmq.core.message import Failure, Message, Priority
 from mx_rmq.core.retry import MAX_DELAY, from_dict
 from mx_rmq.core.text import storable, text_of
 
 if TYPE_CHECKING:
+    from mx_rmq.core.errors import NewerRecord
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.retry import Policy
 
 CRASH_SPREAD: Final = 2.5
 LONGEST_SPREAD: Final = 60.0
+
+SHORTEST_WAIT: Final = 1.0
+LONGEST_WAIT: Final = 60.0
+"""Seconds that a message of a newer release waits before some worker is offered it again."""
 
 
 class Retry(Exception):
@@ -88,7 +96,18 @@ class Release:
     """Not finished: back to the front of the queue."""
 
 
-Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release
+class Postpone(NamedTuple):
+    """A newer release wrote the record: the same bytes wait for `delay` ms, nothing is counted."""
+
+    record: bytes
+    priority: Priority
+    delay: int
+    expires: int | None
+    """When it expires, ms of the server's time; None: never, or that has passed."""
+    why: str
+
+
+Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,20 @@ def after_crash(
 
 class WorkerLost(Exception):
     """A worker was killed, frozen or cut off while it held a message."""
+
+
+def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
+    """Decide about a message that only a newer release can read.
+
+    Another worker may be able to, so the first waits are short. They grow with the message's age,
+    so that nothing spins while no newer worker runs.
+    """
+    created_at, priority, ttl = codec.glance(newer.data)
+    age = (at.now - created_at) / 1000 if created_at > 0 else inf
+    seconds = min(LONGEST_WAIT, max(SHORTEST_WAIT, age / 4)) * (0.75 + at.chance / 2)
+    # Once that has passed, only a newer release can dead-letter it: we must not take it again.
+    expires = None if ttl is None or created_at + ttl <= at.now else created_at + ttl
+    return Postpone(newer.data, priority, round(seconds * 1000), expires, newer.reason)
 
 
 def expired(message: Message, now: int) -> DeadLetter | None:

@@ -159,11 +159,18 @@ def _leases(topics: _Topics) -> Iterator[Metric]:
         "Messages that this worker took over from one that went silent.",
         labels=["topic"],
     )
+    due = CounterMetricFamily(
+        "mx_rmq_due",
+        "Delayed messages that this worker made pending, because they were due.",
+        labels=["topic"],
+    )
     for topic, tally in topics:
         lost.add_metric([topic], tally.lost)
         taken_over.add_metric([topic], tally.taken_over)
+        due.add_metric([topic], tally.due)
     yield lost
     yield taken_over
+    yield due
 
 
 def _crons(topics: _Topics) -> Iterator[Metric]:

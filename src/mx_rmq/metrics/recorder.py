@@ -30,6 +30,8 @@ class Recorder:
             events.Died: self._died,
             events.Quarantined: self._quarantined,
             events.Released: self._released,
+            events.Postponed: self._postponed,
+            events.Due: self._due,
             events.LeaseLost: self._lease_lost,
             events.TakenOver: self._taken_over,
             events.LoopBlocked: self._loop_blocked,
@@ -75,6 +77,12 @@ class Recorder:
 
     def _released(self, event: events.Released) -> None:
         self.tally.topics[event.topic].released += 1
+
+    def _postponed(self, event: events.Postponed) -> None:
+        self.tally.topics[event.topic].postponed += 1
+
+    def _due(self, event: events.Due) -> None:
+        self.tally.topics[event.topic].due += event.count
 
     def _lease_lost(self, event: events.LeaseLost) -> None:
         topic = self.tally.topics[event.topic]

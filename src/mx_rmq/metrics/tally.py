@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import Final
 
-OUTCOMES: Final = ("completed", "retried", "dead", "quarantined", "released")
+OUTCOMES: Final = ("completed", "retried", "dead", "quarantined", "released", "postponed")
 """What can become of a message that a worker held."""
 
 BOUNDS: Final = (
@@ -39,6 +39,7 @@ class TopicTally:
 
     __slots__ = (
         *OUTCOMES,
+        "due",
         "fired",
         "handler",
         "is_cron",
@@ -51,6 +52,7 @@ class TopicTally:
 
     def __init__(self) -> None:
         self.completed = self.retried = self.dead = self.quarantined = self.released = 0
+        self.postponed = 0
         self.handler = Times()
         """How long handlers took."""
         self.queue = Times()
@@ -60,6 +62,8 @@ class TopicTally:
         self.refused: Counter[str] = Counter()
         """Outcomes that the server refused, because the lease was lost."""
         self.taken_over = 0
+        self.due = 0
+        """Delayed messages moved to pending."""
         self.fired = 0
         self.missed = 0
         """Ticks of its cron."""

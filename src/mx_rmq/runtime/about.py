@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import time
+from functools import cache
 from heapq import nsmallest
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -30,6 +32,7 @@ def about_worker(
         {
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "version": _version(),
             "started": started,
             "topics": list(topics),
             "concurrency": slots.concurrency,
@@ -38,6 +41,11 @@ def about_worker(
             "doing": _doing(running),
         }
     )
+
+
+@cache
+def _version() -> str:
+    return version("mx-rmq")
 
 
 def _doing(running: Iterable[Held]) -> list[dict[str, Any]]:

@@ -20,8 +20,9 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core import events
 from mx_rmq.core.handler import MAX_CRASHES
-from mx_rmq.core.partition import partitions
+from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.runtime.clock import JUMP, ServerClock
 from mx_rmq.runtime.expirer import expire
 from mx_rmq.runtime.loop import Complaints, Loop, each
@@ -127,8 +128,7 @@ class Caretaker:
         elif self._is_abandoned(site, topic):
             taken = await self._take_over(site, topic, far)
         if survey.due == 0 or taken:
-            while len(await self._store.process_delay_message(topic, count=MOVED)) >= MOVED:
-                pass
+            await self._promote(topic)
         if survey.expires == 0:
             await expire(
                 self._store,
@@ -138,6 +138,14 @@ class Caretaker:
                 lease=self._lease,
                 complaints=self._complaints,
             )
+
+    async def _promote(self, topic: str) -> None:
+        """Move what is due from delayed to pending."""
+        moved = MOVED
+        while moved >= MOVED:
+            moved = len(await self._store.process_delay_message(topic, count=MOVED))
+            if moved and self._bus.wants(events.Due):
+                self._bus.emit(events.Due(topic_of(topic), moved))
 
     def _is_abandoned(self, site: int, topic: str) -> bool:
         """Say whether a lease is overdue although its holder could have extended it.

@@ -207,6 +207,8 @@ class Cast:
     async def _register(self) -> None:
         """List the topics, and learn how many partitions they have."""
         known = self._store.partitions
+        if not self._beats:
+            await self._store.claim_layout()
         for topic, handler in self._handlers.items():
             if (handler.partitions or 1) > known.get(topic, 1):
                 await self._store.grow(topic, handler.partitions or 1)

@@ -19,7 +19,7 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.delivery import Delivery
-from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.middleware import around_handle
 from mx_rmq.core.outcome import (
     Circumstances,
@@ -31,6 +31,7 @@ from mx_rmq.core.outcome import (
     Release,
     after_error,
     expired,
+    postponed,
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
@@ -182,6 +183,8 @@ class Consumer:
                 if dead is not None:
                     return dead
             payload = handler.decode(message.payload) if handler.wants_payload else None
+        except NewerRecord as newer:
+            return postponed(newer, self.circumstances(held.topic.clock))
         except DecodeError as unreadable:
             return Quarantine(unreadable)
         if handler.timeout is not None:

@@ -8,10 +8,12 @@ that one until the next look around.
 
 from __future__ import annotations
 
+import random
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.outcome import Circumstances
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 from mx_rmq.runtime.recovery import bury
 
@@ -87,7 +89,9 @@ async def expire(
     found = False
     while True:
         taken = await store.expire_message(topic, worker, count=BATCH, recovery=recovery)
-        dead_letter = partial(bury, store, bus, topic, worker=worker, now=taken.now)
+        chance = random.random()  # noqa: S311 - jitter
+        at = Circumstances(now=taken.now, worker=worker, chance=chance)
+        dead_letter = partial(bury, store, bus, topic, at=at)
         await each(taken.messages, dead_letter, complaints)
         found = found or bool(taken.messages)
         if taken.wait != 0:

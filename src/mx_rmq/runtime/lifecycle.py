@@ -19,6 +19,7 @@ from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
     Outcome,
+    Postpone,
     Quarantine,
     Release,
     RetryLater,
@@ -61,7 +62,8 @@ class Lifecycle:
         self._on_settled = on_settled
         self._waiting: defaultdict[str, dict[type, deque[Held]]] = defaultdict(
             lambda: {
-                kind: deque() for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine)
+                kind: deque()
+                for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine, Postpone)
             }
         )
         self._flushing: dict[str, asyncio.Task[None]] = {}
@@ -160,6 +162,9 @@ class Lifecycle:
                 if isinstance(held.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
+        if kind is Postpone:
+            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
+            return await store.postpone_message(topic, worker, later)
         (held,) = batch
         outcome = held.outcome
         if isinstance(outcome, DeadLetter):
@@ -196,6 +201,8 @@ class Lifecycle:
             self._bus.emit(died)
         elif isinstance(outcome, Quarantine):
             self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
+        elif isinstance(outcome, Postpone):
+            self._bus.emit(events.Postponed(topic, id, outcome.delay / 1000, outcome.why))
         else:
             self._bus.emit(events.Released(topic, id))
 
@@ -224,6 +231,7 @@ _EVENTS: Final[dict[type, type]] = {
     DeadLetter: events.Died,
     Quarantine: events.Quarantined,
     Release: events.Released,
+    Postpone: events.Postponed,
 }
 
 _WORDS: Final[dict[type, str]] = {
@@ -232,6 +240,7 @@ _WORDS: Final[dict[type, str]] = {
     DeadLetter: "dead",
     Quarantine: "quarantined",
     Release: "released",
+    Postpone: "postponed",
 }
 
 
@@ -257,7 +266,7 @@ def _traceback(outcome: RetryLater | DeadLetter) -> str:
 def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
     """Take as many as one call may carry."""
     most = 1 if kind in (DeadLetter, Quarantine) else MAX_BATCH
-    if kind is not RetryLater:
+    if kind not in (RetryLater, Postpone):
         return [waiting.popleft() for _ in range(min(most, len(waiting)))]
     batch = [waiting.popleft()]
     size = len(batch[0].record)
@@ -274,5 +283,5 @@ def handed_back(held: Held) -> HandedBack:
     try:
         message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
     except DecodeError:
-        return HandedBack(held.claim)
+        return HandedBack(held.claim, codec.glance(held.record).priority)
     return HandedBack(held.claim, message.priority, message.expires_at)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mx_rmq.core import codec, events
-from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash, expired
+from mx_rmq.core.errors import DecodeError, NewerRecord
+from mx_rmq.core.outcome import DeadLetter, RetryLater, after_crash, expired, postponed
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Retried
 from mx_rmq.store.quarantine import Quarantined
@@ -24,33 +24,39 @@ async def recover(
 ) -> None:
     """Count the crash, then let the message wait for its next attempt, or archive it."""
     bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
-    message = await _read(store, bus, name, one, at.worker)
+    message = await _read(store, bus, name, one, at)
     if message is not None:
         outcome = after_crash(message, max_crashes, one.lost_by, at)
         await _apply(store, bus, name, one, outcome, at.worker)
 
 
-async def bury(store: Store, bus: Events, name: str, one: Leased, *, worker: str, now: int) -> None:
+async def bury(store: Store, bus: Events, name: str, one: Leased, *, at: Circumstances) -> None:
     """Dead-letter a message that expired while it waited."""
-    message = await _read(store, bus, name, one, worker)
+    message = await _read(store, bus, name, one, at)
     if message is None:
         return
-    dead = expired(message, now)
+    dead = expired(message, at.now)
     if dead is not None:
-        await _apply(store, bus, name, one, dead, worker)
+        await _apply(store, bus, name, one, dead, at.worker)
         return
     # A worker of an older release left the time behind, and the id is in use again.
-    wait = max(0, (message.ready_at or now) - now)
-    await store.retry_message(name, worker, [Retried(one, message, wait)])
+    wait = max(0, (message.ready_at or at.now) - at.now)
+    await store.retry_message(name, at.worker, [Retried(one, message, wait)])
 
 
 async def _read(
-    store: Store, bus: Events, name: str, one: Leased | TakenOver, worker: str
+    store: Store, bus: Events, name: str, one: Leased | TakenOver, at: Circumstances
 ) -> Message | None:
-    """Return the message; None: its record cannot be read, and it is in the quarantine now."""
-    topic = topic_of(name)
+    """Return the message; None: its record cannot be read, and is taken care of."""
+    topic, worker = topic_of(name), at.worker
     try:
         return codec.decode_as(one.record, topic, one.id)
+    except NewerRecord as newer:  # a newer release must say whether it crashed too often
+        later = postponed(newer, at)
+        (done,) = await store.postpone_message(name, worker, [(one.claim, later)])
+        if done:
+            bus.emit(events.Postponed(topic, one.id, later.delay / 1000, later.why))
+        return None
     except DecodeError as error:
         about = Quarantined.of(id=one.id, topic=topic, error=error, data=one.record, worker=worker)
         if await store.handle_parse_error(name, worker, one.claim, about):

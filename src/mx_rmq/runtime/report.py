@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,6 +21,7 @@ LOGGED: Final = (
     events.Retried,
     events.Died,
     events.Quarantined,
+    events.Postponed,
     events.LeaseLost,
     events.TakenOver,
     events.LoopBlocked,
@@ -38,6 +40,12 @@ _FIELDS: Final = (
     ("worker", "worker"),
 )
 """Fields of events, and what the logs call them."""
+
+
+NEWER_EVERY: Final = 60.0
+"""Seconds between two lines about messages of a newer release in a topic: there may be many."""
+
+_newer_at: dict[str, float] = {}
 
 
 def log(event: Event) -> None:
@@ -74,6 +82,16 @@ def log(event: Event) -> None:
             )
         case events.Quarantined(topic, id, error):
             line.error("%s %s: quarantined: %s", topic, id, error)
+        case events.Postponed(topic, id, delay, reason):
+            if _seldom(topic):
+                line.warning(
+                    "%s %s: messages of a newer release wait here; upgrade this worker. "
+                    "Offered again in %g s, uncounted: %s",
+                    topic,
+                    id,
+                    delay,
+                    reason,
+                )
         case events.LeaseLost(topic, id, _, handler):
             line.warning("%s %s: the lease is lost, %s was stopped", topic, id, handler)
         case events.TakenOver(topic, id, lost_by):
@@ -106,6 +124,15 @@ def about(event: Event) -> dict[str, Any]:
         if hasattr(event, field):
             known[name] = getattr(event, field)
     return known
+
+
+def _seldom(topic: str) -> bool:
+    """Say whether messages of a newer release in this topic are due for another line."""
+    now = time.monotonic()
+    if now - _newer_at.get(topic, float("-inf")) < NEWER_EVERY:
+        return False
+    _newer_at[topic] = now
+    return True
 
 
 def _below(traceback: str) -> str:

@@ -30,7 +30,7 @@ class Scheduler:
     """Knows the next due time of each topic of one site."""
 
     def __init__(
-        self, store: Store, topics: Iterable[str], *, on_moved: Callable[[str], None]
+        self, store: Store, topics: Iterable[str], *, on_moved: Callable[[str, int], None]
     ) -> None:
         self.loop = Loop("scheduler", self.step)
         self._complaints = Complaints("scheduler")
@@ -89,8 +89,9 @@ class Scheduler:
     async def _move(self, topic: str) -> None:
         del self._due[topic]  # so that a ring that comes meanwhile is not overwritten
         try:
-            if await self._store.process_delay_message(topic, count=BATCH):
-                self._on_moved(topic)  # sooner than the doorbell, which rings for all workers
+            moved = await self._store.process_delay_message(topic, count=BATCH)
+            if moved:  # tell of it at once: the doorbell, which rings for all workers, is slower
+                self._on_moved(topic, len(moved))
             wait = await self._store.get_next_delay_task(topic)
         except BaseException:
             self._act_at(topic, 0.0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mx_rmq.core import events
+from mx_rmq.core.partition import topic_of
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.lookout import Lookout
@@ -40,8 +42,10 @@ class Site:
         circumstances: Callable[[ServerClock], Circumstances],
     ) -> None:
         self.clock = ServerClock()
+        self._dispatcher = dispatcher
+        self._bus = bus
         self._handlers: dict[str, Handler] = {}
-        self._scheduler = Scheduler(store, (), on_moved=dispatcher.ready)
+        self._scheduler = Scheduler(store, (), on_moved=self._moved)
         self._expirer = Expirer(store, bus, worker=worker, lease=lease)
         self._monitor = Monitor(
             store,
@@ -69,6 +73,12 @@ class Site:
         self._handlers[topic.name] = topic.handler
         self._scheduler.add(topic.name)
         self._lookout.add(topic)
+
+    def _moved(self, topic: str, count: int) -> None:
+        """Messages of a topic are pending now, because they were due."""
+        self._dispatcher.ready(topic)
+        if self._bus.wants(events.Due):
+            self._bus.emit(events.Due(topic_of(topic), count))
 
     def start(self) -> None:
         """Start everybody."""

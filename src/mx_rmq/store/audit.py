@@ -49,6 +49,19 @@ class Violation:
         return f"{self.topic}: {self.id or '(topic)'}: {self.what}"
 
 
+class Examined(NamedTuple):
+    """What is wrong with a topic, and what a repair has to know of it."""
+
+    violations: list[Violation]
+    ids: list[bytes]
+    """The messages to repair, those with a lease that is none included."""
+    token: int
+    """The highest token of a lease."""
+    wrong_types: bool = False
+    """Keys of a wrong type: nothing else was looked at, and nobody but a person can tell what
+    becomes of what they hold."""
+
+
 class Places(NamedTuple):
     """In how many places of each kind an id was found, in the order of inspect_message.lua."""
 
@@ -192,6 +205,10 @@ class Audit:
 
     async def topic(self, topic: str) -> list[Violation]:
         """Return every violation in a topic; none is a clean bill."""
+        return (await self.examine(topic)).violations
+
+    async def examine(self, topic: str) -> Examined:
+        """Return every violation in a topic, and what a repair has to know."""
         keys = self._keys.of(topic)
         try:
             reading = await self._read(keys)
@@ -201,7 +218,8 @@ class Audit:
                 if not miscounts:
                     break
         except WrongType:
-            return [Violation(topic, "", wrong) for wrong in await self._wrong_types(keys)]
+            wrongs = await self._wrong_types(keys)
+            return Examined([Violation(topic, "", one) for one in wrongs], [], 0, wrong_types=True)
         found = [Violation(topic, "", wrong) for wrong in (*wrongs, *miscounts)]
         suspects = reading.suspects()
         for _ in range(LOOKS):
@@ -210,7 +228,9 @@ class Audit:
             (walked,) = await self._inspect(keys, [id], walk=True)
             shown = id.decode("utf-8", "backslashreplace")
             found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
-        return found
+        tokens = {id: _token(lease) for id, lease in reading.leases.items()}
+        broken = [id for id, token in tokens.items() if token is None and id not in suspects]
+        return Examined(found, suspects + broken, max((t or 0 for t in tokens.values()), default=0))
 
     async def _still_wrong(
         self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]
@@ -318,11 +338,11 @@ class Audit:
             return [f"the token counter is {counter!r}, not a number"]
         token = int(counter)
         for id, lease in reading.leases.items():
-            number, colon, _ = lease.partition(b":")
+            held_by = _token(lease)
             shown = id.decode("utf-8", "backslashreplace")
-            if not colon or not number.isdigit():
+            if held_by is None:
                 wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
-            elif int(number) > token:
+            elif held_by > token:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
         for command, key in (  # nothing to count, but a type to prove
             ("ZCARD", keys.recent),
@@ -380,3 +400,9 @@ class Audit:
 
     async def _now(self, keys: TopicKeys) -> int:
         return await self._caller.time(keys.payload) if self._clock is None else self._clock()
+
+
+def _token(lease: bytes) -> int | None:
+    """Return the token of a lease; None: it is none."""
+    number, colon, _ = lease.partition(b":")
+    return int(number) if colon and number.isdigit() else None

@@ -42,6 +42,7 @@ from mx_rmq.store.scripted import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mx_rmq.core.outcome import Postpone
     from mx_rmq.store.quarantine import Quarantined
     from mx_rmq.store.script import Value
 
@@ -120,7 +121,24 @@ class Handling(Scripted):
             items += (claim.id, claim.token, record, check_level(message.priority), delay)
             items.append("" if message.expires_at is None else message.expires_at)
             items.append(brief(message.errors[-1].said if message.errors else message.reason))
-        return await self._settle("retry_message", topic, worker, items, now_ms=self._now())
+        return await self._delay(topic, worker, items, what="retried")
+
+    async def postpone_message(
+        self, topic: str, worker: str, postponed: Sequence[tuple[Held, Postpone]]
+    ) -> list[Settled]:
+        """Let messages of a newer release wait, each with the bytes that it has."""
+        items: list[Value] = []
+        for claim, (record, priority, delay, expires, why) in postponed:
+            check_range("delay", delay, 0)
+            items += (claim.id, claim.token, record, check_level(priority), delay)
+            items += ("" if expires is None else expires, brief(why))
+        return await self._delay(topic, worker, items, what="postponed")
+
+    async def _delay(
+        self, topic: str, worker: str, items: list[Value], *, what: str
+    ) -> list[Settled]:
+        named: dict[str, Value] = {"now_ms": self._now(), "what": what}
+        return await self._settle("retry_message", topic, worker, items, **named)
 
     async def release_message(
         self, topic: str, worker: str, handed_back: Sequence[HandedBack]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core.errors import (
     MissingRights,
+    NewerLayout,
     OutcomeUnknown,
     ScriptFailed,
     ServerUnavailable,
@@ -20,7 +21,7 @@ from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.flaws import flaws
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.memory import MUCH, Memory
-from mx_rmq.store.preflight import look_over
+from mx_rmq.store.preflight import check_layout, look_over
 from mx_rmq.store.rights import rights
 from mx_rmq.store.slow import slow_scripts
 from mx_rmq.store.strays import strays
@@ -61,12 +62,26 @@ async def examine(url: str, *, prefix: str, patience: float) -> Health:
             found = [await _examine(caller, keys, scratch[0])]
         else:
             found = await asyncio.gather(*(_examine_node(caller, keys, key) for key in scratch))
+        layout, known = await _layout(caller, keys)
     except (OutcomeUnknown, ServerUnavailable) as error:
         raise cannot_use(url, error, patience) from error
     finally:
         await servers.close()
     findings = [finding for one in found for finding in one.findings]
-    return Health(tuple(findings), all(one.usable for one in found))
+    return Health((*findings, layout), known and all(one.usable for one in found))
+
+
+async def _layout(caller: Caller, keys: Keys) -> tuple[Finding, bool]:
+    """Say whether this release knows how the keys are laid out."""
+    try:
+        warnings = await check_layout(caller, keys)
+    except NewerLayout as error:
+        return Finding(Severity.BAD, str(error)), False
+    except (ServerUnavailable, OutcomeUnknown) as error:
+        return Finding(Severity.SKIP, f"the layout of the keys is not checked: {error}"), True
+    if warnings:
+        return Finding(Severity.SKIP, warnings[0]), True
+    return Finding(Severity.OK, "this release knows the layout of the keys"), True
 
 
 async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:

@@ -35,6 +35,7 @@ them is a topic.
     mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
     mx-rmq:caretaker:{mx-rmq:topics}          STRING  the worker that looks after topics which it
                                                       does not serve; in the slot of mx-rmq:topics
+    mx-rmq:layout                             STRING  number of the layout that these keys have
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
 """
 
@@ -48,6 +49,10 @@ from mx_rmq.core.message import State
 from mx_rmq.core.names import check_partition, check_prefix
 
 DEFAULT_PREFIX: Final = "mx-rmq"
+
+LAYOUT: Final = 1
+"""The layout of the keys, as the table above has it. It grows when a release that does not know a
+change would lose or repeat messages by it. A key that older releases may ignore changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ class Keys:
         self.topics = f"{prefix}:topics"
         self.workers = f"{prefix}:workers"
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
+        self.layout = f"{prefix}:layout"
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:

@@ -24,7 +24,7 @@ the server's time."""
 
 
 class Operating(Scripted):
-    """Requeue, discard, cancel; pause and resume. `by` says in the history who it was."""
+    """Requeue, discard, cancel; pause and resume; repair. `by` says in the history who it was."""
 
     async def requeue_message(
         self,
@@ -93,6 +93,31 @@ class Operating(Scripted):
     async def resume_topic(self, topic: str, *, by: str = "") -> bool:
         """Let dispatch give messages again; return whether that is new."""
         return bool(await self._operate("resume_topic", topic, by))
+
+    async def repair_message(
+        self, topic: str, id: bytes, *, dry_run: bool = False, by: str = ""
+    ) -> list[str]:
+        """Bring a message back into exactly one state; return what was done, in words.
+
+        Nothing is done if it is in one by now. `dry_run`: only say what would be.
+        """
+        keys = self.keys.of(topic)
+        record = await self._caller.command("HGET", keys.payload, id)
+        named: dict[str, Value] = {
+            "now_ms": self._now(),
+            "id": id,
+            "priority": codec.glance(record or b"").priority,
+            "dry": int(dry_run),
+            "by": brief(by),
+        }
+        return [words.decode() for words in await self._run("repair_message", keys, named)]
+
+    async def repair_topic(self, topic: str, *, least: int, dry_run: bool = False) -> list[str]:
+        """Put right the token counter, to `least` or above, and the doorbells."""
+        named: dict[str, Value] = {"now_ms": self._now(), "least": least, "dry": int(dry_run)}
+        return [
+            words.decode() for words in await self._run("repair_topic", self.keys.of(topic), named)
+        ]
 
     async def _operate(
         self,

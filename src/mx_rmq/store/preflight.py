@@ -6,6 +6,7 @@ Features are found by trying, never by version: every Valkey says that it is Red
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +14,14 @@ from redis.exceptions import NoPermissionError
 
 from mx_rmq.core.errors import (
     MissingRights,
+    NewerLayout,
     OutcomeUnknown,
     ScriptFailed,
     ServerUnavailable,
     UnsafeServer,
+    WrongType,
 )
+from mx_rmq.store.keys import LAYOUT
 from mx_rmq.store.script import load, names
 
 if TYPE_CHECKING:
@@ -54,8 +58,26 @@ async def preflight(caller: Caller, keys: Keys) -> Preflight:
             f"{len(scratch) - len(seen)} of {len(scratch)} nodes did not answer, so nobody knows "
             "whether they can be used"
         )
+    with suppress(*AWAY):  # the node that has the key is one of those
+        warnings += await check_layout(caller, keys)
     return Preflight(
         hexpire=all(one.hexpire for one in seen), warnings=tuple(dict.fromkeys(warnings))
+    )
+
+
+async def check_layout(caller: Caller, keys: Keys) -> list[str]:
+    """Refuse keys that a newer release has laid out. None that say so: the first layout."""
+    try:
+        found: bytes | None = await caller.command("GET", keys.layout)
+    except WrongType:
+        raise
+    except ScriptFailed as error:
+        return [f"the layout of the keys is not checked: {error}. Grant +get ~{keys.layout}"]
+    if found is None or (found.isdigit() and int(found) <= LAYOUT):
+        return []
+    raise NewerLayout(
+        f"the keys under {keys.prefix}: have layout {found.decode(errors='replace')[:40]}, and "
+        f"this release knows layouts up to {LAYOUT}. Upgrade it; nothing was changed"
     )
 
 

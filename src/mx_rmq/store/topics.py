@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
 from mx_rmq.core.names import TOPIC, check_topic, check_worker
 from mx_rmq.core.partition import check_partitions, partitions, partitions_of
+from mx_rmq.store.keys import LAYOUT
 from mx_rmq.store.operating import Operating
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import MAX_TOPICS, check_range, id_of
@@ -74,6 +76,11 @@ class Topics(Operating):
 
     async def _is_paused(self, name: str) -> bool:
         return bool(await self._caller.command("HEXISTS", self.keys.of(name).meta, "paused"))
+
+    async def claim_layout(self) -> None:
+        """Note the layout of the keys, if nobody has: a later release can tell old keys by it."""
+        with suppress(ScriptFailed):  # without the right: then another worker does
+            await self._caller.command("SET", self.keys.layout, LAYOUT, "NX")
 
     async def register(self, topic: str, count: int = 1) -> None:
         """List a topic before it holds anything, with so many partitions at the least."""

@@ -1,7 +1,8 @@
 -- retry_message: processing -> delayed
 --
--- Gives failed messages another go after delay_ms, each with its updated record. How long to
--- wait is the caller's decision.
+-- Lets messages wait for delay_ms, each with the record that the caller passes. Failed ones are
+-- retried; those that only a newer release can read are postponed. How long to wait is the caller's
+-- decision.
 --
 -- Returns  as complete_message
 -- Cost     O(log P + log D) a message, P in processing, D delayed
@@ -22,7 +23,8 @@ local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local call     = tonumber(ARGV[2]) -- its number in the lane
 local worker   = ARGV[3]           -- who holds the leases
 local remember = ARGV[4]           -- how many entries of the history to keep, 0: none is written
-local each     = 5 -- per message: id, token, record, priority, delay_ms, expires_ms, why
+local what     = ARGV[5]           -- what the history calls it: retried or postponed
+local each     = 6 -- per message: id, token, record, priority, delay_ms, expires_ms, why
 
 local width = 7
 
@@ -116,7 +118,7 @@ if soonest < earliest and rung == 0 then redis.call('RPUSH', doorbell_delay, '1'
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
-local what, by, done = 'retried', worker, held
+local by, done = worker, held
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end

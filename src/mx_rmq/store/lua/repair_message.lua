@@ -1,0 +1,176 @@
+-- repair_message: any -> one state
+--
+-- Brings a message that the audit found in no state, or in several, back into exactly one. It
+-- looks at all places again, of one moment, and changes nothing if they are right by now. While
+-- there is a record, the message stays alive: a lease outranks a due time, which outranks a place
+-- in a list, and one without any of them becomes pending. An archived copy of a live message is
+-- removed, and so is a record without a place if the message is archived. Where neither record nor
+-- archived copy is left, the rest is dropped and counted. With dry nothing is changed.
+--
+-- Returns  what it did, or would do, in words; nothing if all was right
+-- Cost     O(N), N pending
+
+local payload             = KEYS[1]  -- HASH  id -> record
+local pending_high        = KEYS[2]  -- LIST  ids, newest first
+local pending             = KEYS[3]  -- LIST  ids, newest first
+local pending_low         = KEYS[4]  -- LIST  ids, newest first
+local processing          = KEYS[5]  -- HASH  id -> lease, token:worker
+local expire_monitor      = KEYS[6]  -- ZSET  id -> lease deadline (ms)
+local delay_tasks_high    = KEYS[7]  -- ZSET  id -> due (ms)
+local delay_tasks         = KEYS[8]  -- ZSET  id -> due (ms)
+local delay_tasks_low     = KEYS[9]  -- ZSET  id -> due (ms)
+local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
+local dlq_payload         = KEYS[11] -- HASH  id -> final record
+local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
+local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
+local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
+local doorbell            = KEYS[15] -- LIST  at most one ring: something is pending
+local meta                = KEYS[16] -- HASH  token, turn, paused, dropped, tick
+local totals              = KEYS[17] -- HASH  how many messages ever went which way
+local history             = KEYS[18] -- STREAM  what has happened, newest last
+
+local now_ms   = ARGV[1] -- the time (ms), or '' for the server's
+local id       = ARGV[2] -- the message
+local priority = ARGV[3] -- to which list it goes if it becomes pending: high, normal or low
+local dry      = ARGV[4] -- '1': only say what would be done
+local by       = ARGV[5] -- who wants it
+local remember = ARGV[6] -- how many entries of the history to keep, 0: none is written
+
+-- shared: clock
+local now = tonumber(now_ms)
+if not now then
+  local time = redis.call('TIME')
+  now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+-- end
+
+local record = redis.call('HEXISTS', payload, id) == 1
+local lease = redis.call('HGET', processing, id)
+local deadline = redis.call('ZSCORE', expire_monitor, id)
+local marked = redis.call('SISMEMBER', cancelled, id)
+local places = 0
+for _, key in ipairs({pending_high, pending, pending_low}) do
+  places = places + #redis.call('LPOS', key, id, 'COUNT', 0)
+end
+local delays, earliest, first = 0, math.huge, 0
+for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  local due = tonumber(redis.call('ZSCORE', key, id))
+  if due then delays = delays + 1 end
+  if due and due < earliest then earliest, first = due, level end
+end
+local dead_at = redis.call('ZSCORE', dlq, id)
+local dead = redis.call('HEXISTS', dlq_payload, id) == 1
+local set_aside_at = redis.call('ZSCORE', error_parse_queue, id)
+local set_aside = redis.call('HEXISTS', error_parse_payload, id) == 1
+local front = ({high = pending_high, normal = pending, low = pending_low})[priority]
+redis.call('LLEN', front)
+local rung = redis.call('LLEN', doorbell)
+local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
+
+local waiting = math.max(0, places - marked)
+local state = 'none'
+if record and lease then
+  state = 'processing'
+elseif record and delays > 0 then
+  state = 'delayed'
+elseif record and waiting > 0 then
+  state = 'pending'
+elseif dead or set_aside then
+  state = 'archived'
+elseif record then
+  state = 'pending'
+end
+local live = state == 'processing' or state == 'delayed' or state == 'pending'
+
+local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
+local listed = state == 'pending' and (unlisted or waiting == 0)
+local undelayed = delays > 0 and state ~= 'delayed' or delays > 1
+local unleased = lease and state ~= 'processing'
+local forged = state == 'processing' and not string.find(lease, '^%d+:')
+local unwatched = deadline and state ~= 'processing'
+local watched = state == 'processing' and (forged or not deadline)
+local astray = marked == 1 and places == 0
+local leftover = record and state == 'archived'
+local undead = live and (dead or dead_at) or dead_at and not dead
+local relisted = not live and dead and not dead_at
+local freed = (live or dead) and (set_aside or set_aside_at) or set_aside_at and not set_aside
+local reset_aside = not freed and set_aside and not set_aside_at
+local lost = state == 'none'
+  and (waiting > 0 or delays > 0 or lease or dead_at or set_aside_at)
+
+local done_what = {}
+local function did(so, words)
+  if so then done_what[#done_what + 1] = words end
+end
+did(unlisted, 'taken out of the pending ones')
+did(undelayed, state == 'delayed' and 'left with its earliest due time' or 'no longer delayed')
+did(unleased, 'lease removed')
+did(unwatched, 'deadline removed')
+did(forged, 'lease replaced')
+did(watched, 'deadline set to now, so a monitor takes it over')
+did(astray and not unlisted, 'mark of a cancelled place removed')
+did(leftover, 'record removed, the archived copy stays')
+did(undead, live and 'dead letter removed, the live message stays'
+  or 'dead letter without contents removed')
+did(relisted, 'dead letter listed again')
+did(freed, (live or dead) and 'quarantined copy removed, the message stays'
+  or 'quarantined message without contents removed')
+did(reset_aside, 'quarantined message listed again')
+did(listed, 'put in front of the pending ones')
+did(lost, 'dropped, for nothing is left of it')
+if dry == '1' or #done_what == 0 then return done_what end
+
+last_token = math.floor(tonumber(last_token) or 0)
+if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
+local token = string.format('%.0f', math.max(last_token + 1, math.min(now, 8e12) * 1000))
+
+-- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
+-- end
+
+if unlisted then
+  for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
+end
+if unlisted or astray then redis.call('SREM', cancelled, id) end
+if undelayed then
+  for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+    if state ~= 'delayed' or level ~= first then redis.call('ZREM', key, id) end
+  end
+end
+if unleased then redis.call('HDEL', processing, id) end
+if unwatched then redis.call('ZREM', expire_monitor, id) end
+if leftover then redis.call('HDEL', payload, id) end
+if undead then
+  redis.call('HDEL', dlq_payload, id)
+  redis.call('ZREM', dlq, id)
+end
+if freed then
+  redis.call('HDEL', error_parse_payload, id)
+  redis.call('ZREM', error_parse_queue, id)
+end
+if forged then
+  redis.call('HSET', processing, id, token .. ':repair')
+  redis.call('HSET', meta, 'token', token)
+end
+if watched then redis.call('ZADD', expire_monitor, now, id) end
+if relisted then redis.call('ZADD', dlq, now, id) end
+if reset_aside then redis.call('ZADD', error_parse_queue, now, id) end
+if listed then
+  redis.call('RPUSH', front, id)
+  if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+end
+if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end
+
+local what, done, about = 'repaired', {id}, {table.concat(done_what, '; ')}
+
+-- shared: count what has happened, and write it down; that this fails is no reason to fail
+if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
+for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
+  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
+  local more = about and about[first] or ''
+  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
+    'about', more)
+end
+-- end
+
+return done_what
