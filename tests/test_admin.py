@@ -806,8 +806,8 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         partitions=3,
         dead_bytes=stats.dead_bytes,
         quarantined_bytes=stats.quarantined_bytes,
-        dead_budget=256 * 1_048_576,
-        quarantined_budget=64 * 1_048_576,
+        dead_budget=3 * (256 * 1_048_576 // 3),
+        quarantined_budget=3 * (64 * 1_048_576 // 3),
         totals=Totals(produced=30, dispatched=32, retried=6, died=6, quarantined=6, released=8),
     )
     assert await admin.topics() == [TOPIC]

@@ -265,6 +265,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.views.history.of(TOPIC, "a")
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
         assert await store.views.pages._contents(keys.of(TOPIC).payload, [b"stray"]) == [b"?"]
+        assert await store.memory.holders(keys.of(TOPIC).payload)
         assert [violation.id for violation in await store.audit.topic(TOPIC)] == ["stray"]
     assert caller.ran == set(names())
     await servers.close()

@@ -91,6 +91,11 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "lease_overdue": None,
         "paused": False,
         "dropped": 0,
+        "dead_bytes": (await store.views.counts(TOPIC)).dead_bytes,
+        "quarantined_bytes": 0,
+        "dead_budget": 268_435_456,
+        "quarantined_budget": 67_108_864,
+        "overflowed_at": None,
     }
 
 

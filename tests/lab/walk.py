@@ -47,9 +47,9 @@ AUDITED = 5
 MINUTE = 60_000
 
 LIMITS = Limits(
-    dlq_max=3,
+    dlq_max=2,
     dlq_ttl=1000,
-    dlq_max_bytes=1200,
+    dlq_max_bytes=800,
     quarantine_max=2,
     quarantine_ttl=500,
     quarantine_max_bytes=900,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 from redis import exceptions as redis_errors
@@ -93,8 +92,8 @@ class Budgets:
         explicit = limits.dlq_max_bytes if dead else limits.quarantine_max_bytes
         count = max(known, self._counts.get(topic_of(part), 1))
         if explicit is not None:
-            return ceil(explicit / count)
-        budget = ceil(FIXED[state] / count)
+            return max(1, explicit // count) if explicit else 0
+        budget = FIXED[state] // count
         try:
             server = self._server_of(self._keys.of(part).payload)
         except redis_errors.RedisError:  # nobody knows where it lives
