@@ -184,3 +184,18 @@ async def test_without_a_clock_of_the_tests_the_time_is_the_servers(
         assert 50_000 < due <= 100_000
         seconds, _ = await raw.time()
         assert abs(found.now - seconds * 1000) < 60_000
+
+
+async def test_it_tells_when_the_next_waiting_message_expires(store: Store, clock: Clock) -> None:
+    async def expires() -> int | None:
+        return (await store.survey_topics([TOPIC])).topics[TOPIC].expires
+
+    await pending(store)
+    assert await expires() is None
+    await pending(store, ttl=500)
+    await pending(store, ttl=300)
+    assert await expires() == 300
+    clock.advance(400)
+    assert await expires() == 0
+    await take(store, 9)
+    assert await expires() is None
