@@ -9,6 +9,8 @@ Release       -> release_message       it was not finished and goes back, uncoun
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeGuard
 
@@ -52,6 +54,10 @@ class Reject(Exception):
 
 class HandlerTimeout(Exception):
     """A handler took longer than its `timeout`."""
+
+
+class NotAwaited(Exception):
+    """A handler returned work instead of doing it: a coroutine, another awaitable, a generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,21 @@ class Circumstances:
     worker: str
     chance: float
     """A random number from [0, 1)."""
+
+
+def refuse_unrun(result: object, handler: Handler) -> None:
+    """Raise NotAwaited if a handler's result is work that has not been done."""
+    generator = isinstance(result, Generator | AsyncGenerator)
+    if not generator and not isinstance(result, Awaitable):
+        return
+    if isinstance(result, Coroutine | Generator):
+        with suppress(Exception):  # it has not begun, so there is nothing to clean up
+            result.close()  # or Python would warn that it was never awaited
+    cure = "call it in a loop" if generator else "put `await` before the call that returned it"
+    raise NotAwaited(
+        f"{handler.name} (or middleware around it) returned a {type(result).__name__} that has "
+        f"not run: {cure}"
+    )
 
 
 def after_error(
