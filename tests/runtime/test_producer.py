@@ -362,16 +362,98 @@ async def test_an_own_id_goes_to_one_partition_always(four: MessageQueue, raw: R
 
 
 @on_servers
-async def test_an_id_that_was_made_for_a_partition_goes_back_to_it_whatever_the_key(
+async def test_an_id_that_was_made_for_a_partition_goes_back_to_it(
     four: MessageQueue, raw: Redis
 ) -> None:
     ids = [await four.produce("t", number) for number in range(4)]
     assert sorted(number_in(id) for id in ids) == [0, 1, 2, 3]
     before = await dealt(raw, 4)
     for number, id in enumerate(ids):
-        assert await four.produce("t", number, id=id, key="any") == id
+        assert await four.produce("t", number, id=id) == id
     assert await four.produce_many("t", range(4), ids=ids) == ids
     assert await dealt(raw, 4) == before
+
+
+MOVER = next(
+    f"k{n}" for n in range(99) if (number_for(f"k{n}", 2), number_for(f"k{n}", 4)) == (1, 3)
+)
+"""A key that moves from partition 1 to 3 when a topic grows from 2 to 4."""
+
+
+@on_servers
+async def test_a_key_decides_also_for_ids_that_look_generated(
+    four: MessageQueue, raw: Redis
+) -> None:
+    endings = ["", ".1", ".2", ".3", ".9", ".1024"]
+    ids = [f"k3v9m2x0qwz1t-{number}{end}" for number, end in enumerate(endings)]
+    home = number_for(MOVER, 4)
+    for _ in range(2):  # the same id and the same key are the same message
+        for number, id in enumerate(ids[:3]):
+            assert await four.produce("t", number, id=id, key=MOVER) == id
+        many = range(3, len(ids))
+        assert await four.produce_many("t", many, ids=ids[3:], keys=[MOVER] * 3) == ids[3:]
+    found = await dealt(raw, 4)
+    assert found.pop(home) == list(range(len(ids)))
+    assert not any(found)
+    for id in ids:
+        message = await four.admin.get("t", id)
+        assert message is not None
+        assert message.partition == home
+    assert await four.admin.cancel("t", ids[0])
+    assert await four.admin.get("t", ids[0]) is None
+
+
+@on_servers
+@pytest.mark.parametrize("finished", [False, True], ids=["pending", "finished"])
+async def test_a_message_that_is_produced_again_after_its_topic_grew_is_not_made_twice(
+    mq: MessageQueue, raw: Redis, finished: bool
+) -> None:
+    await mq.store.register("t", 2)
+    id = await mq.produce("t", 1, key=MOVER)
+    assert number_in(id) == 1
+    if finished:
+        (leased,) = (await mq.store.dispatch_message("t/1", "w", count=1, lease=9)).messages
+        await mq.store.complete_message("t/1", "w", [leased])
+    await mq.admin.grow("t", 4)
+    assert mq.store.partitions["t"] == 4
+    before = await dealt(raw, 4)
+    assert await mq.produce("t", 1, id=id, key=MOVER) == id
+    assert await mq.produce_many("t", [1], ids=[id], keys=[MOVER]) == [id]
+    assert await dealt(raw, 4) == before
+    await mq.produce("t", 2, key=MOVER)
+    assert (await dealt(raw, 4))[3] == [2]
+
+
+@on_servers
+async def test_a_producer_that_does_not_know_yet_that_a_topic_grew_asks(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    await mq.store.register("t", 4)
+    id = await mq.produce("t", 1, key=MOVER)
+    mq.store.partitions["t"] = 2
+    assert await mq.produce("t", 1, id=id, key=MOVER) == id
+    mq.store.partitions["t"] = 2
+    assert await mq.produce("t", 1, id=id) == id
+    assert await dealt(raw, 4) == [[], [], [], [1]]
+
+
+@on_servers
+async def test_a_late_first_copy_is_refused_after_its_message_was_made_elsewhere(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    await mq.store.register("t", 2)
+    async with queue(server.url) as first:
+        late = first.store.prepare("produce_normal_message", "t/1", [draft(1), draft(2)])
+        await mq.admin.grow("t", 4)
+        id = late.ids[0]
+        for _ in range(2):
+            assert await mq.produce("t", 1, id=id, key=MOVER) == id
+        with pytest.raises(QueueFull):  # nobody hears that
+            await first.store.produce(late)
+    assert await dealt(raw, 4) == [[], [], [], [1]]
+    other = await mq.produce("t", 2, id=late.ids[1])  # of the same lane, and not made either
+    assert await dealt(raw, 4) == [[], [2], [], [1]]
+    assert other == late.ids[1]
 
 
 @on_servers

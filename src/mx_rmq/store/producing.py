@@ -17,6 +17,7 @@ from mx_rmq.core.message import Draft, Priority
 from mx_rmq.core.names import check_id
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Placed, Produced, Ticked
+from mx_rmq.store.call import RECEIPT_MS
 from mx_rmq.store.lane import maker_of
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import check_batch, check_range, to_ms
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
+
+_CLOSED: Final = b"9007199254740992 full 9007199254740992"
+"""The receipt of a lane that made nothing and never will: no call has a higher number, and all of
+its messages were refused."""
 
 _PLACED: Final = {ord(placed): placed for placed in Placed}
 """Answers by the letter that the scripts give for each message."""
@@ -135,6 +140,16 @@ class Producing(Topics):
         if missing and confirm is not None:
             raise NotConfirmed(missing, confirm.level, confirm.within, ids)
         return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+
+    async def has_made_ids(self, topic: str, lane: str) -> bool:
+        """Say whether a lane has made ids for a topic or partition in the last ten minutes.
+
+        If not, it never will: a first call that is still on its way is refused from now on.
+        """
+        receipt = self.keys.of(topic).receipt(lane)
+        if await self._caller.command("SET", receipt, _CLOSED, "NX", "PX", RECEIPT_MS):
+            return False
+        return bool(await self._caller.command("GET", receipt) != _CLOSED)
 
     async def produce_cron_message(
         self, topic: str, tick: int, draft: Draft | None = None
