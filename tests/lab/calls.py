@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.store import Store
+    from mx_rmq.store.wire import Check
 
 
 class _NextCall(Caller):
@@ -26,9 +27,15 @@ class _NextCall(Caller):
         self._caller = store._caller
         store._caller = self
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         if script.name == "register_topics":  # a topic's first produce lists it before
-            return await self._caller.run(script, keys, args)
+            return await self._caller.run(script, keys, args, check)
         self._store._caller = self._caller
         return await self.once(script, keys, args)
 

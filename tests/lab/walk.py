@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.answers import TakenOver
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
+    from mx_rmq.store.wire import Check
 
 READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
 BESIDE = {*READS, "preflight", "register_topics"}
@@ -71,10 +72,16 @@ class JudgingCaller(Caller):
         self.late: list[tuple[Script, list[str], list[Value]]] = []
         self._mutants = mutants
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         script = self._mutants.get(script.name, script)
         if script.name in BESIDE:
-            return await super().run(script, keys, args)
+            return await super().run(script, keys, args, check)
         fault, self.fault = self.fault, "none"
         if fault == "unsent":
             self.late.append((script, list(keys), list(args)))

@@ -26,7 +26,7 @@ from tests.lab.snapshot import snapshot
 from tests.runtime.stage import commands, on_a_server, on_servers, queue, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -251,6 +251,64 @@ async def test_a_server_that_is_away_is_told_to_every_caller(
         assert {type(result) for result in results} <= {ServerUnavailable, ProduceUnknown}
         await proxy.__aenter__()
         assert await mq.produce("t", 1)
+
+
+async def give_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+@on_servers
+async def test_what_waits_for_its_turn_is_not_sent_when_its_caller_gives_up(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    async with Proxy(server.socket, tmp_path / "p.sock") as proxy, queue(proxy.url) as mq:
+        await mq.produce("t", "first")
+        callers: list[asyncio.Task[str]] = []
+
+        async def half_give_up() -> None:
+            await give_up(callers[1::2])
+
+        proxy.delay_reply(then=half_give_up)
+        callers += [asyncio.create_task(mq.produce("t", number)) for number in range(101)]
+        await asyncio.wait(callers)
+        assert await pending(mq) == ["first", *range(0, 101, 2)]
+
+
+@on_servers
+@pytest.mark.parametrize("many", [False, True], ids=["one by one", "many"])
+async def test_what_was_never_sent_is_not_sent_after_its_callers_have_given_up(
+    raw: Redis, server: Server, tmp_path: Path, many: bool
+) -> None:
+    proxy = Proxy(server.socket, tmp_path / "p.sock")
+    async with proxy, queue(proxy.url) as mq:
+        await mq.produce("t", "first")
+        await proxy.close()  # the server is away
+        works = (
+            [mq.produce_many("t", range(2000))]
+            if many
+            else [mq.produce("t", number) for number in range(100)]
+        )
+        callers = [asyncio.create_task(work) for work in works]
+        await until(mq.store.links.lost)
+        await give_up(callers[:1])  # it was the first to be tried; the others go out together
+        await until(lambda: not _waiting(mq))
+        if not many:
+            await give_up(callers[1::2])
+        await proxy.__aenter__()
+        await mq.produce("t", "last")
+        await asyncio.wait(callers)
+        found = await pending(mq)
+        kept = [] if many else [*range(2, 100, 2)]
+        assert [one for one in found if isinstance(one, int)] == kept
+        assert (found[0], found[-1]) == ("first", "last")
+
+
+def _waiting(mq: MessageQueue) -> int:
+    """Return how many messages are in no call yet."""
+    assert mq._producer is not None
+    return sum(len(line.waiting) for line in mq._producer._lines.values())
 
 
 # chunks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST, number_for, number_in, partition
-from mx_rmq.store.lane import maker_of
+from mx_rmq.store.lane import Withdrawn, maker_of
 from mx_rmq.store.scripted import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -365,30 +365,40 @@ class Producer:
                 line.waiting.popleft()[1].cancel()
 
     async def _send_batch(self, line: _Line, batch: list[_Waiting]) -> None:
-        try:
-            call = self.prepare(line.name, [draft for draft, _ in batch])
-            produced = await self._store.produce(call, line.confirm)
-        except (QueueFull, InvalidInput) as error:
-            if len(batch) == 1:
-                _fail(batch[0], error)
-                return
-            for one in batch:  # it need not be true of all: each caller gets his own answer
-                await self._send_batch(line, [one])
-        except ProduceUnknown as error:
-            for one, id in zip(batch, error.ids, strict=True):
-                _fail(one, ProduceUnknown(str(error), [id]))
-        except NotConfirmed as error:
-            for one, id in zip(batch, error.ids, strict=True):
-                _fail(one, error.of([id]))
-        except BaseException as error:
-            for one in batch:
-                _fail(one, error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            for (_, done), answer in zip(batch, produced, strict=True):
-                if not done.done():
-                    done.set_result(answer)
+        """Send messages in one call, but for those whose callers have given up by then."""
+
+        def check() -> None:
+            if any(done.done() for _, done in batch):
+                raise Withdrawn
+
+        while batch := [one for one in batch if not one[1].done()]:
+            try:
+                call = self.prepare(line.name, [draft for draft, _ in batch])
+                produced = await self._store.produce(call, line.confirm, check)
+            except Withdrawn:
+                continue
+            except (QueueFull, InvalidInput) as error:
+                if len(batch) == 1:
+                    _fail(batch[0], error)
+                    return
+                for one in batch:  # it need not be true of all: each caller gets its own answer
+                    await self._send_batch(line, [one])
+            except ProduceUnknown as error:
+                for one, id in zip(batch, error.ids, strict=True):
+                    _fail(one, ProduceUnknown(str(error), [id]))
+            except NotConfirmed as error:
+                for one, id in zip(batch, error.ids, strict=True):
+                    _fail(one, error.of([id]))
+            except BaseException as error:
+                for one in batch:
+                    _fail(one, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for (_, done), answer in zip(batch, produced, strict=True):
+                    if not done.done():
+                        done.set_result(answer)
+            return
 
 
 def is_delayed(draft: Draft) -> bool:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.keys import TopicKeys
     from mx_rmq.store.lane import Lane
     from mx_rmq.store.script import Value
+    from mx_rmq.store.wire import Check
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
@@ -105,8 +106,13 @@ class Producing(Topics):
         lane.number += len(drafts)
         return Prepared(name, keys, lane, ids, items, makers)
 
-    async def produce(self, call: Prepared, confirm: Confirm | None = None) -> list[Produced]:
-        """Make a prepared call; with `confirm`, wait until the messages have come so far."""
+    async def produce(
+        self, call: Prepared, confirm: Confirm | None = None, check: Check | None = None
+    ) -> list[Produced]:
+        """Make a prepared call; with `confirm`, wait until the messages have come that far.
+
+        The check may raise Withdrawn, until the call is sent for the first time.
+        """
         name, keys, lane, ids, items, makers = call
         with lane:
             if not ids:
@@ -129,10 +135,10 @@ class Producing(Topics):
                 )
                 missing = ""
                 if confirm is None:
-                    answer = await self._caller.run(script, names, args)
+                    answer = await self._caller.run(script, names, args, check)
                 else:
                     run = self._caller.run_confirmed
-                    answer, missing = await run(script, names, args, confirm)
+                    answer, missing = await run(script, names, args, confirm, check)
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
             if answer.startswith(b"full"):
