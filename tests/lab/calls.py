@@ -95,3 +95,28 @@ class Lost(_NextCall):
 def lose_next(store: Store, *, stored: bool) -> Lost:
     """Lose the reply to the store's next script call, which the server has run or not."""
     return Lost(store, stored=stored)
+
+
+class Answered(_NextCall):
+    """A call that is answered, and of which another copy is still on its way."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._call: tuple[Script, Sequence[str], list[Value]] | None = None
+
+    async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        self._call = script, keys, list(args)
+        return await self._caller.run(script, keys, args)
+
+    async def arrive(self, now: int) -> None:
+        """Let the other copy reach the server, at this time by its clock."""
+        assert self._call is not None
+        script, keys, args = self._call
+        if "now_ms" in script.args:
+            args[script.args.index("now_ms")] = now
+        await self._caller.run(script, keys, args)
+
+
+def double_next(store: Store) -> Answered:
+    """Send the store's next script call twice; the second copy arrives when the test says so."""
+    return Answered(store)

@@ -192,6 +192,7 @@ class Model:
         now, worker = call.named["now_ms"], call.named["worker"]
         reply: list[Any] = [str(now)]
         if self.paused or (call.named["alone"] == "1" and self.leases):
+            self._receipt(call, "")
             return reply
         self._pass_over()
         taken: dict[str, list[str]] = {level: [] for level in LEVELS}
@@ -206,6 +207,7 @@ class Model:
             self.turn = (self.turn + 1) % 10
         ids = [id for level in LEVELS for id in taken[level]]
         if not ids:
+            self._receipt(call, "")
             return reply
         self.dispatched = True
         answer = []
@@ -386,7 +388,7 @@ class Model:
         id = call.named["id"]
         index, contents = self._archive_of(call)
         if id in self.records or index.get(id) != int(call.named["archived_ms"]):
-            return "0"
+            return self._receipt(call, "0")
         del index[id], contents[id]
         stamp = b'{"due":%d,' % call.named["now_ms"]
         self.records[id] = stamp + _bytes(call.named["record"])
@@ -398,7 +400,7 @@ class Model:
         id = call.named["id"]
         index, contents = self._archive_of(call)
         if index.get(id) != int(call.named["archived_ms"]):
-            return "0"
+            return self._receipt(call, "0")
         del index[id], contents[id]
         return self._receipt(call, "1")
 

@@ -49,7 +49,8 @@ MINUTE = 60_000
 
 LIMITS = Limits(dlq_max=2, dlq_ttl=1000, quarantine_max=2, quarantine_ttl=500, dedup=120)
 
-faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
+faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
+"""What happens to a call; doubled: it is answered, and a copy of it arrives later."""
 priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
@@ -90,6 +91,8 @@ class JudgingCaller(Caller):
         if fault == "lost":
             self.late.append((script, list(keys), list(args)))
             raise ClientDied
+        if fault == "doubled":
+            self.late.append((script, list(keys), list(args)))
         if fault == "resent":
             reply = await self.judged(script, keys, args)
         return reply

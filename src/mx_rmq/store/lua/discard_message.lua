@@ -1,6 +1,7 @@
 -- discard_message: dead | quarantined -> (gone)
 --
--- Deletes an archived message. The archived_ms that the operator saw must still be true.
+-- Deletes an archived message. The archived_ms that the operator saw must still be true. A refusal
+-- leaves a receipt too, so that a late copy of the call changes nothing.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 no longer there
 -- Cost     O(log A), A archived
@@ -27,13 +28,16 @@ end
 
 local archived_at = redis.call('ZSCORE', archive, id)
 redis.call('HLEN', archive_payload)
-if not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end
-local answer = '1'
+local answer = archived_at and tonumber(archived_at) == archived_ms and '1' or '0'
 
-redis.call('HDEL', archive_payload, id)
-redis.call('ZREM', archive, id)
+-- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
+redis.call('ZREMRANGEBYRANK', archive, 1, 0)
+if answer == '1' then
+  redis.call('HDEL', archive_payload, id)
+  redis.call('ZREM', archive, id)
+end
 
-local what, done, about = 'discarded', {id}, nil
+local what, done, about = 'discarded', {answer == '1' and id or nil}, nil
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end

@@ -2,7 +2,8 @@
 --
 -- Sends an archived message round again with the record that the operator saw or edited. The
 -- archived_ms that came with it must still be true: if somebody else was faster, nothing is done.
--- The server stamps into the record since when it waits, so that its age is known.
+-- The server stamps into the record since when it waits, so that its age is known. A refusal leaves
+-- a receipt too, so that a late copy of the call changes nothing.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 no longer there
 -- Cost     O(log A), A archived
@@ -47,19 +48,23 @@ end
 local archived_at = redis.call('ZSCORE', archive, id)
 local kept = redis.call('HEXISTS', archive_payload, id) == 1
 local live = redis.call('HEXISTS', payload, id) == 1
-if live or not kept or not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end
+local same = archived_at and tonumber(archived_at) == archived_ms
+local answer = kept and same and not live and '1' or '0'
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
-local answer = '1'
 
-redis.call('HDEL', archive_payload, id)
-redis.call('ZREM', archive, id)
-redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
-redis.call('LPUSH', behind, id)
-if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+-- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
+redis.call('ZREMRANGEBYRANK', archive, 1, 0)
+if answer == '1' then
+  redis.call('HDEL', archive_payload, id)
+  redis.call('ZREM', archive, id)
+  redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
+  redis.call('LPUSH', behind, id)
+  if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+end
 
-local what, done, about = 'requeued', {id}, why ~= '' and {why} or nil
+local what, done, about = 'requeued', {answer == '1' and id or nil}, why ~= '' and {why} or nil
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
