@@ -19,7 +19,6 @@ from mx_rmq.core.message import VERSION, Message
 MAX_DEPTH: Final = 64
 """How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
 
-_TEXT: Final = frozenset([str])
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _INNERMOST: Final = re.compile(rb"\{\}|\[\]")
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
@@ -67,9 +66,12 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
     objects = data.count(b"{")
     if objects + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
         raise InvalidInput(f"the payload is nested deeper than {MAX_DEPTH} levels")
-    if objects and not (
-        objects == 1 and type(payload) is dict and _TEXT.issuperset(map(type, payload))
-    ):
+    if objects == 1 and type(payload) is dict:
+        for key in payload:
+            if type(key) is not str:
+                _refuse_equal_keys(payload, data)
+                break
+    elif objects:
         _refuse_equal_keys(payload, data)
     return msgspec.Raw(data)
 
