@@ -75,7 +75,7 @@ async def test_an_empty_topic_gives_nothing_and_gets_only_a_receipt(
     dispatched = await store.dispatch_message(TOPIC, "w1", count=9, lease=LEASE)
     assert dispatched.messages == []
     (receipt,) = await raw.keys()
-    assert receipt.startswith(b"mx-rmq:{%s}:receipt:" % TOPIC.encode())
+    assert receipt.startswith(f"mx-rmq:{{{TOPIC}}}:receipt:".encode())  # type: ignore[arg-type] # bytes
 
 
 async def test_a_full_batch_is_dispatched_in_one_call(store: Store) -> None:
