@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Self
@@ -21,6 +20,7 @@ from mx_rmq.metrics.exposition import render
 from mx_rmq.metrics.families import Load, LoadFamilies
 from mx_rmq.metrics.http import Answer, HttpServer
 from mx_rmq.metrics.recorder import Recorder
+from mx_rmq.store.off_loop import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,5 +111,5 @@ class Endpoint:
 
 async def _rendered(registry: CollectorRegistry, headers: Mapping[str, str]) -> Answer:
     """Render in a thread: with hundreds of topics it takes longer than a handler should wait."""
-    content_type, body = await asyncio.to_thread(render, registry, headers.get("accept", ""))
+    content_type, body = await off_loop(render, registry, headers.get("accept", ""))
     return Answer(HTTPStatus.OK, body, content_type)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from redis import exceptions as redis_errors
 from redis.asyncio import ConnectionPool, Redis
 
+from mx_rmq.store.off_loop import off_loop
 from mx_rmq.store.wire import LATE, Unreached, Wires
 
 if TYPE_CHECKING:
@@ -226,6 +227,6 @@ class OneServer:
 
 async def _stop(server: EmbeddedServer) -> None:
     try:
-        await asyncio.to_thread(server.stop)
+        await off_loop(server.stop)
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         server.stop()
