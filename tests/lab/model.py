@@ -43,6 +43,10 @@ class How(NamedTuple):
     priority: str
 
 
+SUPERSEDED = object()
+"""The answer to a late copy whose lane has gone on: any."""
+
+
 @dataclass
 class Model:
     """A topic. Lists are in the order in which dispatch takes them."""
@@ -73,10 +77,15 @@ class Model:
     highest: dict[str, int] = field(default_factory=dict)
 
     def apply(self, call: Call) -> Any:
-        """Do what the server must do; return what it must answer."""
+        """Do what the server must do; return what it must answer.
+
+        A late copy whose lane has gone on must change nothing; what it is answered is not heard.
+        """
         if call.lane and (receipt := self.receipts.get(call.lane)):
             last, answer = receipt
-            if last >= call.named["call"]:
+            if last > call.named["call"]:
+                return SUPERSEDED
+            if last == call.named["call"]:
                 if call.script == "dispatch_message":
                     return self._still_held(call, answer)
                 return answer.replace("1", "2")
