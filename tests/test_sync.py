@@ -300,3 +300,22 @@ def test_a_process_that_ends_without_closing_it_says_nothing(kind: Kind, short_p
         check=True,
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("kind_of_end", [SystemExit, KeyboardInterrupt])
+def test_a_call_that_wants_to_end_the_process_ends_only_itself(
+    mq: MessageQueue, kind_of_end: type[BaseException]
+) -> None:
+    async def ends(_: MessageQueue) -> None:
+        raise kind_of_end
+
+    async def task_ends(_: MessageQueue) -> str:
+        task = asyncio.create_task(ends(mq))
+        await asyncio.wait([task])
+        return type(task.exception()).__name__
+
+    first = mq.sync.produce("t", 1)
+    with pytest.raises(kind_of_end):
+        mq.sync.call(ends)
+    assert mq.sync.call(task_ends) == kind_of_end.__name__
+    assert mq.sync.produce("t", 2) != first

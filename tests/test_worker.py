@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import mx_rmq
 from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import Priority, State
@@ -33,7 +40,6 @@ from tests.runtime.stage import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -886,3 +892,102 @@ async def test_what_waits_for_a_slot_for_a_second_is_run_by_another_worker_uncou
             await seen.wait(events.Completed)
         assert sorted(ran) == [*(("quick", number, 1) for number in range(1, 6)), ("slow", 0, 1)]
         assert len(seen.of(events.Released)) == 5
+
+
+# the beginning and the end, at odd moments
+
+
+@on_a_server
+async def test_stopping_does_not_wait_for_the_default_executor(mq: MessageQueue) -> None:
+    release = threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None: ...
+
+    worker = Worker(mq, grace=0)
+    await worker.start()
+    blocking = loop.run_in_executor(None, release.wait)
+    try:
+        async with asyncio.timeout(5):
+            assert await worker.stop()
+    finally:
+        release.set()
+        await blocking
+
+
+def test_nothing_of_ours_runs_in_the_default_executor() -> None:
+    allowed = {
+        "cli/asking.py": "an editor, while nothing else runs",
+        "testing/use.py": "a test's server, before and after the test",
+    }
+    package = Path(mx_rmq.__file__).parent
+    found = {
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"to_thread\(|run_in_executor\(", file.read_text(encoding="utf-8"))
+    }
+    assert found == allowed.keys()
+
+
+@on_a_server
+async def test_who_stops_a_worker_that_is_starting_finds_it_stopped(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @mq.handler("t")
+    async def handle(payload: int) -> None: ...
+
+    entered, leave = asyncio.Event(), asyncio.Event()
+    original = cast.Cast.beat
+
+    async def beat(self: cast.Cast) -> float:
+        entered.set()
+        await leave.wait()
+        return await original(self)
+
+    monkeypatch.setattr(cast.Cast, "beat", beat)
+    worker = Worker(mq)
+    starting = asyncio.create_task(worker.start())
+    await entered.wait()
+    stopping = asyncio.create_task(worker.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    leave.set()
+    assert await stopping
+    await starting
+    assert worker._cast is None
+    assert not [one for one in threading.enumerate() if one.name == "mx-rmq-keeper"]
+
+
+@on_a_server
+def test_a_worker_that_ends_with_its_event_loop_leaves_no_thread_and_can_start_again(
+    server: Server,
+) -> None:
+    mq = MessageQueue(server.url, prefix="abandoned")
+    done = []
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        done.append(payload)
+
+    worker = Worker(mq)
+    asyncio.run(worker.start())  # and nobody stops it
+    keepers = [one for one in threading.enumerate() if one.name == "mx-rmq-keeper"]
+    for keeper in keepers:
+        keeper.join(10)
+        assert not keeper.is_alive()
+    assert not mq.is_open
+
+    async def again(worker: Worker) -> None:
+        async with worker:
+            await mq.produce("t", len(done))
+            await until(lambda: len(done) == before + 1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # sockets of a loop that is no more
+        for one in (Worker(mq), worker):
+            before = len(done)
+            asyncio.run(again(one))
+        gc.collect()
+    assert done == [0, 1]

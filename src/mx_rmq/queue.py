@@ -197,7 +197,7 @@ class MessageQueue:
 
     def move(self, *, url: str | None = None, prefix: str | None = None) -> None:
         """Use another server or prefix than was set, from the next `open` on."""
-        if self._store is not None:
+        if self.is_open:
             raise InvalidInput("the queue is open; it can be moved only while it is closed")
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
@@ -229,8 +229,9 @@ class MessageQueue:
 
     async def open(self) -> None:
         """Connect; `close` undoes it."""
-        if self._store is not None:
+        if self.is_open:
             raise InvalidInput("the queue is open already; close it before it is opened again")
+        self.on_close.clear()  # of workers that ended with their event loop
         settings = self.settings
         store = await Store.open(
             settings.address,
@@ -271,12 +272,12 @@ class MessageQueue:
     @property
     def is_open(self) -> bool:
         """Whether it is connected."""
-        return self._store is not None
+        return self._loop is not None and not self._loop.is_closed()
 
     @property
     def store(self) -> Store:
         """The open store."""
-        if self._store is None:
+        if self._store is None or not self.is_open:
             raise NotOpen("the queue is not open: put `async with mq:` around this")
         if asyncio.get_running_loop() is not self._loop:
             raise NotOpen(

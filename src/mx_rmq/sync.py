@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import logging
 import os
 import threading
 from concurrent.futures import CancelledError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from mx_rmq.queue import MessageQueue
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 FINISH_WITHIN: Final = 1.0
 """Seconds that calls have to end when the queue is closed under them."""
@@ -80,7 +83,9 @@ class SyncQueue:
         if self._pid != os.getpid():
             self._after_fork()
         with self._lock:
-            if self._loop is None or self._mq is None:
+            alive = self._thread is not None and self._thread.is_alive()
+            if self._loop is None or self._mq is None or not alive:
+                atexit.unregister(self.close)
                 loop = asyncio.new_event_loop()
                 thread = threading.Thread(
                     target=_run, args=(loop,), name="mx-rmq-sync", daemon=True
@@ -105,10 +110,19 @@ class SyncQueue:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
+    """Run the loop until it is stopped.
+
+    A task that raises SystemExit or KeyboardInterrupt breaks the loop off. It goes on: the caller
+    gets the exception, and the others their answers.
+    """
+    stopped = False
+    while not stopped:
+        try:
+            loop.run_forever()
+            stopped = True
+        except BaseException as error:  # noqa: BLE001 - it is its caller's, not this thread's
+            logger.warning("a call of mq.sync raised %r; its event loop goes on", error)
+    loop.close()
 
 
 async def _close(mq: MessageQueue) -> None:

@@ -73,6 +73,9 @@ class Worker:
         self._runs = False
         self._opened = False
         self._stopping: asyncio.Task[bool] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        """Done when the start that is under way has ended, well or not."""
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def running(self) -> int:
@@ -154,21 +157,29 @@ class Worker:
         await self._start()
 
     async def _start(self) -> Cast:
+        if self._loop is not None and self._loop.is_closed():  # it was never stopped
+            self._cast = self._stopping = self._loop = None
+            self._runs = self._opened = False
         if self._runs:
             raise InvalidInput(f"worker {self.name} runs already")
         handlers = self._handlers()
         self._runs = True
+        self._loop = asyncio.get_running_loop()
+        starting = self._starting = self._loop.create_future()
         mq = self.mq
         try:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
             cast = await self._cast_of(mq, handlers)
+            self._cast = cast
+            mq.on_close.append(self.stop)
         except BaseException:
             await self._close()
             raise
-        self._cast = cast
-        mq.on_close.append(self.stop)
+        finally:
+            self._starting = None
+            starting.set_result(None)
         return cast
 
     async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
@@ -196,6 +207,8 @@ class Worker:
         Take nothing more; let handlers finish within the grace, their leases kept; cancel the
         rest; hand back what is not finished, uncounted; settle; close what was opened.
         """
+        if self._starting is not None:
+            await asyncio.shield(self._starting)
         if self._stopping is None:
             if self._cast is None:
                 return True

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import Enum
 from math import inf, nan
 from typing import Any
 from unittest.mock import Mock
+from uuid import UUID
 
 import msgspec
 import pydantic
@@ -427,6 +430,49 @@ def test_a_model_nested_too_deeply_is_refused() -> None:
 def test_numbers_that_json_does_not_have_are_refused(payload: Any) -> None:
     with pytest.raises(InvalidInput, match=r"is not JSON: -?(nan|inf) has no JSON form"):
         codec.encode_payload(payload, LIMIT)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+@dataclass
+class Prices:
+    by_id: dict[Any, Any]
+
+
+@pytest.mark.parametrize(
+    ("payload", "key"),
+    [
+        ({1: 2, "1": 3}, "1"),
+        ({"1": 2, 1: 3, "é": 1}, "1"),
+        ([0, {"a": ({1.5: 2, "1.5": 3},)}], "1.5"),
+        (Prices({7: 1, "7": 2}), "7"),
+        ({"a": Prices({Colour.RED: 1, "red": 2})}, "red"),
+        ({UUID(int=1): 1, str(UUID(int=1)): 2}, str(UUID(int=1))),
+        ({"{": 1, "a": {2: 1, "2": {1, "x"}}}, "2"),
+    ],
+    ids=repr,
+)
+def test_keys_that_are_the_same_in_json_are_refused(payload: Any, key: str) -> None:
+    with pytest.raises(InvalidInput, match=f'two keys that are both "{re.escape(key)}" in JSON'):
+        codec.encode_payload(payload, LIMIT)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {1: 2, "2": 3},
+        {"a": {1: 1}, "b": {"1": 1}},
+        [{1: 1}, {"1": 1}],
+        {"a": {1, "a", 2.5}},
+        {"a": {Colour.RED, 1}, 2: 10**18},
+        Prices({1: {"1": 1}}),
+    ],
+    ids=repr,
+)
+def test_keys_of_several_types_are_accepted_while_they_differ_in_json(payload: Any) -> None:
+    assert bytes(codec.encode_payload(payload, LIMIT)) == msgspec.json.encode(payload)
 
 
 @pytest.mark.parametrize(

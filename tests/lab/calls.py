@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.store import Store
+    from mx_rmq.store.wire import Check
 
 
 class _NextCall(Caller):
@@ -26,9 +27,15 @@ class _NextCall(Caller):
         self._caller = store._caller
         store._caller = self
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         if script.name == "register_topics":  # a topic's first produce lists it before
-            return await self._caller.run(script, keys, args)
+            return await self._caller.run(script, keys, args, check)
         self._store._caller = self._caller
         return await self.once(script, keys, args)
 
@@ -88,3 +95,28 @@ class Lost(_NextCall):
 def lose_next(store: Store, *, stored: bool) -> Lost:
     """Lose the reply to the store's next script call, which the server has run or not."""
     return Lost(store, stored=stored)
+
+
+class Answered(_NextCall):
+    """A call that is answered, and of which another copy is still on its way."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._call: tuple[Script, Sequence[str], list[Value]] | None = None
+
+    async def once(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+        self._call = script, keys, list(args)
+        return await self._caller.run(script, keys, args)
+
+    async def arrive(self, now: int) -> None:
+        """Let the other copy reach the server, at this time by its clock."""
+        assert self._call is not None
+        script, keys, args = self._call
+        if "now_ms" in script.args:
+            args[script.args.index("now_ms")] = now
+        await self._caller.run(script, keys, args)
+
+
+def double_next(store: Store) -> Answered:
+    """Send the store's next script call twice; the second copy arrives when the test says so."""
+    return Answered(store)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.wire import Check
 
 ROLE: Final[ContextVar[str]] = ContextVar("role", default="application")
 """Who calls, where no task of the cast does."""
@@ -180,20 +181,36 @@ class MortalCaller(Caller):
 
     injector: ClassVar[Injector]
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         words = ("EVAL", script.source, len(keys), *keys, *args)
         call = super().run
         looks = script.name == "produce_cron_message" and b"" in args
         name = f"{script.name}, looking" if looks else script.name
-        return await self.injector.around(name, keys, words, lambda: call(script, keys, args))
+        return await self.injector.around(
+            name, keys, words, lambda: call(script, keys, args, check)
+        )
 
     async def run_confirmed(
-        self, script: Script, keys: Sequence[str], args: Sequence[Value], confirm: Confirm
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        confirm: Confirm,
+        check: Check | None = None,
     ) -> tuple[Any, str]:
         words = ("EVAL", script.source, len(keys), *keys, *args)
         call = super().run_confirmed
         found: tuple[Any, str] = await self.injector.around(
-            f"{script.name}, confirmed", keys, words, lambda: call(script, keys, args, confirm)
+            f"{script.name}, confirmed",
+            keys,
+            words,
+            lambda: call(script, keys, args, confirm, check),
         )
         return found
 

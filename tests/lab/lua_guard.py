@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
+    from mx_rmq.store.wire import Check
 
 
 def _set(names: Iterable[str]) -> str:
@@ -57,10 +58,16 @@ class Guarded(Caller):
         super().__init__(servers, patience=10.0)
         self.ran: set[str] = set()
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         self.ran.add(script.name)
         if script.name not in PROBES:
             source = PRELUDE + script.source
             sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
             script = replace(script, source=source, sha=sha)
-        return await super().run(script, keys, args)
+        return await super().run(script, keys, args, check)

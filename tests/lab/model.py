@@ -47,6 +47,10 @@ class How(NamedTuple):
     ttl: int | None
 
 
+SUPERSEDED = object()
+"""The answer to a late copy whose lane has gone on: any."""
+
+
 @dataclass
 class Model:
     """A topic. Lists are in the order in which dispatch takes them."""
@@ -79,10 +83,15 @@ class Model:
     highest: dict[str, int] = field(default_factory=dict)
 
     def apply(self, call: Call) -> Any:
-        """Do what the server must do; return what it must answer."""
+        """Do what the server must do; return what it must answer.
+
+        A late copy whose lane has gone on must change nothing; what it is answered is not heard.
+        """
         if call.lane and (receipt := self.receipts.get(call.lane)):
             last, answer = receipt
-            if last >= call.named["call"]:
+            if last > call.named["call"]:
+                return SUPERSEDED
+            if last == call.named["call"]:
                 if call.script == "dispatch_message":
                     return self._still_held(call, answer)
                 return answer.replace("1", "2")
@@ -217,6 +226,7 @@ class Model:
         now, worker = call.named["now_ms"], call.named["worker"]
         reply: list[Any] = [str(now)]
         if self.paused or (call.named["alone"] == "1" and self.leases):
+            self._receipt(call, "")
             return reply
         self._pass_over()
         taken: dict[str, list[str]] = {level: [] for level in LEVELS}
@@ -231,6 +241,7 @@ class Model:
             self.turn = (self.turn + 1) % 10
         ids = [id for level in LEVELS for id in taken[level]]
         if not ids:
+            self._receipt(call, "")
             return reply
         self.dispatched = True
         answer = []
@@ -471,7 +482,7 @@ class Model:
         id = call.named["id"]
         index, contents = self._archive_of(call)
         if id in self.records or index.get(id) != int(call.named["archived_ms"]):
-            return "0"
+            return self._receipt(call, "0")
         del index[id], contents[id]
         stamp = b'{"due":%d,' % call.named["now_ms"]
         self.records[id] = stamp + _bytes(call.named["record"])
@@ -485,7 +496,7 @@ class Model:
         id = call.named["id"]
         index, contents = self._archive_of(call)
         if index.get(id) != int(call.named["archived_ms"]):
-            return "0"
+            return self._receipt(call, "0")
         del index[id], contents[id]
         self._free(call)
         return self._receipt(call, "1")

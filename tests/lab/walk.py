@@ -26,7 +26,7 @@ from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, TOPIC, draft
-from tests.lab.model import Call, Model
+from tests.lab.model import SUPERSEDED, Call, Model
 from tests.lab.snapshot import Snapshot, snapshot
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.answers import TakenOver
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Servers
+    from mx_rmq.store.wire import Check
 
 READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
 BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
@@ -57,7 +58,8 @@ LIMITS = Limits(
 )
 """Two dead letters and two quarantined messages fit, or one that has failed several times."""
 
-faults = st.sampled_from(["none", "none", "resent", "resent", "lost", "unsent"])
+faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
+"""What happens to a call; doubled: it is answered, and a copy of it arrives later."""
 priorities = st.sampled_from(list(Priority))
 workers = st.sampled_from(["w1", "w2"])
 counts = st.integers(1, 4)
@@ -82,10 +84,16 @@ class JudgingCaller(Caller):
         self.late: list[tuple[Script, list[str], list[Value]]] = []
         self._mutants = mutants
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         script = self._mutants.get(script.name, script)
         if script.name in BESIDE:
-            return await super().run(script, keys, args)
+            return await super().run(script, keys, args, check)
         fault, self.fault = self.fault, "none"
         if fault == "unsent":
             self.late.append((script, list(keys), list(args)))
@@ -94,6 +102,8 @@ class JudgingCaller(Caller):
         if fault == "lost":
             self.late.append((script, list(keys), list(args)))
             raise ClientDied
+        if fault == "doubled":
+            self.late.append((script, list(keys), list(args)))
         if fault == "resent":
             reply = await self.judged(script, keys, args)
         return reply
@@ -102,7 +112,7 @@ class JudgingCaller(Caller):
         """Run a call on the server and on the model."""
         reply = await super().run(script, keys, args)
         expected = self.model.apply(_call(script, keys, args))
-        assert _plain(reply) == _plain(expected), script.name
+        assert expected is SUPERSEDED or _plain(reply) == _plain(expected), script.name
         return reply
 
     async def arrive(self, position: int, now: int) -> None:

@@ -485,6 +485,112 @@ async def test_a_plain_handler_may_return_a_coroutine(mq: MessageQueue) -> None:
     assert handled == [1]
 
 
+async def work(payload: int) -> None:
+    raise AssertionError("nobody awaits it")
+
+
+async def forgets_to_await(payload: int) -> Any:
+    return work(payload)
+
+
+async def returns_a_future(payload: int) -> Any:
+    return asyncio.get_running_loop().create_future()
+
+
+class Promise:
+    def __await__(self) -> Any:
+        raise AssertionError("nobody awaits it")
+        yield
+
+
+def returns_an_awaitable(payload: int) -> Any:
+    return Promise()
+
+
+def returns_a_generator(payload: int) -> Any:
+    return (number for number in range(payload))
+
+
+async def returns_an_async_generator(payload: int) -> Any:
+    async def steps() -> AsyncIterator[int]:
+        yield payload
+
+    return steps()
+
+
+def returns_what_a_coroutine_returns(payload: int) -> Any:
+    return forgets_to_await(payload)
+
+
+class Drops(Middleware):
+    """Waits for the handler, and drops what it returns."""
+
+    async def handle(self, delivery: Delivery, call_next: Any) -> None:
+        await call_next(delivery)
+
+
+@pytest.mark.parametrize("middleware", [[], [Drops()]], ids=["bare", "inside middleware"])
+@pytest.mark.parametrize(
+    "handler",
+    [
+        forgets_to_await,
+        returns_a_future,
+        returns_an_awaitable,
+        returns_a_generator,
+        returns_an_async_generator,
+        returns_what_a_coroutine_returns,
+    ],
+)
+async def test_a_handler_that_returns_work_instead_of_doing_it_fails(
+    raw: Redis, server: Server, handler: Callable[..., Any], middleware: list[Middleware]
+) -> None:
+    async with queue(server.url, middleware=middleware) as mq:
+        seen = Seen(mq.events)
+        mq.handler("t", max_attempts=2, retry=0)(handler)
+        await mq.produce("t", 1)
+        drained = await Worker(mq).drain(delayed=True)
+        assert (drained.completed, drained.retried, drained.dead) == (0, 1, 1)
+        (retried,) = seen.of(events.Retried)
+        assert retried.error.startswith(f"NotAwaited: {__name__}.{handler.__name__} ")
+        assert "has not run: " in retried.error
+
+
+class Forgets(Middleware):
+    async def handle(self, delivery: Delivery, call_next: Any) -> None:
+        call_next(delivery)
+
+
+class HandsOn(Middleware):
+    async def handle(self, delivery: Delivery, call_next: Any) -> Any:
+        return call_next(delivery)
+
+
+class GivesUp(Middleware):
+    async def handle(self, delivery: Delivery, call_next: Any) -> None:
+        call_next(delivery)
+        raise ValueError("before it awaited the handler")
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+@pytest.mark.parametrize("middleware", [Forgets, HandsOn, GivesUp])
+async def test_middleware_that_does_not_await_the_handler_fails_the_attempt(
+    raw: Redis, server: Server, middleware: type[Middleware], plain: bool
+) -> None:
+    async with queue(server.url, middleware=[middleware()]) as mq:
+        ran = []
+
+        async def handle(payload: int) -> None:
+            ran.append(payload)
+
+        def handle_plain(payload: int) -> None:
+            ran.append(payload)
+
+        mq.handler("t", max_attempts=1)(handle_plain if plain else handle)
+        await mq.produce("t", 1)
+        drained = await Worker(mq).drain()
+        assert (drained.completed, drained.dead, ran) == (0, 1, [])
+
+
 # leftovers
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mx_rmq import Worker
 from mx_rmq.core import codec, events
 from mx_rmq.core.message import Priority
 from mx_rmq.core.outcome import Complete, DeadLetter, Quarantine, Release, RetryLater
+from mx_rmq.runtime import cast
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.slots import Slots
@@ -18,7 +21,7 @@ from mx_rmq.store.store import Store
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, pending, take
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
-from tests.runtime.stage import Seen, handler, on_a_server
+from tests.runtime.stage import Seen, handler, on_a_server, queue, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -332,29 +335,92 @@ async def test_closing_gives_up_what_the_server_does_not_take(
 
 
 @pytest.mark.corrupts
-async def test_what_the_server_refuses_for_good_is_left_to_the_lease(
+async def test_what_the_server_refuses_is_held_until_it_does_not(
     store: Store, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "mx_rmq")
     work = Work(store)
-    held = await work.held(2)
-    await raw.rename(store.keys.of(TOPIC).payload, "aside")
-    await raw.set(store.keys.of(TOPIC).payload, "no hash")
-    await work.apply(held, Complete())
-    assert work.lifecycle.abandoned == 2
+    held = await work.held(4)
+    await raw.set(store.keys.of(TOPIC).dlq, "no sorted set")
+    for one in held[:2]:
+        work.lifecycle.settle(one, dead(one))
+    await until(lambda: "refuses to settle" in caplog.text)
+    for one in held[2:]:
+        work.lifecycle.settle(one, Complete())  # what is not refused goes on
+    await until(lambda: len(work.slots.held) == 2)
+    assert work.lifecycle.abandoned == 0
+    assert len(work.seen.of(events.Completed)) == 2
+    await raw.delete(store.keys.of(TOPIC).dlq)
+    await work.lifecycle.flush(10)
+    assert await work.counts() == (0, 0, 0, 2, 0)
     assert not work.slots.held
-    assert "its lease will run out" in caplog.text
-    await raw.rename("aside", store.keys.of(TOPIC).payload)
-    assert (await store.views.counts(TOPIC)).processing == 2
+    ours = [one.getMessage() for one in caplog.records if one.name == "mx_rmq.runtime.lifecycle"]
+    refused, again = ours
+    assert refused.startswith(f"the server refuses to settle messages of topic {TOPIC} as dead")
+    assert again.startswith(f"messages of topic {TOPIC} are settled again, after ")
 
 
-@pytest.mark.corrupts
+async def rights(raw: Redis, *changes: str) -> None:
+    execute: Any = raw.execute_command
+    await execute("ACL", "SETUSER", "default", *changes)
+
+
+async def test_rights_that_are_missing_for_a_moment_cost_no_result(
+    raw: Redis, server: Server
+) -> None:
+    runs: Counter[int] = Counter()
+    async with queue(server.url) as mq:
+
+        @mq.handler("t")
+        async def handle(number: int) -> None:
+            runs[number] += 1
+            if number == 0:
+                await rights(raw, "-evalsha", "-eval")
+
+        await mq.produce("t", 0)
+        async with Worker(mq, concurrency=4, prefetch=0) as worker:
+            await until(lambda: runs[0])
+            await asyncio.sleep(0.3)  # it is refused several times
+            assert (worker.held, worker.trouble) == (1, "")
+            await rights(raw, "+evalsha", "+eval")
+            await mq.produce_many("t", range(1, 20))
+            await until(lambda: len(runs) == 20 and not worker.held)
+        assert set(runs.values()) == {1}
+        assert (await mq.admin.stats("t")).total == 0
+
+
+async def test_a_worker_that_cannot_settle_takes_no_more_and_stops_in_time(
+    raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cast, "CANCEL_WITHIN", 0.2)
+    runs = []
+    async with queue(server.url, audit=False) as mq:
+
+        @mq.handler("t")
+        async def handle(number: int) -> None:
+            runs.append(number)
+
+        await mq.produce_many("t", range(100))
+        await rights(raw, "-zrem")
+        try:
+            worker = Worker(mq, concurrency=4, prefetch=0)
+            await worker.start()
+            await until(lambda: len(runs) == 4)
+            await asyncio.sleep(0.3)
+            assert (len(runs), worker.held) == (4, 4)
+            assert not await worker.stop()
+        finally:
+            await rights(raw, "+zrem")
+        assert len(runs) == 4
+
+
 async def test_who_waits_for_the_end_of_handlers_hears_of_what_was_given_up(
-    store: Store, raw: Redis
+    store: Store,
 ) -> None:
     work = Work(store)
-    held = await work.held(2)
-    await raw.set(store.keys.of(TOPIC).payload, "no hash")
-    await work.apply(held, Complete())
+    held = await work.held(1)
+    assert held[0].message is not None
+    await work.apply(held, RetryLater(held[0].message.failed(FAILURE), -1, BOOM))
     assert not work.slots.held
     assert work.settled > 0
 

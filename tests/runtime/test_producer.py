@@ -26,7 +26,7 @@ from tests.lab.snapshot import snapshot
 from tests.runtime.stage import commands, on_a_server, on_servers, queue, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from pathlib import Path
 
     from redis.asyncio import Redis
@@ -253,6 +253,64 @@ async def test_a_server_that_is_away_is_told_to_every_caller(
         assert await mq.produce("t", 1)
 
 
+async def give_up(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+@on_servers
+async def test_what_waits_for_its_turn_is_not_sent_when_its_caller_gives_up(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    async with Proxy(server.socket, tmp_path / "p.sock") as proxy, queue(proxy.url) as mq:
+        await mq.produce("t", "first")
+        callers: list[asyncio.Task[str]] = []
+
+        async def half_give_up() -> None:
+            await give_up(callers[1::2])
+
+        proxy.delay_reply(then=half_give_up)
+        callers += [asyncio.create_task(mq.produce("t", number)) for number in range(101)]
+        await asyncio.wait(callers)
+        assert await pending(mq) == ["first", *range(0, 101, 2)]
+
+
+@on_servers
+@pytest.mark.parametrize("many", [False, True], ids=["one by one", "many"])
+async def test_what_was_never_sent_is_not_sent_after_its_callers_have_given_up(
+    raw: Redis, server: Server, tmp_path: Path, many: bool
+) -> None:
+    proxy = Proxy(server.socket, tmp_path / "p.sock")
+    async with proxy, queue(proxy.url) as mq:
+        await mq.produce("t", "first")
+        await proxy.close()  # the server is away
+        works = (
+            [mq.produce_many("t", range(2000))]
+            if many
+            else [mq.produce("t", number) for number in range(100)]
+        )
+        callers = [asyncio.create_task(work) for work in works]
+        await until(mq.store.links.lost)
+        await give_up(callers[:1])  # it was the first to be tried; the others go out together
+        await until(lambda: not _waiting(mq))
+        if not many:
+            await give_up(callers[1::2])
+        await proxy.__aenter__()
+        await mq.produce("t", "last")
+        await asyncio.wait(callers)
+        found = await pending(mq)
+        kept = [] if many else [*range(2, 100, 2)]
+        assert [one for one in found if isinstance(one, int)] == kept
+        assert (found[0], found[-1]) == ("first", "last")
+
+
+def _waiting(mq: MessageQueue) -> int:
+    """Return how many messages are in no call yet."""
+    assert mq._producer is not None
+    return sum(len(line.waiting) for line in mq._producer._lines.values())
+
+
 # chunks
 
 
@@ -362,16 +420,98 @@ async def test_an_own_id_goes_to_one_partition_always(four: MessageQueue, raw: R
 
 
 @on_servers
-async def test_an_id_that_was_made_for_a_partition_goes_back_to_it_whatever_the_key(
+async def test_an_id_that_was_made_for_a_partition_goes_back_to_it(
     four: MessageQueue, raw: Redis
 ) -> None:
     ids = [await four.produce("t", number) for number in range(4)]
     assert sorted(number_in(id) for id in ids) == [0, 1, 2, 3]
     before = await dealt(raw, 4)
     for number, id in enumerate(ids):
-        assert await four.produce("t", number, id=id, key="any") == id
+        assert await four.produce("t", number, id=id) == id
     assert await four.produce_many("t", range(4), ids=ids) == ids
     assert await dealt(raw, 4) == before
+
+
+MOVER = next(
+    f"k{n}" for n in range(99) if (number_for(f"k{n}", 2), number_for(f"k{n}", 4)) == (1, 3)
+)
+"""A key that moves from partition 1 to 3 when a topic grows from 2 to 4."""
+
+
+@on_servers
+async def test_a_key_decides_also_for_ids_that_look_generated(
+    four: MessageQueue, raw: Redis
+) -> None:
+    endings = ["", ".1", ".2", ".3", ".9", ".1024"]
+    ids = [f"k3v9m2x0qwz1t-{number}{end}" for number, end in enumerate(endings)]
+    home = number_for(MOVER, 4)
+    for _ in range(2):  # the same id and the same key are the same message
+        for number, id in enumerate(ids[:3]):
+            assert await four.produce("t", number, id=id, key=MOVER) == id
+        many = range(3, len(ids))
+        assert await four.produce_many("t", many, ids=ids[3:], keys=[MOVER] * 3) == ids[3:]
+    found = await dealt(raw, 4)
+    assert found.pop(home) == list(range(len(ids)))
+    assert not any(found)
+    for id in ids:
+        message = await four.admin.get("t", id)
+        assert message is not None
+        assert message.partition == home
+    assert await four.admin.cancel("t", ids[0])
+    assert await four.admin.get("t", ids[0]) is None
+
+
+@on_servers
+@pytest.mark.parametrize("finished", [False, True], ids=["pending", "finished"])
+async def test_a_message_that_is_produced_again_after_its_topic_grew_is_not_made_twice(
+    mq: MessageQueue, raw: Redis, finished: bool
+) -> None:
+    await mq.store.register("t", 2)
+    id = await mq.produce("t", 1, key=MOVER)
+    assert number_in(id) == 1
+    if finished:
+        (leased,) = (await mq.store.dispatch_message("t/1", "w", count=1, lease=9)).messages
+        await mq.store.complete_message("t/1", "w", [leased])
+    await mq.admin.grow("t", 4)
+    assert mq.store.partitions["t"] == 4
+    before = await dealt(raw, 4)
+    assert await mq.produce("t", 1, id=id, key=MOVER) == id
+    assert await mq.produce_many("t", [1], ids=[id], keys=[MOVER]) == [id]
+    assert await dealt(raw, 4) == before
+    await mq.produce("t", 2, key=MOVER)
+    assert (await dealt(raw, 4))[3] == [2]
+
+
+@on_servers
+async def test_a_producer_that_does_not_know_yet_that_a_topic_grew_asks(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    await mq.store.register("t", 4)
+    id = await mq.produce("t", 1, key=MOVER)
+    mq.store.partitions["t"] = 2
+    assert await mq.produce("t", 1, id=id, key=MOVER) == id
+    mq.store.partitions["t"] = 2
+    assert await mq.produce("t", 1, id=id) == id
+    assert await dealt(raw, 4) == [[], [], [], [1]]
+
+
+@on_servers
+async def test_a_late_first_copy_is_refused_after_its_message_was_made_elsewhere(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    await mq.store.register("t", 2)
+    async with queue(server.url) as first:
+        late = first.store.prepare("produce_normal_message", "t/1", [draft(1), draft(2)])
+        await mq.admin.grow("t", 4)
+        id = late.ids[0]
+        for _ in range(2):
+            assert await mq.produce("t", 1, id=id, key=MOVER) == id
+        with pytest.raises(QueueFull):  # nobody hears that
+            await first.store.produce(late)
+    assert await dealt(raw, 4) == [[], [], [], [1]]
+    other = await mq.produce("t", 2, id=late.ids[1])  # of the same lane, and not made either
+    assert await dealt(raw, 4) == [[], [2], [], [1]]
+    assert other == late.ids[1]
 
 
 @on_servers

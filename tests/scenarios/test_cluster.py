@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from mx_rmq.store.script import Script, Value
+    from mx_rmq.store.wire import Check
 
 
 class Recorder(Caller):
@@ -41,10 +42,16 @@ class Recorder(Caller):
     scripts: set[str]
     keys: set[str]
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
         self.scripts.add(script.name)
         self.keys.update(keys)
-        return await super().run(script, keys, args)
+        return await super().run(script, keys, args, check)
 
 
 @pytest.fixture(params=[Kind.VALKEY_9_1, Kind.REDIS_6_2])

@@ -7,6 +7,7 @@ understood nor broken: NewerRecord says so, and its bytes are never written agai
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from contextlib import suppress
@@ -36,6 +37,8 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.json.Encoder()
 _payload_encoder = msgspec.json.Encoder(enc_hook=_plain)
+_text_keys_encoder = msgspec.json.Encoder(enc_hook=lambda _: None, order="deterministic")
+"""Refuses every dict that has a key other than a text, at C speed."""
 _decoder = msgspec.json.Decoder(Message)
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 
@@ -67,8 +70,16 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
         ) from error
     if len(data) > limit:
         raise PayloadTooLarge(len(data), limit)
-    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
+    objects = data.count(b"{")
+    if objects + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
         raise InvalidInput(f"the payload is nested deeper than {MAX_DEPTH} levels")
+    if objects == 1 and type(payload) is dict:
+        for key in payload:
+            if type(key) is not str:
+                _refuse_equal_keys(payload, data)
+                break
+    elif objects:
+        _refuse_equal_keys(payload, data)
     return msgspec.Raw(data)
 
 
@@ -143,6 +154,25 @@ def _refuse_non_finite(payload: Any) -> None:
             rest.extend(value.values())
         elif isinstance(value, list | tuple | set | frozenset):
             rest.extend(value)
+
+
+def _refuse_equal_keys(payload: Any, data: bytes) -> None:
+    """Refuse a payload in which different keys, such as 1 and "1", become the same text."""
+    try:
+        _text_keys_encoder.encode(payload)
+    except Exception:  # noqa: BLE001 - a key that is no text, or a set that cannot be sorted
+        json.loads(data, object_pairs_hook=_refuse_twins, parse_int=str, parse_float=str)
+
+
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> None:
+    keys: set[str] = set()
+    for key, _ in pairs:
+        if key in keys:
+            raise InvalidInput(
+                f"the payload has two keys that are both {json.dumps(key):.80} in JSON, where "
+                "every key is a text: only one of them would arrive"
+            )
+        keys.add(key)
 
 
 def _deeper_than(data: bytes, limit: int) -> bool:

@@ -10,6 +10,8 @@ Postpone      -> retry_message         only a newer release can read it: it wait
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
@@ -60,6 +62,10 @@ class Reject(Exception):
 
 class HandlerTimeout(Exception):
     """A handler took longer than its `timeout`."""
+
+
+class NotAwaited(Exception):
+    """A handler returned work instead of doing it: a coroutine, another awaitable, a generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,21 @@ class Circumstances:
     worker: str
     chance: float
     """A random number from [0, 1)."""
+
+
+def refuse_unrun(result: object, handler: Handler) -> None:
+    """Raise NotAwaited if a handler's result is work that has not been done."""
+    generator = isinstance(result, Generator | AsyncGenerator)
+    if not generator and not isinstance(result, Awaitable):
+        return
+    if isinstance(result, Coroutine | Generator):
+        with suppress(Exception):  # it has not begun, so there is nothing to clean up
+            result.close()  # or Python would warn that it was never awaited
+    cure = "call it in a loop" if generator else "put `await` before the call that returned it"
+    raise NotAwaited(
+        f"{handler.name} (or middleware around it) returned a {type(result).__name__} that has "
+        f"not run: {cure}"
+    )
 
 
 def after_error(

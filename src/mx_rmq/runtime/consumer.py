@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +26,14 @@ from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
     HandlerTimeout,
+    NotAwaited,
     Outcome,
     Quarantine,
     Release,
     after_error,
     expired,
     postponed,
+    refuse_unrun,
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
@@ -85,6 +87,8 @@ class Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
         self._delivered: dict[tuple[str, str, int], Held] = {}
+        self._called: dict[Held, Coroutine[Any, Any, Any]] = {}
+        """Handlers that middleware has called and not awaited yet."""
         self._middleware = middleware
         self._calls: dict[Handler, _Call] = {}
         self._idle: list[asyncio.Future[None]] = []
@@ -194,7 +198,9 @@ class Consumer:
         current.message.set(held)
         try:
             call = self._calls.get(handler) or self._call(handler)
-            await call(held, message, payload)
+            result = await call(held, message, payload)
+            if result is not None:
+                refuse_unrun(result, handler)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -248,7 +254,7 @@ class Consumer:
             return lambda held, message, payload: function(payload)
         return lambda held, message, payload: function()
 
-    async def _deliver(self, held: Held, message: Message, payload: Any, handle: Handle) -> None:
+    async def _deliver(self, held: Held, message: Message, payload: Any, handle: Handle) -> Any:
         timeout, clock = held.topic.handler.timeout, held.topic.clock
 
         def extend(seconds: float) -> float | None:
@@ -271,9 +277,15 @@ class Consumer:
         key = (message.topic, message.id, held.claim.token)  # middleware may hand on a copy
         self._delivered[key] = held
         try:
-            await handle(delivery)
+            result = await handle(delivery)
         finally:
             del self._delivered[key]
+            unrun = self._called.pop(held, None)
+            if unrun is not None:
+                unrun.close()
+        if unrun is not None:
+            raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
+        return result
 
     def _extend(self, held: Held, seconds: float) -> None:
         if held.interrupt is not None:  # else it has ended meanwhile
@@ -281,16 +293,27 @@ class Consumer:
 
     def _innermost(self, handler: Handler) -> Handle:
         """Return what stands inside all middleware."""
-        function, arguments = handler.function, handler.arguments
+        arguments = handler.arguments
 
         def call(delivery: Delivery) -> Any:
             given = arguments(delivery.payload, delivery)
-            if handler.is_async:
-                return function(*given)
             held = self._delivered[delivery.topic, delivery.id, delivery.fence]
-            return self._in_thread(held, given)
+            running = self._called[held] = self._run(held, given)
+            return running
 
         return call
+
+    async def _run(self, held: Held, given: tuple[Any, ...]) -> Any:
+        """Run a handler inside of middleware, which may drop what it returns."""
+        self._called.pop(held, None)
+        handler = held.topic.handler
+        if handler.is_async:
+            result = await handler.function(*given)
+        else:
+            result = await self._in_thread(held, given)
+        if result is not None:
+            refuse_unrun(result, handler)
+        return result
 
     async def _in_thread(self, held: Held, given: tuple[Any, ...]) -> Any:
         def on_start(interrupt: Callable[[], None]) -> None:
@@ -299,7 +322,7 @@ class Consumer:
         cancel = held.interrupt
         result = await self._threads.run(held.topic.handler.function, given, on_start)
         held.interrupt = cancel  # the thread has left; what follows is in the loop
-        return await result if asyncio.iscoroutine(result) else result
+        return await result if isinstance(result, Coroutine) else result
 
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:

@@ -101,7 +101,9 @@ class Keeper:
             if self._loop is not None and self._wake is not None:
                 with suppress(RuntimeError):  # the loop is closed: it has seen by itself
                     self._loop.call_soon_threadsafe(self._wake.set)
-            await asyncio.to_thread(thread.join)
+            # Not joined in the default executor: handlers may have filled it.
+            while thread.is_alive():  # noqa: ASYNC110 - a thread sets no asyncio event
+                await asyncio.sleep(0.005)
 
     # in the thread
 
@@ -109,7 +111,7 @@ class Keeper:
         self._loop, self._wake = asyncio.get_running_loop(), asyncio.Event()
         reply_within = min(REPLY_WITHIN, self._every)  # a lost packet shall not cost the lease
         async with self._store.twin(patience=1.0, reply_within=reply_within) as store:
-            while not self._ended:
+            while not self._ended and not self._is_abandoned():
                 idle = not self._slots.held
                 if idle:
                     self._heard_at = time.monotonic()  # nothing runs, so nothing stands still
@@ -131,6 +133,10 @@ class Keeper:
                     self._heard_at = time.monotonic()
             for task in self._busy.values():
                 task.cancel()
+
+    def _is_abandoned(self) -> bool:
+        """Say whether the event loop ended and nobody stopped the worker: then its leases end."""
+        return self._main_loop is not None and self._main_loop.is_closed()
 
     async def extend(self, store: Store) -> None:
         """Extend what was not extended for a third of the lease; tell what is lost."""

@@ -1,7 +1,9 @@
 """The lifecycle: applies outcomes. Each is one transition; those of a moment share a call.
 
-A call that does not get through is made again until it does: the token decides whether it still
-counts. What the server refuses for good is left to the lease, which brings the message back.
+A call that does not get through, or that the server refuses, is made again until it is answered:
+the token decides whether it still counts. Meanwhile leases are kept and slots stay taken, so a
+worker that cannot settle stops taking messages. Only what cannot be sent at all is left to its
+lease.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
-from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, ServerUnavailable
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
@@ -60,32 +62,28 @@ class Lifecycle:
         self._bus = bus
         self._worker = worker
         self._on_settled = on_settled
-        self._waiting: defaultdict[str, dict[type, deque[Held]]] = defaultdict(
-            lambda: {
-                kind: deque()
-                for kind in (Complete, RetryLater, Release, DeadLetter, Quarantine, Postpone)
-            }
-        )
-        self._flushing: dict[str, asyncio.Task[None]] = {}
+        self._waiting: defaultdict[tuple[str, type], deque[Held]] = defaultdict(deque)
+        """By topic and kind of outcome: one kind that is refused must not hold up the others."""
+        self._flushing: dict[tuple[str, type], asyncio.Task[None]] = {}
         self._closed = False
         self.abandoned = 0
         """Messages that could not be settled: their leases will bring them back."""
 
     def settle(self, held: Held, outcome: Outcome | None) -> None:
         """Apply an outcome soon; None: the message is no longer ours."""
-        topic = held.topic.name
         if outcome is None:
             self._lost(held)
         if outcome is None or self._closed:
             return
         held.outcome = outcome
-        self._waiting[topic][type(outcome)].append(held)
-        if topic not in self._flushing:
-            task = asyncio.create_task(self._flush(topic), name="mx-rmq lifecycle")
-            self._flushing[topic] = task
+        line = held.topic.name, type(outcome)
+        self._waiting[line].append(held)
+        if line not in self._flushing:
+            task = asyncio.create_task(self._flush(*line), name="mx-rmq lifecycle")
+            self._flushing[line] = task
 
     async def flush(self, seconds: float) -> None:
-        """Wait until everything is settled, for so long at the most."""
+        """Wait until everything is settled, but not longer than this."""
         deadline = time.monotonic() + seconds
         while self._flushing and time.monotonic() < deadline:
             await asyncio.wait(self._flushing.values(), timeout=deadline - time.monotonic())
@@ -95,22 +93,20 @@ class Lifecycle:
         self._closed = True
         for task in list(self._flushing.values()):
             task.cancel()
-        for kinds in self._waiting.values():
-            self.abandoned += sum(len(waiting) for waiting in kinds.values())
+        self.abandoned += sum(map(len, self._waiting.values()))
 
-    async def _flush(self, topic: str) -> None:
-        kinds = self._waiting[topic]
+    async def _flush(self, topic: str, kind: type) -> None:
+        waiting = self._waiting[topic, kind]
         try:
-            while any(kinds.values()):
-                for kind, waiting in kinds.items():
-                    if waiting:
-                        await self._insist(topic, kind, _batch(kind, waiting))
+            while waiting:
+                await self._insist(topic, kind, _batch(kind, waiting))
         finally:
-            del self._flushing[topic]
+            del self._flushing[topic, kind]
 
     async def _insist(self, topic: str, kind: type, batch: list[Held]) -> None:
         """Make a call until it is answered."""
         backoff = Backoff()
+        refused_at: float | None = None
         while True:
             try:
                 answers = await self._apply(topic, kind, batch)
@@ -120,10 +116,20 @@ class Lifecycle:
                     held.unsure = True
             except ServerUnavailable:
                 pass
+            except ScriptFailed as error:  # missing rights, a broken key: that can be put right
+                if refused_at is None:
+                    refused_at = time.monotonic()
+                    logger.error(
+                        "the server refuses to settle messages of topic %s as %s; they are held "
+                        "and tried again: %s",
+                        topic,
+                        _WORDS[kind],
+                        error,
+                    )
             except asyncio.CancelledError:
                 self.abandoned += len(batch)
                 raise
-            except Exception:
+            except Exception:  # ours, before anything was sent; it would be the same again
                 if len(batch) > 1:  # it need not be the fault of all
                     for one in batch:
                         await self._insist(topic, kind, [one])
@@ -137,6 +143,9 @@ class Lifecycle:
                 self._give_up(batch)
                 return
             await asyncio.sleep(backoff.next())
+        if refused_at is not None:
+            seconds = time.monotonic() - refused_at
+            logger.info("messages of topic %s are settled again, after %.1f s", topic, seconds)
         wanted = self._bus.wants(_EVENTS[kind])
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST, number_for, number_in, partition
-from mx_rmq.store.lane import maker_of
+from mx_rmq.store.lane import Withdrawn, maker_of
 from mx_rmq.store.scripted import MAX_BATCH
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ LEARN_EVERY: Final = 10.0
 
 LAST_WORD: Final = 1.0
 """Seconds for that at the end."""
+
+REMEMBER: Final = 10_000
+"""Lanes that are known to have made no ids for a partition."""
 
 ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
@@ -92,6 +95,8 @@ class Producer:
         """When to ask again how many partitions there are."""
         self._looking: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._not_made: set[tuple[str, str]] = set()
+        """Partitions, and lanes that made no ids for them."""
         self._turns: defaultdict[str, count[int]] = defaultdict(_from_anywhere)
 
     async def produce(
@@ -100,7 +105,11 @@ class Producer:
         """Produce one message, together with those that others produce at this moment."""
         if topic not in self._store.partitions:
             await self._learn(topic)
-        name = self._partition(topic, draft.id, key)
+        name = (
+            self._partition(topic, None, key)
+            if draft.id is None
+            else await self._home(topic, draft.id, key)
+        )
         delayed = is_delayed(draft)
         line = self._lines.get((name, delayed, confirm))
         if line is None:
@@ -130,9 +139,10 @@ class Producer:
         """
         if topic not in self._store.partitions:
             await self._learn(topic)
+        homes = await self._homes(topic, drafts, keys)
         sending: asyncio.Task[Stored] | None = None
         try:
-            for name, places in self._deal(topic, drafts, keys):
+            for name, places in self._deal(topic, drafts, keys, homes):
                 chunk = (
                     drafts[places.start : places.stop]
                     if isinstance(places, range)
@@ -168,23 +178,52 @@ class Producer:
     # partitions
 
     def _partition(self, topic: str, id: str | None, key: str | None) -> str:
-        """Return the partition that a message goes to.
-
-        The same id goes to the same one, or it could be there twice: an id that was made for a
-        partition back to it, whatever the key.
-        """
+        """Return the partition that a message goes to: by its key, by its id, or in turn."""
         if time.monotonic() >= self._learn_at:
             self.learn_again()
         parts = self._store.partitions[topic]
         if parts == 1:
             return topic
-        if id is not None and maker_of(id) and number_in(id) < parts:
-            return partition(topic, number_in(id))
-        if key is None:
-            key = id
-        return (
-            self._in_turn(topic, parts) if key is None else partition(topic, number_for(key, parts))
-        )
+        if key is not None:
+            return partition(topic, number_for(key, parts))
+        if id is None:
+            return self._in_turn(topic, parts)
+        made_for = number_in(id) if maker_of(id) else parts
+        return partition(topic, made_for if made_for < parts else number_for(id, parts))
+
+    async def _home(self, topic: str, id: str, key: str | None) -> str:
+        """Return the partition for a message with a custom id.
+
+        After ProduceUnknown a message is produced again with the id that was made for it. If the
+        topic has grown since, its key may belong to another partition by now; then the message
+        goes back to the first one, or there could be two.
+        """
+        name = self._partition(topic, id, key)
+        maker, number = maker_of(id), number_in(id)
+        if maker is None or (key is not None and number_for(key, number + 1) != number):
+            return name  # not a generated id, or that was never the partition of this key
+        home = partition(topic, number)
+        if home == name or (home, maker) in self._not_made:
+            return name
+        if self._store.partitions[topic] <= number < MOST:
+            await self._store.register_topics({topic: 1})  # perhaps it has grown
+            name = self._partition(topic, id, key)
+        if number < self._store.partitions[topic] and await self._store.has_made_ids(home, maker):
+            return home
+        if len(self._not_made) >= REMEMBER:
+            self._not_made.clear()
+        self._not_made.add((home, maker))
+        return name
+
+    async def _homes(
+        self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
+    ) -> dict[int, str]:
+        """Return the partitions of the messages with a custom id, by their places."""
+        return {
+            place: await self._home(topic, draft.id, None if keys is None else keys[place])
+            for place, draft in enumerate(drafts)
+            if draft.id is not None
+        }
 
     def _in_turn(self, topic: str, parts: int) -> str:
         """Return the next partition, of those whose server answers if there are any."""
@@ -207,7 +246,11 @@ class Producer:
             await self._store.get_next_delay_task(name)  # a slot that moves refuses scripts alone
 
     def _deal(
-        self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
+        self,
+        topic: str,
+        drafts: Sequence[Draft],
+        keys: Sequence[str] | None,
+        homes: Mapping[int, str],
     ) -> Iterator[tuple[str, Sequence[int]]]:
         """Cut messages into calls: say to which partition each goes, and the places of its own."""
         if keys is None and all(draft.id is None for draft in drafts):
@@ -220,7 +263,9 @@ class Producer:
             return
         dealt: dict[str, list[int]] = {}
         for place, draft in enumerate(drafts):
-            name = self._partition(topic, draft.id, None if keys is None else keys[place])
+            name = homes.get(place) or self._partition(
+                topic, draft.id, None if keys is None else keys[place]
+            )
             dealt.setdefault(name, []).append(place)
         for name, places in dealt.items():
             for chunk in chunks(drafts, places):
@@ -320,30 +365,40 @@ class Producer:
                 line.waiting.popleft()[1].cancel()
 
     async def _send_batch(self, line: _Line, batch: list[_Waiting]) -> None:
-        try:
-            call = self.prepare(line.name, [draft for draft, _ in batch])
-            produced = await self._store.produce(call, line.confirm)
-        except (QueueFull, InvalidInput) as error:
-            if len(batch) == 1:
-                _fail(batch[0], error)
-                return
-            for one in batch:  # it need not be true of all: each caller gets his own answer
-                await self._send_batch(line, [one])
-        except ProduceUnknown as error:
-            for one, id in zip(batch, error.ids, strict=True):
-                _fail(one, ProduceUnknown(str(error), [id]))
-        except NotConfirmed as error:
-            for one, id in zip(batch, error.ids, strict=True):
-                _fail(one, error.of([id]))
-        except BaseException as error:
-            for one in batch:
-                _fail(one, error)
-            if not isinstance(error, Exception):
-                raise
-        else:
-            for (_, done), answer in zip(batch, produced, strict=True):
-                if not done.done():
-                    done.set_result(answer)
+        """Send messages in one call, but for those whose callers have given up by then."""
+
+        def check() -> None:
+            if any(done.done() for _, done in batch):
+                raise Withdrawn
+
+        while batch := [one for one in batch if not one[1].done()]:
+            try:
+                call = self.prepare(line.name, [draft for draft, _ in batch])
+                produced = await self._store.produce(call, line.confirm, check)
+            except Withdrawn:
+                continue
+            except (QueueFull, InvalidInput) as error:
+                if len(batch) == 1:
+                    _fail(batch[0], error)
+                    return
+                for one in batch:  # it need not be true of all: each caller gets its own answer
+                    await self._send_batch(line, [one])
+            except ProduceUnknown as error:
+                for one, id in zip(batch, error.ids, strict=True):
+                    _fail(one, ProduceUnknown(str(error), [id]))
+            except NotConfirmed as error:
+                for one, id in zip(batch, error.ids, strict=True):
+                    _fail(one, error.of([id]))
+            except BaseException as error:
+                for one in batch:
+                    _fail(one, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                for (_, done), answer in zip(batch, produced, strict=True):
+                    if not done.done():
+                        done.set_result(answer)
+            return
 
 
 def is_delayed(draft: Draft) -> bool:

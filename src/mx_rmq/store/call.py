@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     from mx_rmq.store.link import Link
     from mx_rmq.store.script import Script, Value
     from mx_rmq.store.servers import Node, Servers
+    from mx_rmq.store.wire import Check
 
-    Send = Callable[[Node, tuple[Value, ...], float], Awaitable[Any]]
+    Send = Callable[[Node, tuple[Value, ...], float, Check | None], Awaitable[Any]]
 
 logger = logging.getLogger(__name__)
 
@@ -77,17 +78,31 @@ class Caller:
         """What servers are known to confirm."""
         self.closed = False
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Value]) -> Any:
-        """Run a script, again and again until it has an answer or patience ends."""
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        check: Check | None = None,
+    ) -> Any:
+        """Run a script, again and again until it has an answer or patience ends.
+
+        The check may raise to prevent it, until the call is sent for the first time.
+        """
         words = ("EVALSHA", script.sha, len(keys), *keys, *args)
         key = keys[0] if keys else ""  # without one, any server will do
         try:
-            return await self._insist(script.name, key, _send, words, script.source)
+            return await self._insist(script.name, key, _send, words, script.source, check)
         except redis_errors.RedisError as error:
             raise await self._refusal(script, keys, error) from error
 
     async def run_confirmed(
-        self, script: Script, keys: Sequence[str], args: Sequence[Value], confirm: Confirm
+        self,
+        script: Script,
+        keys: Sequence[str],
+        args: Sequence[Value],
+        confirm: Confirm,
+        check: Check | None = None,
     ) -> tuple[Any, str]:
         """Run a script that leaves a receipt; return its answer, and what is not confirmed of it.
 
@@ -96,9 +111,11 @@ class Caller:
         """
         receipt = keys[script.place["receipt"]]
 
-        async def send(node: Node, words: tuple[Value, ...], within: float) -> Any:
+        async def send(
+            node: Node, words: tuple[Value, ...], within: float, check: Check | None
+        ) -> Any:
             commands = [words, ("PEXPIRE", receipt, RECEIPT_MS), wait_for(confirm)]
-            answer, kept, waited = await node.send_all(commands, within + confirm.within)
+            answer, kept, waited = await node.send_all(commands, within + confirm.within, check)
             if isinstance(answer, Exception):
                 raise answer
             for reply in (kept, waited):
@@ -110,7 +127,7 @@ class Caller:
         words = ("EVALSHA", script.sha, len(keys), *keys, *args)
         try:
             found: tuple[Any, str] = await self._insist(
-                script.name, keys[0], send, words, script.source
+                script.name, keys[0], send, words, script.source, check
             )
             return found
         except redis_errors.RedisError as error:
@@ -156,6 +173,7 @@ class Caller:
         send: Send,
         words: tuple[Value, ...],
         source: str = "",
+        check: Check | None = None,
     ) -> Any:
         if self.closed:
             raise ServerUnavailable(f"{what}: the store is closed")
@@ -170,9 +188,11 @@ class Caller:
         while True:
             try:
                 if asked is None:
-                    answer = await send(self.servers.node_at(site), words, self._reply_within)
+                    answer = await send(
+                        self.servers.node_at(site), words, self._reply_within, check
+                    )
                 else:
-                    answer = await asked.send_asking(words, self._reply_within)
+                    answer = await asked.send_asking(words, self._reply_within, check)
                 self._heard(site, link)
                 return answer
             except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
@@ -194,7 +214,8 @@ class Caller:
                 elif not sent:
                     raise
                 # Refused after a lost reply: the first copy may still be on its way.
-                sent = sent or was_sent(error)
+                if was_sent(error):
+                    sent, check = True, None
                 if not passing or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; again in %.2f s", what, error, pause)
@@ -247,11 +268,15 @@ class Caller:
         return "; ".join(found) or "a key held a wrong type"
 
 
-def _send(node: Node, words: tuple[Value, ...], within: float) -> Awaitable[Any]:
-    return node.send(words, within)
+def _send(
+    node: Node, words: tuple[Value, ...], within: float, check: Check | None
+) -> Awaitable[Any]:
+    return node.send(words, within, check)
 
 
-def _execute(node: Node, words: tuple[Value, ...], within: float) -> Awaitable[Any]:
+def _execute(
+    node: Node, words: tuple[Value, ...], within: float, check: Check | None
+) -> Awaitable[Any]:
     return node.execute(words, within)
 
 

@@ -31,6 +31,7 @@ from redis.credentials import CredentialProvider
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.store.cluster import Cluster
+from mx_rmq.store.off_loop import off_loop
 from mx_rmq.store.sentinel import PrimaryNode, Sentinels
 from mx_rmq.store.servers import Node, OneServer
 
@@ -225,12 +226,12 @@ def _sentinel(address: Address, url: str) -> OneServer:
 
 
 async def _start(directory: str) -> EmbeddedServer:
-    starting = asyncio.create_task(asyncio.to_thread(EmbeddedServer.start, directory))
+    starting = asyncio.create_task(off_loop(EmbeddedServer.start, directory))
     try:
         return await asyncio.shield(starting)
     except asyncio.CancelledError:
         server = await starting  # the thread cannot be stopped, so its server must be
-        await asyncio.to_thread(server.stop)
+        await off_loop(server.stop)
         raise
 
 

@@ -25,6 +25,10 @@ LIFETIME: Final = 600.0
 made is not taken for ever because the process that made it is still busy."""
 
 
+class Withdrawn(Exception):
+    """A call was not sent, because the check right before found that it is not wanted any more."""
+
+
 class Lane:
     """A line of calls of which at most one is under way.
 
@@ -58,7 +62,8 @@ class Lane:
         After an error nobody knows what the server will still do with the call, or its ids may
         come back as a caller's own: the lane is never used again.
         """
-        if kind is None or issubclass(kind, InvalidInput | QueueFull):  # not sent, or answered
+        known = InvalidInput | QueueFull | Withdrawn  # not sent, or answered
+        if kind is None or issubclass(kind, known):
             self.give_back()
 
     def give_back(self) -> None:

@@ -18,6 +18,7 @@ from mx_rmq.core.message import Draft, Priority
 from mx_rmq.core.names import check_id
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.answers import Placed, Produced, Ticked
+from mx_rmq.store.call import RECEIPT_MS
 from mx_rmq.store.lane import maker_of
 from mx_rmq.store.script import load
 from mx_rmq.store.scripted import check_batch, check_range, to_ms
@@ -30,9 +31,14 @@ if TYPE_CHECKING:
     from mx_rmq.store.keys import TopicKeys
     from mx_rmq.store.lane import Lane
     from mx_rmq.store.script import Value
+    from mx_rmq.store.wire import Check
 
 MAX_ENVELOPE: Final = 65_536
 """Bytes of a record beside its payload."""
+
+_CLOSED: Final = b"9007199254740992 full 9007199254740992"
+"""The receipt of a lane that made nothing and never will: no call has a higher number, and all of
+its messages were refused."""
 
 _PLACED: Final = {ord(placed): placed for placed in Placed}
 """Answers by the letter that the scripts give for each message."""
@@ -103,8 +109,13 @@ class Producing(Topics):
         lane.number += len(drafts)
         return Prepared(name, keys, lane, ids, items, makers)
 
-    async def produce(self, call: Prepared, confirm: Confirm | None = None) -> list[Produced]:
-        """Make a prepared call; with `confirm`, wait until the messages have come so far."""
+    async def produce(
+        self, call: Prepared, confirm: Confirm | None = None, check: Check | None = None
+    ) -> list[Produced]:
+        """Make a prepared call; with `confirm`, wait until the messages have come that far.
+
+        The check may raise Withdrawn, until the call is sent for the first time.
+        """
         name, keys, lane, ids, items, makers = call
         with lane:
             if not ids:
@@ -127,10 +138,10 @@ class Producing(Topics):
                 )
                 missing = ""
                 if confirm is None:
-                    answer = await self._caller.run(script, names, args)
+                    answer = await self._caller.run(script, names, args, check)
                 else:
                     run = self._caller.run_confirmed
-                    answer, missing = await run(script, names, args, confirm)
+                    answer, missing = await run(script, names, args, confirm, check)
             except OutcomeUnknown as error:
                 raise ProduceUnknown(str(error), ids) from error
             except ServerFull as error:
@@ -141,6 +152,16 @@ class Producing(Topics):
         if missing and confirm is not None:
             raise NotConfirmed(missing, confirm.level, confirm.within, ids)
         return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+
+    async def has_made_ids(self, topic: str, lane: str) -> bool:
+        """Say whether a lane has made ids for a topic or partition in the last ten minutes.
+
+        If not, it never will: a first call that is still on its way is refused from now on.
+        """
+        receipt = self.keys.of(topic).receipt(lane)
+        if await self._caller.command("SET", receipt, _CLOSED, "NX", "PX", RECEIPT_MS):
+            return False
+        return bool(await self._caller.command("GET", receipt) != _CLOSED)
 
     async def produce_cron_message(
         self, topic: str, tick: int, draft: Draft | None = None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from redis import exceptions as redis_errors
 from redis.asyncio import ConnectionPool, Redis
 
+from mx_rmq.store.off_loop import off_loop
 from mx_rmq.store.wire import LATE, Unreached, Wires
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.embedded import EmbeddedServer
     from mx_rmq.store.script import Value
-    from mx_rmq.store.wire import Wire
+    from mx_rmq.store.wire import Check, Wire
 
 CONNECTIONS: Final = 50
 """Calls under way at once on one server; more wait for their turn."""
@@ -61,28 +62,37 @@ class Node:
             Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
         )
 
-    async def send(self, words: tuple[Value, ...], within: float) -> Any:
-        """Send the call of a script; wait so many seconds for its reply."""
+    async def send(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
+        """Send the call of a script; wait `within` seconds for its reply. See `Wires.send`."""
         if self.wires is None:
             return await self.execute(words, within)
         if self.still_primary is None:
-            return await self.wires.send(words, within)
+            return await self.wires.send(words, within, check)
         await self._make_sure()
-        answer = await self.wires.send(words, within)
+        answer = await self.wires.send(words, within, check)
         self._heard_at = time.monotonic()
         return answer
 
-    async def send_asking(self, words: tuple[Value, ...], within: float) -> Any:
+    async def send_asking(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
         """Send the call of a script for a slot that is on its way to this server."""
-        return await self._wires().send_asking(words, within)
+        return await self._wires().send_asking(words, within, check)
 
-    async def send_all(self, commands: Sequence[tuple[Value, ...]], within: float) -> list[Any]:
+    async def send_all(
+        self,
+        commands: Sequence[tuple[Value, ...]],
+        within: float,
+        check: Check | None = None,
+    ) -> list[Any]:
         """Send commands together on one connection; return all replies, errors among them."""
         await self._make_sure()
         if self._patient is None:
             self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
             self._patient.on_late = self._wires().on_late
-        answers = await self._patient.send_all(commands, within)
+        answers = await self._patient.send_all(commands, within, check)
         self._heard_at = time.monotonic()
         return answers
 
@@ -217,6 +227,6 @@ class OneServer:
 
 async def _stop(server: EmbeddedServer) -> None:
     try:
-        await asyncio.to_thread(server.stop)
+        await off_loop(server.stop)
     except RuntimeError:  # the interpreter is ending and starts no threads any more
         server.stop()

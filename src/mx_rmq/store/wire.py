@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.script import Value
 
+    Check = Callable[[], None]
+
 
 class Unreached(redis_errors.ConnectionError):
     """No connection came about, so nothing was sent."""
@@ -246,30 +248,48 @@ class Wires:
         self._queue: deque[asyncio.Future[Wire | None]] = deque()
         self._closed = False
 
-    async def send(self, words: tuple[Value, ...], within: float) -> Any:
-        """Send one command on a wire that nobody else uses; wait so many seconds for its reply."""
+    async def send(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
+        """Send one command on a wire that nothing else uses; wait `within` seconds for its reply.
+
+        The check may raise to prevent it, up to the moment at which it is written.
+        """
         call = pack(words)
         wire = self._idle.pop() if self._idle else await self._next(within)
         try:
+            if check is not None:
+                check()
             return await wire.ask(call, within)
         finally:
             if wire.is_open:  # else it is handed on when it is gone
                 self._hand_on(wire)
 
-    async def send_asking(self, words: tuple[Value, ...], within: float) -> Any:
+    async def send_asking(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
         """Send one command for a slot that is on its way to this server."""
-        answer = (await self._send_many(_ASKING + pack(words), within, 2))[1]
+        answer = (await self._send_many(_ASKING + pack(words), within, 2, check))[1]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    async def send_all(self, commands: Sequence[tuple[Value, ...]], within: float) -> list[Any]:
+    async def send_all(
+        self,
+        commands: Sequence[tuple[Value, ...]],
+        within: float,
+        check: Check | None = None,
+    ) -> list[Any]:
         """Send commands together on one wire; return all replies, errors among them."""
-        return await self._send_many(b"".join(map(pack, commands)), within, len(commands))
+        return await self._send_many(b"".join(map(pack, commands)), within, len(commands), check)
 
-    async def _send_many(self, call: bytes, within: float, replies: int) -> list[Any]:
+    async def _send_many(
+        self, call: bytes, within: float, replies: int, check: Check | None
+    ) -> list[Any]:
         wire = self._idle.pop() if self._idle else await self._next(within)
         try:
+            if check is not None:
+                check()
             answers: list[Any] = await wire.ask(call, within, replies)
             if any(isinstance(answer, redis_errors.ReadOnlyError) for answer in answers):
                 wire.close()

@@ -1,7 +1,8 @@
 -- discard_message: dead | quarantined -> (gone)
 --
 -- Deletes an archived message, and frees its id: it can be produced again at once. The archived_ms
--- that the operator saw must still be true.
+-- that the operator saw must still be true. A refusal leaves a receipt too, so that a late copy of
+-- the call changes nothing.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 no longer there
 -- Cost     O(log A), A archived
@@ -42,8 +43,8 @@ end
 
 local archived_at = redis.call('ZSCORE', archive, id)
 local weights = {redis.call('HSTRLEN', archive_payload, id)}
-if not archived_at or tonumber(archived_at) ~= archived_ms then return '0' end
-local answer, victims, arriving, weight, recount_ms = '1', {id}, 0, 0, math.huge
+local answer = archived_at and tonumber(archived_at) == archived_ms and '1' or '0'
+local victims, arriving, weight, recount_ms = {answer == '1' and id or nil}, 0, 0, math.huge
 local overflow = false
 
 -- shared: what keeps the id taken
@@ -52,7 +53,7 @@ local recent_ttl = redis.call('PTTL', recent)
 local marked = made == '1' and (taken_until or redis.pcall('GET', maker))
 -- end
 -- Without contents, only the index was left of it: the id may belong to a live message by now.
-if weights[1] == 0 then marked, taken_until = false, false end
+if answer == '0' or weights[1] == 0 then marked, taken_until = false, false end
 
 -- shared: how many bytes the archive holds
 -- `bytes` is the sum of what is kept. It is sealed with the number of messages held and of those
@@ -94,6 +95,9 @@ for n, one in ipairs(victims) do
 end
 -- end
 
+-- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
+redis.call('ZREMRANGEBYRANK', archive, 1, 0)
+
 -- shared: drop them
 for first = 1, #victims, 5000 do
   local last_one = math.min(first + 4999, #victims)
@@ -124,7 +128,7 @@ elseif taken_until and made == '0' then
 end
 -- end
 
-local what, done, about = 'discarded', {id}, nil
+local what, done, about = 'discarded', {answer == '1' and id or nil}, nil
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end

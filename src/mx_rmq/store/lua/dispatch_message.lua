@@ -12,6 +12,9 @@
 -- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
 -- doorbell is rung for the next worker.
 --
+-- A call that takes nothing leaves a receipt too: else a copy of it that arrives late would lease
+-- messages to a worker that was told there are none, and nothing would run them.
+--
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The
 --          same call again gives the same messages, as far as they are still the worker's.
 -- Cost     O(log P) a message, P in processing
@@ -71,20 +74,19 @@ end
 
 local paused, last_token, turn, dropped_before =
   unpack(redis.call('HMGET', meta, 'paused', 'token', 'turn', 'dropped'))
-if paused then return reply end
-if alone == '1' and redis.call('HLEN', processing) > 0 then return reply end
+local open = not paused and not (alone == '1' and redis.call('HLEN', processing) > 0)
 
 local levels = {pending_high, pending, pending_low}
 local left, take = {}, {0, 0, 0}
 for level, key in ipairs(levels) do
-  local length = redis.pcall('LLEN', key)
+  local length = open and redis.pcall('LLEN', key)
   left[level] = type(length) == 'number' and length or 0
 end
 
 -- Where places are to be passed over, `kept` are the others of the last ones, and `behind` is how
 -- many stand before these.
 local kept, behind, read, surplus, gone = {}, {0, 0, 0}, {0, 0, 0}, {}, {}
-local places = redis.pcall('SCARD', cancelled)
+local places = open and redis.pcall('SCARD', cancelled)
 if type(places) == 'number' and places > 0 then
   for level, key in ipairs(levels) do
     if left[level] > 0 then
@@ -129,8 +131,6 @@ for level, key in ipairs(levels) do
     end
   end
 end
-
-if count + #surplus == 0 then return reply end
 
 -- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
 local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
@@ -195,6 +195,8 @@ for i = 1, fit do
 end
 answer = table.concat(answer)
 
+-- Removes nothing, but at maxmemory Redis allows it, and then the receipt.
+if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end
 for level, key in ipairs(levels) do
   local others = kept[level]
   if others and #others < read[level] then
@@ -209,7 +211,6 @@ end
 if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 for level = 1, 3 do left[level] = left[level] + behind[level] end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
-if count == 0 then return reply end
 
 if type(expiring) == 'number' and expiring > 0 then
   redis.call('ZREM', expiry, unpack(ids, 1, fit))
@@ -229,7 +230,9 @@ if given > 0 then
   if flat_hash then redis.call('HDEL', processing, long) end
   if flat_set then redis.call('ZREM', expire_monitor, long) end
 end
-redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
+if count > 0 then
+  redis.call('HSET', meta, 'token', number or string.format('%.0f', token - 1), 'turn', turn)
+end
 if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end

@@ -2,7 +2,8 @@
 --
 -- Sends an archived message round again with the record that the operator saw or edited. The
 -- archived_ms that came with it must still be true: if somebody else was faster, nothing is done.
--- The server stamps into the record since when it waits, so that its age is known.
+-- The server stamps into the record since when it waits, so that its age is known. A refusal leaves
+-- a receipt too, so that a late copy of the call changes nothing.
 --
 -- Returns  1 done, 2 done when this call came the first time, 0 no longer there
 -- Cost     O(log A), A archived
@@ -51,14 +52,13 @@ end
 local archived_at = redis.call('ZSCORE', archive, id)
 local weights = {redis.call('HSTRLEN', archive_payload, id)}
 local live = redis.call('HEXISTS', payload, id) == 1
-if live or weights[1] == 0 or not archived_at or tonumber(archived_at) ~= archived_ms then
-  return '0'
-end
+local same = archived_at and tonumber(archived_at) == archived_ms
+local answer = weights[1] > 0 and same and not live and '1' or '0'
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
 redis.call('ZCARD', expiry)
-local answer, victims, arriving, weight, recount_ms = '1', {id}, 0, 0, math.huge
+local victims, arriving, weight, recount_ms = {answer == '1' and id or nil}, 0, 0, math.huge
 local overflow = false
 
 -- shared: how many bytes the archive holds
@@ -101,6 +101,9 @@ for n, one in ipairs(victims) do
 end
 -- end
 
+-- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
+redis.call('ZREMRANGEBYRANK', archive, 1, 0)
+
 -- shared: drop them
 for first = 1, #victims, 5000 do
   local last_one = math.min(first + 4999, #victims)
@@ -108,10 +111,12 @@ for first = 1, #victims, 5000 do
   redis.call('ZREM', archive, unpack(victims, first, last_one))
 end
 -- end
-redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
-redis.call('LPUSH', behind, id)
-if expires_ms then redis.call('ZADD', expiry, expires_ms, id) end
-if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+if answer == '1' then
+  redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
+  redis.call('LPUSH', behind, id)
+  if expires_ms then redis.call('ZADD', expiry, expires_ms, id) end
+  if rung == 0 then redis.call('RPUSH', doorbell, '1') end
+end
 
 -- shared: note how many bytes the archive holds
 if counting or arriving + #victims > 0 then
@@ -126,7 +131,7 @@ if counting or arriving + #victims > 0 then
 end
 -- end
 
-local what, done, about = 'requeued', {id}, why ~= '' and {why} or nil
+local what, done, about = 'requeued', {answer == '1' and id or nil}, why ~= '' and {why} or nil
 
 -- shared: count what has happened, and write it down; that this fails is no reason to fail
 if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end

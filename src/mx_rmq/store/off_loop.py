@@ -1,0 +1,42 @@
+"""A call that blocks, in a thread of its own.
+
+Not in asyncio's default executor: handlers share that, and when their calls fill it, ours wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+async def off_loop(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a new thread, and return what it returns."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type] # None only if the function says so
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as raised:  # noqa: BLE001 - the caller gets it
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, result, error)
+
+    threading.Thread(target=run, name="mx-rmq-off-loop", daemon=True).start()
+    return await done
