@@ -10,7 +10,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError
 
 from mx_rmq.core.errors import ServerUnavailable
-from mx_rmq.store.connect import without_password
+from mx_rmq.core.login import shown_url
 from mx_rmq.store.wire import Unreached
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def cannot_use(url: str, error: Exception, patience: float) -> ServerUnavailable
     """Return what to tell somebody whose first call to a server did not get through."""
     said = error.__cause__ or error
     why = no_entry(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
-    return ServerUnavailable(f"cannot use {without_password(url)}: {why}")
+    return ServerUnavailable(f"cannot use {shown_url(url)}: {why}")
 
 
 def _advice(url: str, error: BaseException) -> str:
