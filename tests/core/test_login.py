@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.login import shown_url, with_login
+from mx_rmq.core.login import read_password, shown_url, with_login
 
 SECRET = "hunter2"
 
@@ -173,3 +173,29 @@ def test_no_text_is_made_of_a_url_as_it_is() -> None:
                 if one.rpartition(".")[2] in ("url", "address", "plain")
             }
     assert found == SHOWN_AS_THEY_ARE
+
+
+# a file that holds a password
+
+
+@pytest.mark.parametrize("text", ["hunter2", "hunter2\n", "hunter2\r\n", "a b\tü"])
+def test_a_password_is_the_only_line_of_its_file(text: str, tmp_path: Path) -> None:
+    (file := tmp_path / "password").write_bytes(text.encode())
+    assert read_password(file) == text.rstrip("\r\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (b"-----BEGIN KEY-----\nhunter2\n", "it has more than one line"),
+        (b"hunter2\0", "it has more than one line"),
+        (b"hunter2" * 1000, "it is longer than a password"),
+        (b"hunter2\xff", "it is not UTF-8"),
+        (b"\n", "it is empty"),
+    ],
+)
+def test_another_file_is_not_sent_as_a_password(text: bytes, why: str, tmp_path: Path) -> None:
+    (file := tmp_path / "secret").write_bytes(text)
+    with pytest.raises(OSError, match=f"secret does not hold a password: {why}") as caught:
+        read_password(file)
+    assert SECRET not in str(caught.value)

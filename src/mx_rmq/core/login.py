@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote
 
 from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONGEST: Final = 4096
+"""Bytes of a file that holds a password, at the most."""
 
 HIDDEN: Final = "***"
 
@@ -49,6 +55,24 @@ def with_login(url: str, username: str | None, password: str | None, file: str |
             query = "&".join(filter(None, (query, f"password_file={quote(file, safe='/')}")))
     at = "@" if at or user or known else ""
     return f"{scheme}://{user}{colon}{known}{at}{hosts}" + (f"?{query}" if query else "")
+
+
+def read_password(path: Path) -> str:
+    """Return the password that a file holds: its only line. Another file is not sent anywhere."""
+    with path.open("rb") as file:
+        found = file.read(LONGEST + 1)
+    why = "it is longer than a password" if len(found) > LONGEST else ""
+    try:
+        password = found.decode("utf-8").rstrip("\r\n")
+    except ValueError:  # whose text shows a piece of it
+        raise OSError(f"{path} does not hold a password: {why or 'it is not UTF-8'}") from None
+    if not password:
+        why = "it is empty"
+    elif set(password) & set("\r\n\0"):
+        why = why or "it has more than one line"
+    if why:
+        raise OSError(f"{path} does not hold a password: {why}")
+    return password
 
 
 def shown_url(url: str) -> str:

@@ -29,7 +29,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.login import shown_url
+from mx_rmq.core.login import read_password, shown_url
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.store.cluster import Cluster
 from mx_rmq.store.sentinel import PrimaryNode, Sentinels
@@ -97,10 +97,7 @@ class PasswordFile(CredentialProvider):
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return the password, with the user if there is one."""
-        try:
-            password = self._path.read_text(encoding="utf-8").rstrip("\r\n")
-        except ValueError:  # whose text shows a piece of it
-            raise OSError(f"{self._path} does not hold a password: it is not UTF-8") from None
+        password = read_password(self._path)
         return (password,) if self._user is None else (self._user, password)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
