@@ -250,7 +250,7 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
             user = unquote(parts.username) if parts.username else options.pop("username", None)
             login["credential_provider"] = PasswordFile(path, user)
             host = parts.netloc.rpartition("@")[2]
-            plain = parts._replace(netloc=host, query=urlencode(options)).geturl()
+            plain = f"{parts.scheme}://{host}{parts.path}?{urlencode(options)}"
         client = Redis.from_url(
             plain,
             decode_responses=False,
