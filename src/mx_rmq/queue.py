@@ -65,6 +65,7 @@ class MessageQueue:
         quarantine_ttl: float | None = None,
         quarantine_bytes: int | None = None,
         history: int | None = None,
+        load_scripts: bool | None = None,
     ) -> None:
         self.settings = QueueSettings.load(
             url=url,
@@ -86,6 +87,7 @@ class MessageQueue:
             quarantine_ttl=quarantine_ttl,
             quarantine_bytes=quarantine_bytes,
             history=history,
+            load_scripts=load_scripts,
         )
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
@@ -233,6 +235,7 @@ class MessageQueue:
             prefix=settings.prefix,
             limits=settings.limits,
             patience=settings.patience,
+            load_scripts=settings.load_scripts,
         )
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)

@@ -30,6 +30,7 @@ def test_help_names_every_command() -> None:
     assert helped.returncode == 0
     for command in (
         *("audit", "cancel", "completion", "demo", "discard", "doctor", "edit", "grow", "list"),
+        "load-scripts",
         *("pause", "requeue", "resume", "server", "show", "stats", "workers"),
     ):
         assert f"\n  {command} " in helped.stdout

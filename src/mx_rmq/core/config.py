@@ -94,6 +94,9 @@ class QueueSettings(Limits):
     """Replicas that must have it, if it shall be replicated or fsynced."""
     confirm_within: float = field(default=1.0, metadata=_range(0.001, 60))
     """How long produce waits for them."""
+    load_scripts: bool = True
+    """Whether a script that the server lacks is sent along. False: an operator has loaded them
+    (`mx-rmq load-scripts`), and the user needs no right to run scripts of its own."""
 
     @classmethod
     def load(cls, **arguments: Any) -> QueueSettings:
@@ -179,6 +182,10 @@ def _checked(known: Field[Any], value: Any, said: str) -> Any:
     """Return a setting's value in its proper form, or refuse it. `said`: where it came from."""
     if known.type in ("int", "float"):
         return _number(known, value, said)
+    if known.type == "bool":
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{said}={value!r:.80} is neither true nor false")
+        return value
     if known.name == "url":
         return _url(value, said)
     if value is None and known.default is None:
@@ -276,6 +283,8 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     """Return what a variable's text says, by the type of the field."""
     if known.name == "topics":
         return [topic.strip() for topic in text.split(",") if topic.strip()]
+    if known.type == "bool":
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     try:
         if known.type == "int":
             return int(text)
