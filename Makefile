@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model matrix faults screenshots lock clean tools
+.PHONY: help demo test check fix bench model matrix faults screenshots lock audit clean tools
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -46,8 +46,11 @@ screenshots: tools $(INSTALLED) ## Take docs/images/dashboard anew, in a real br
 	@sh scripts/setup font
 	@$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
-lock: ## Pin the newest development requirements, with hashes
+lock: ## Pin the newest requirements of development and of the image, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
+
+audit: ## Look for known vulnerabilities in the pinned requirements (asks PyPI)
+	@PYTHON='$(PYTHON)' sh scripts/setup audit
 
 clean: ## Remove everything that make made
 	rm -rf .venv .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
