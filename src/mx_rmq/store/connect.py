@@ -129,9 +129,9 @@ def _read(url: str) -> Address:
     scheme, _, way = said.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
     if not separator or (f"{scheme}+{way}" if way else scheme) not in SCHEMES or said[-1:] == "+":
-        shown = repr(shown_url(url)) if separator else "has no scheme: it"
+        shown = repr(shown_url(url)) if separator else "without a scheme"
         raise InvalidInput(
-            f"the URL {shown} does not begin with one of "
+            f"URL {shown} does not begin with one of "
             + ", ".join(f"{known}://" for known in SCHEMES)
         )
     if scheme == "embedded":
