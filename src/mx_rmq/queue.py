@@ -67,6 +67,7 @@ class MessageQueue:
         quarantine_bytes: int | None = None,
         quarantine_max_bytes: int | None = None,
         history: int | None = None,
+        load_scripts: bool | None = None,
     ) -> None:
         self.settings = QueueSettings.load(
             url=url,
@@ -90,6 +91,7 @@ class MessageQueue:
             quarantine_bytes=quarantine_bytes,
             quarantine_max_bytes=quarantine_max_bytes,
             history=history,
+            load_scripts=load_scripts,
         )
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
@@ -238,6 +240,7 @@ class MessageQueue:
             prefix=settings.prefix,
             limits=settings.limits,
             patience=settings.patience,
+            load_scripts=settings.load_scripts,
         )
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)

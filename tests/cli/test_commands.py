@@ -30,6 +30,7 @@ def test_help_names_every_command() -> None:
     assert helped.returncode == 0
     for command in (
         *("audit", "cancel", "completion", "demo", "discard", "doctor", "edit", "grow", "list"),
+        "load-scripts",
         *("pause", "requeue", "resume", "server", "show", "stats", "workers"),
     ):
         assert f"\n  {command} " in helped.stdout
@@ -110,7 +111,7 @@ async def test_an_unknown_topic_is_no_clean_topic(store: Store, server: Server) 
     ("words", "said"),
     [
         (["--url", "http://localhost"], "does not begin with one of redis://"),
-        (["--url", "redis://user:secret@127.0.0.1:1"], "cannot use redis://user:***@127.0.0.1:1"),
+        (["--url", "redis://user:secret@127.0.0.1:1"], "cannot use redis://***@127.0.0.1:1"),
         (["--url", "embedded://no/such/directory"], "there is no directory no/such/directory"),
     ],
 )

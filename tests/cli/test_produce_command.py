@@ -253,7 +253,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         (["t", "1", "--url", "http://x"], "URL 'http://x' does not begin with one of redis://"),
         (
             ["t", "1", "--url", "redis://user:secret@127.0.0.1:1", "--patience", "0.1"],
-            "cannot use redis://user:***@127.0.0.1:1: ",
+            "cannot use redis://***@127.0.0.1:1: ",
         ),
     ],
 )

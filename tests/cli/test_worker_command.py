@@ -305,13 +305,13 @@ async def test_an_error_in_the_module_is_told_with_its_place(
 async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[str]) -> None:
     url = "redis://user:secret@127.0.0.1:1"
     line = app.refused("app", *words, MX_RMQ_URL=url, MX_RMQ_PATIENCE="0.1")
-    assert line.startswith("Error: cannot use redis://user:***@127.0.0.1:1: ")
+    assert line.startswith("Error: cannot use redis://***@127.0.0.1:1: ")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "cannot use redis://user:***@127.0.0.1:1: "),
+        ([], "cannot use redis://***@127.0.0.1:1: "),
         (["--mask", "."], "mask '.' is neither"),
         (["--concurrency", "0"], "concurrency=0 is"),
     ],

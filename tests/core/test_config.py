@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import FrozenInstanceError, fields
 from math import inf, nan
@@ -173,6 +174,7 @@ def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: l
         ),
         (QueueSettings, {"confirm": None}, "confirm=None is refused"),
         (QueueSettings, {"confirm_replicas": 1.5}, "confirm_replicas=1.5 is not a whole number"),
+        (QueueSettings, {"load_scripts": 0}, "load_scripts=0 is neither true nor false"),
         (QueueSettings, {"username": ""}, "username is not a text with something in it"),
         (QueueSettings, {"password": ""}, "password is not a text with something in it"),
         (QueueSettings, {"password_file": 5}, "password_file is not a text with something in it"),
@@ -212,6 +214,9 @@ def test_topics_are_kept_once_each_and_in_order() -> None:
         (QueueSettings, "confirm", "replicated", "replicated"),
         (QueueSettings, "confirm_replicas", "2", 2),
         (QueueSettings, "confirm_within", "0.5", 0.5),
+        (QueueSettings, "load_scripts", "false", False),
+        (QueueSettings, "load_scripts", "0", False),
+        (QueueSettings, "load_scripts", "True", True),
         (WorkerSettings, "concurrency", "5", 5),
         (WorkerSettings, "topics", "a", ("a",)),
         (WorkerSettings, "topics", " a, b.c ,,d", ("a", "b.c", "d")),
@@ -239,6 +244,12 @@ def test_a_setting_may_come_from_the_environment(
         (QueueSettings, "max_payload", "9" * 5000, "MX_RMQ_MAX_PAYLOAD='999"),
         (QueueSettings, "prefix", "{x}", "MX_RMQ_PREFIX='{x}' is refused"),
         (QueueSettings, "confirm", "yes", "MX_RMQ_CONFIRM='yes' is refused"),
+        (
+            QueueSettings,
+            "load_scripts",
+            "no!",
+            "MX_RMQ_LOAD_SCRIPTS='no!' is neither true nor false",
+        ),
         (WorkerSettings, "topics", "a b", "MX_RMQ_TOPICS: topic 'a b' does not match"),
         (WorkerSettings, "topics", " , ", "MX_RMQ_TOPICS=[] names no topic"),
         (WorkerSettings, "name", "a b", "MX_RMQ_NAME='a b' is refused"),
@@ -371,7 +382,8 @@ def test_a_password_is_never_shown(empty_place: Path, monkeypatch: pytest.Monkey
     with pytest.raises(InvalidInput, match=r"mx-rmq\.toml: password is not a text") as caught:
         QueueSettings.load()
     assert SECRET not in str(caught.value)
-    write(empty_place, f'url = "redis://h"\npassword = "{SECRET}"')
+    write(empty_place, f'password = "{SECRET}"')
+    monkeypatch.setenv("MX_RMQ_URL", "redis://h")
     monkeypatch.setenv("MX_RMQ_PASSWORD_FILE", "/file")
     with pytest.raises(InvalidInput, match="both set") as caught:
         _ = QueueSettings.load().address
@@ -391,3 +403,108 @@ def test_settings_cannot_be_changed(settings: Any) -> None:
     for field in fields(settings):
         with pytest.raises(FrozenInstanceError):
             setattr(settings, field.name, 1)
+
+
+# whom a file is believed, and where a login goes
+
+
+def test_a_file_that_others_may_write_is_refused(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(empty_place, "grace = 1")
+    file = empty_place / "mx-rmq.toml"
+    for mode in (0o664, 0o646, 0o666):
+        file.chmod(mode)
+        with pytest.raises(
+            InvalidInput, match=r"written by other users.*: chmod go-w mx-rmq\.toml"
+        ):
+            WorkerSettings.load()
+    for mode in (0o600, 0o644, 0o444):
+        file.chmod(mode)
+        assert WorkerSettings.load().grace == 1
+    monkeypatch.setenv("MX_RMQ_CONFIG", "mx-rmq.toml")
+    file.chmod(0o664)  # a group of theirs: whoever names the file knows it
+    assert WorkerSettings.load().grace == 1
+    file.chmod(0o646)
+    with pytest.raises(InvalidInput, match="written by other users"):
+        WorkerSettings.load()
+    monkeypatch.setenv("MX_RMQ_CONFIG", os.devnull)  # the way to have no file
+    assert WorkerSettings.load().grace == 30
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_file_of_another_user_is_refused(
+    linked: bool, empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if linked:
+        write(empty_place, "grace = 1", "ours.toml")
+        (empty_place / "mx-rmq.toml").symlink_to("ours.toml")
+    else:
+        write(empty_place, "grace = 1")
+    assert WorkerSettings.load().grace == 1
+    if os.geteuid() == 0:
+        os.chown(empty_place / "mx-rmq.toml", 65534, 65534, follow_symlinks=False)
+    else:  # only root can give a file away: be another user than its owner instead
+        us = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    with pytest.raises(InvalidInput, match=r"mx-rmq\.toml belongs to another user \(uid \d+\)"):
+        WorkerSettings.load()
+    monkeypatch.setenv("MX_RMQ_CONFIG", "mx-rmq.toml")
+    assert WorkerSettings.load().grace == 1
+
+
+LOGINS = {"username": "me", "password": SECRET, "password_file": "/run/secrets/queue"}
+
+
+@pytest.mark.parametrize("name", LOGINS)
+def test_a_login_never_goes_to_a_server_that_a_weaker_source_names(
+    name: str, empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable, value = f"MX_RMQ_{name.upper()}", LOGINS[name]
+    write(empty_place, 'url = "redis://stranger"')
+    said = (
+        f"{name} is not sent to a server that only mx-rmq.toml names: give the URL as an argument"
+    )
+    with pytest.raises(InvalidInput, match=said):
+        QueueSettings.load(**{name: value})
+    monkeypatch.setenv(variable, value)
+    said = f"{variable} is not sent to a server that only mx-rmq.toml names: give the URL as MX_RMQ"
+    with pytest.raises(InvalidInput, match=said):
+        QueueSettings.load()
+    monkeypatch.setenv("MX_RMQ_URL", "redis://h")
+    assert getattr(QueueSettings.load(), name) == value
+    monkeypatch.delenv(variable)
+    said = f"{name} is not sent to a server that only the environment names"
+    with pytest.raises(InvalidInput, match=said):
+        QueueSettings.load(**{name: value})
+    assert getattr(QueueSettings.load(url="redis://h", **{name: value}), name) == value
+
+
+@pytest.mark.parametrize("name", LOGINS)
+def test_a_login_goes_to_a_server_that_its_own_or_a_stronger_source_names(
+    name: str, empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(empty_place, f'url = "redis://h"\n{name} = "{LOGINS[name]}"')
+    assert LOGINS[name] in QueueSettings.load().address
+    assert LOGINS[name] in QueueSettings.load(url="redis://other").address
+    write(empty_place, 'url = "redis://h"')
+    monkeypatch.setenv("MX_RMQ_CONFIG", "mx-rmq.toml")  # to name it is to trust it
+    monkeypatch.setenv(f"MX_RMQ_{name.upper()}", LOGINS[name])
+    assert LOGINS[name] in QueueSettings.load().address
+
+
+def test_a_login_that_the_url_does_not_need_is_no_mistake(
+    empty_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MX_RMQ_PASSWORD", SECRET)
+    for url in ("redis://:own@h", "embedded://./data", "redis://h?password_file=/run/own"):
+        write(empty_place, f'url = "{url}"')
+        assert QueueSettings.load().address == url
+
+
+def test_a_secret_of_several_lines_is_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MX_RMQ_URL", "redis://h")
+    for text in (f"-----BEGIN\n{SECRET}", f"{SECRET}\r", "a\0b"):
+        with pytest.raises(InvalidInput, match="password has more than one line") as caught:
+            QueueSettings(url="redis://h", password=text)
+        assert SECRET not in str(caught.value)

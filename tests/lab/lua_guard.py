@@ -46,7 +46,9 @@ local redis = (function(server)
       return run(command, key, ...)
     end
   end
-  return {{call = guard(server.call), pcall = guard(server.pcall)}}
+  return {{
+    call = guard(server.call), pcall = guard(server.pcall), acl_check_cmd = server.acl_check_cmd
+  }}
 end)(redis)
 """
 

@@ -26,7 +26,7 @@ READS: Final = {
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("SCARD", "SISMEMBER", "SMISMEMBER"), "SET"),
     **dict.fromkeys(("XLEN", "XREVRANGE"), "STREAM"),
-    **dict.fromkeys(("ZCARD", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
+    **dict.fromkeys(("ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
 
@@ -54,6 +54,7 @@ PROBES: Final = {
 NAMES: Final = {
     *("ARGV", "KEYS", "ipairs", "tonumber", "type", "unpack", "table.concat"),
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
+    "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
     *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""

@@ -15,20 +15,22 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mx_rmq import MessageQueue, Reject, Worker
+from mx_rmq import MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.metrics import Endpoint
 from mx_rmq.store.finding import Finding, Severity
 from mx_rmq.store.health import examine
+from mx_rmq.store.loading import Loaded, load_scripts
 from mx_rmq.store.rights import OPERATOR
+from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import Cluster
 from tests.lab.crew import until
-from tests.lab.messages import TOPIC, bring, leased
+from tests.lab.messages import TOPIC, bring, draft, leased, settle, take
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import USUAL, Kind, Server, chosen
@@ -40,11 +42,13 @@ if TYPE_CHECKING:
     Role = Callable[[MessageQueue], Awaitable[None]]
     Admit = Callable[[str, list[str]], Awaitable[str]]
 
+one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 FOLDER = Path(__file__).parents[2] / "deploy" / "acl"
 PASSWORD = "s3cret"
 
 PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell"
 DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
+HISTORY = f"mx-rmq:{{{TOPIC}}}:history"
 
 COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
 """Without these everything works, but less is known or it takes a connection more."""
@@ -311,8 +315,10 @@ def selectors_of(rules: list[str]) -> list[tuple[str, str, str]]:
     ]
 
 
-SPARED = {"+hincrby", "+xadd", "+scard", "+zrange"}
-"""What is only counted and written down, asked for where there is a cap, or to spare a ring."""
+SPARED = {"+hincrby", "+xadd", "+scard"}
+"""What is only counted and written down, or asked for where there is a cap."""
+SPARING = {"+zcount": ["delay_tasks"], "+hmget": ["archive_bytes"], "+get": ["layout"]}
+"""What is asked for only to spare a ring, to say what fills a server, and to warn."""
 
 
 @with_selectors
@@ -321,7 +327,7 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
 ) -> None:
     rules = rules_of("producer", kind)
     for right, selector, less in selectors_of(rules):
-        if right not in SPARED and "archive_bytes" not in selector:  # to say what fills a server
+        if not (right in SPARED or any(one in selector for one in SPARING.get(right, ()))):
             url = await admit("producer", [less if rule == selector else rule for rule in rules])
             for key in await raw.keys("mx-rmq:{*"):  # ids that live already need fewer rights
                 if b"dlq" not in key and b"error" not in key:
@@ -404,6 +410,12 @@ NOT_FOR_PRODUCERS = [
     *(f"HKEYS {DEAD_LETTERS}", f"HVALS {DEAD_LETTERS}", f"HSCAN {DEAD_LETTERS} 0"),
     *(f"HRANDFIELD {DEAD_LETTERS}", f"HDEL {DEAD_LETTERS} dead", f"HSET {DEAD_LETTERS} dead x"),
     f"EVAL return(redis.call('HGET',KEYS[1],'dead')) 1 {DEAD_LETTERS}",
+    *(f"HGET {PAYLOAD} pending", f"HMGET {PAYLOAD} pending", f"HSTRLEN {PAYLOAD} pending"),
+    f"EVAL return(redis.call('HMGET',KEYS[1],'pending')) 1 {PAYLOAD}",
+    f"ZRANGE mx-rmq:{{{TOPIC}}}:delay_tasks 0 -1",
+    f"ZRANGEBYSCORE mx-rmq:{{{TOPIC}}}:recent -inf +inf",
+    f"ZREM mx-rmq:{{{TOPIC}}}:recent pending",
+    f"XREVRANGE {HISTORY} + -",
     *(f"HGETALL {PAYLOAD}", f"HSCAN {PAYLOAD} 0", f"HKEYS {PAYLOAD}", f"HDEL {PAYLOAD} pending"),
     *(f"PEXPIRE {PAYLOAD} 1", f"SET {PAYLOAD} x", f"SET mx-rmq:{{{TOPIC}}}:pending x"),
     *(f"LRANGE mx-rmq:{{{TOPIC}}}:pending 0 -1", f"LPOP mx-rmq:{{{TOPIC}}}:pending"),
@@ -412,7 +424,7 @@ NOT_FOR_PRODUCERS = [
     f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
     *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
 ]
-NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks")
+NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks|recent|history")
 """What a producer may all the same where keys and commands cannot be granted together."""
 
 
@@ -438,6 +450,148 @@ async def test_a_producer_cannot_read_dead_letters_nor_take_messages_away(
     assert await raw.hgetall(DEAD_LETTERS) == before
 
 
+SECRET = "4111-1111-1111-1111"
+THEIRS = "theirs-"
+"""How the ids of other producers begin."""
+
+# Each command with the words that reveal most; ID stands for an id that the attacker has guessed.
+PRYING: dict[str, list[tuple[str | int, ...]]] = {
+    "get": [()],
+    "set": [("x", "GET", "PX", 600_000)],
+    "pexpire": [(600_000,)],
+    "pttl": [()],
+    "type": [()],
+    "hexists": [("ID",)],
+    "hget": [("ID",)],
+    "hgetall": [()],
+    "hincrby": [("ID", 0), ("x", 0)],
+    "hlen": [()],
+    "hmget": [("ID", "x")],
+    "hrandfield": [(5, "WITHVALUES")],
+    "hscan": [(0, "COUNT", 100)],
+    "hset": [("x", "y")],
+    "hdel": [("x",)],
+    "hstrlen": [("ID",)],
+    "llen": [()],
+    "lpos": [("ID",)],
+    "lpush": [("x",)],
+    "lrange": [(0, -1)],
+    "lrem": [(1, "x")],
+    "ltrim": [(0, -1)],
+    "rpush": [("x",)],
+    "sadd": [("x",)],
+    "scard": [()],
+    "sismember": [("ID",)],
+    "smismember": [("ID",)],
+    "srem": [("x",)],
+    "xadd": [("*", "x", "y")],
+    "xlen": [()],
+    "xrevrange": [("+", "-")],
+    "xtrim": [("MAXLEN", 1_000_000)],
+    "zadd": [("GT", "INCR", 0, "ID"), (1, "x")],
+    "zcard": [()],
+    "zcount": [("-inf", "+inf")],
+    "zmscore": [("ID",)],
+    "zrange": [(0, -1, "WITHSCORES")],
+    "zrangebyscore": [("-inf", "+inf", "WITHSCORES")],
+    "zrem": [("x",)],
+    "zremrangebyrank": [(1, 0)],
+    "zscore": [("ID",)],
+}
+
+
+@with_selectors
+async def test_a_producer_can_neither_read_a_foreign_payload_nor_list_foreign_ids(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    """Every command that the file grants, on every key, straight and in a script of their own."""
+    rules = rules_of("producer", kind)
+    granted = set(re.findall(r"\+([a-z|]+)", " ".join(rules)))
+    assert granted - {"eval", "evalsha", "info", "time"} == PRYING.keys()
+    await raw.flushall()  # what `admit` has left there, whose ids are no secret
+    async with await Store.open(server.url) as store:
+        for state in sorted(State, key=lambda state: state is State.PENDING):
+            await store.produce_normal_message(TOPIC, [draft(SECRET, id=THEIRS + state.value)])
+            (one,) = await take(store)
+            if state is not State.PROCESSING:
+                await settle(store, one, state)
+    url = await admit("producer", rules)
+    keys = [key.decode() for key in await raw.keys("*") if isinstance(key, bytes)]
+    assert {key.rpartition("}:")[2] for key in keys} >= {
+        *("payload", "pending", "delay_tasks", "recent", "processing", "history", "totals"),
+        *("dlq", "dlq:payload", "error:parse:queue", "error:parse:payload"),
+    }
+    wanted = (SECRET.encode(), THEIRS.encode())
+    answered = 0
+    async with Redis.from_url(url) as client:
+        execute: Callable[..., Awaitable[Any]] = client.execute_command
+        for key in keys:
+            for command, forms in PRYING.items():
+                for form in forms:
+                    words = [THEIRS + "pending" if word == "ID" else word for word in form]
+                    script = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
+                    for call in (
+                        (command, key, *words),
+                        ("EVAL", script, 1, key, command, *words),
+                    ):
+                        try:
+                            reply = flat(await execute(*call))
+                        except ResponseError as error:
+                            reply = str(error).encode()
+                        else:
+                            answered += 1
+                        assert not any(one in reply for one in wanted), (call, reply)
+    assert answered > 50
+    kept = await raw.hgetall(PAYLOAD) | await raw.hgetall(DEAD_LETTERS)
+    for state in (State.PENDING, State.DELAYED, State.DEAD):  # it was there to be found
+        assert SECRET.encode() in kept[(THEIRS + state.value).encode()]
+
+
+def flat(reply: Any) -> bytes:
+    if isinstance(reply, dict):
+        reply = [*reply.keys(), *reply.values()]
+    if isinstance(reply, list | tuple | set):
+        return b" ".join(flat(one) for one in reply)
+    return reply if isinstance(reply, bytes) else str(reply).encode()
+
+
+@with_selectors
+async def test_a_producer_erases_no_history_once_it_may_not_write_any(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    """As the README says: XADD can trim, so a producer that is not trusted writes no history."""
+    rules = without(rules_of("producer", kind), f"(+xadd ~{HISTORY.replace(TOPIC, '*')})")
+    assert rules != rules_of("producer", kind)
+    before = await raw.xrange(HISTORY)
+    url = await admit("producer", rules)
+    async with MessageQueue(url, patience=3, history=0) as mq:
+        await mq.produce(TOPIC, 1)
+    assert await denied(raw) == set()
+    async with Redis.from_url(url) as client:
+        for words in (
+            f"XADD {HISTORY} MAXLEN 0 * a b",
+            f"XTRIM {HISTORY} MAXLEN 0",
+            f"DEL {HISTORY}",
+            f"PEXPIRE {HISTORY} 1",
+            f"EVAL return(redis.call('XADD',KEYS[1],'MAXLEN','0','*','a','b')) 1 {HISTORY}",
+        ):
+            await refused(client, words)
+    assert await raw.xrange(HISTORY) == before
+
+
+@with_selectors
+async def test_a_producer_may_be_given_what_confirming_takes(
+    admit: Admit, kind: Kind, raw: Redis
+) -> None:
+    more = "+wait", "(+pexpire ~mx-rmq:{*}:receipt:*)"
+    assert all(f"`{right}`" in (FOLDER / "README.md").read_text() for right in more)
+    url = await admit("producer", [*rules_of("producer", kind), *more])
+    async with MessageQueue(url, patience=3, confirm="replicated", confirm_within=0.01) as mq:
+        with pytest.raises(NotConfirmed):  # there is no replica
+            await mq.produce(TOPIC, 1)
+    assert await denied(raw) == set()
+
+
 async def refused(client: Redis, words: str) -> None:
     execute: Callable[..., Awaitable[Any]] = client.execute_command
     with pytest.raises(ResponseError) as caught:
@@ -447,9 +601,116 @@ async def refused(client: Redis, words: str) -> None:
     assert isinstance(caught.value, NoPermissionError) or re.search(no, str(caught.value)), words
 
 
+# scripts that an operator has loaded
+
+
+def without_eval(role: str, kind: Kind) -> list[str]:
+    """Return the rules as the README says to change them."""
+    (edit,) = re.findall(r"sed 's/(.+)//'", (FOLDER / "README.md").read_text())
+    text = " ".join(rules_of(role, kind))
+    assert text.count(edit) == 1
+    return split(text.replace(edit, ""))
+
+
+def all_loaded(server: Server) -> Loaded:
+    return Loaded(str(server.socket), "primary", len(names()))
+
+
+def command_load_scripts(url: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "mx_rmq.cli", "load-scripts", "--url", url]
+    return subprocess.run(program, capture_output=True, text=True, check=False)
+
+
+def loaded_only(url: str) -> MessageQueue:
+    return MessageQueue(url, patience=0.5, lease=0.5, dedup=0.05, load_scripts=False)
+
+
+async def test_each_role_can_do_without_scripts_of_its_own(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    run: Callable[..., Awaitable[Any]] = raw.execute_command
+    await run("ACL", "SETUSER", "loader", "reset", *rules_of("loader", kind))
+    loader = f"unix://loader:{PASSWORD}@{server.socket}"
+    try:
+        for role, act in ROLES.items():
+            url = await admit(role, without_eval(role, kind))  # with all scripts forgotten
+            with pytest.raises(ServerUnavailable, match="run `mx-rmq load-scripts`") as caught:
+                async with loaded_only(url):
+                    pass
+            assert PASSWORD not in str(caught.value)
+            assert await load_scripts(loader, patience=3) == [all_loaded(server)]
+            if role != "operator":  # who finds what the others have done
+                async with loaded_only(url) as mq:
+                    await act(mq)
+            assert await denied(raw) == set()
+            async with Redis.from_url(url) as client:
+                for words in ("EVAL return(1) 0", "EVAL_RO return(1) 0", "SCRIPT LOAD return(1)"):
+                    if not (kind is Kind.REDIS_6_2 and "_RO" in words):
+                        await refused(client, words)
+        async with Redis.from_url(loader) as client:  # who may load may not run
+            for words in (f"HGETALL {PAYLOAD}", "EVAL return(1) 0", "SCRIPT FLUSH"):
+                await refused(client, words)
+            await refused(client, f"EVALSHA {load('preflight').sha} 0")
+    finally:
+        await run("ACL", "DELUSER", "loader")
+
+
+@one_kind
+async def test_a_worker_whose_scripts_are_forgotten_goes_on_when_they_are_loaded_again(
+    admit: Admit, kind: Kind, raw: Redis, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = await admit("worker", without_eval("worker", kind))
+    assert await load_scripts(server.url, patience=3) == [all_loaded(server)]
+    handled: list[int] = []
+    async with loaded_only(url) as mq, MessageQueue(server.url) as other:
+
+        @mq.handler("fresh")
+        async def handle(number: int) -> None:
+            handled.append(number)
+
+        async with Worker(mq):
+            await other.produce("fresh", 1)
+            await until(lambda: handled == [1])
+            await raw.script_flush()
+            with pytest.raises(ServerUnavailable, match=r"are not loaded on .*load-scripts"):
+                await mq.produce("fresh", 2)
+            await until(lambda: "load-scripts" in caplog.text)  # the log names the cure, too
+            assert await load_scripts(server.url, patience=3) == [all_loaded(server)]
+            await mq.produce("fresh", 3)
+            await until(lambda: handled == [1, 3])
+    async with MessageQueue(server.url) as mq:
+        assert await mq.admin.audit("fresh") == []
+
+
+async def test_scripts_are_loaded_on_every_node_of_a_cluster_and_on_its_replicas(
+    short_path: Path,
+) -> None:
+    users = [
+        f"loader {' '.join(rules_of('loader', Kind.VALKEY_9_1))} +cluster|slots +asking",
+        f"producer {' '.join(without_eval('producer', Kind.VALKEY_9_1))} +cluster|slots +asking",
+    ]
+    async with Cluster(short_path, password="admin", users=users, replicas=1) as cluster:
+        _, at, hosts = cluster.url.rpartition("@")
+        done = command_load_scripts(f"redis+cluster://loader:{PASSWORD}{at}{hosts}")
+        assert done.returncode == 0, done
+        roles = [line.split()[0] for line in done.stdout.splitlines()]
+        assert sorted(roles) == ["primary"] * 3 + ["replica"] * 3
+        every = [load(name).sha for name in names()]
+        for node in cluster.nodes:
+            assert await node.ask("SCRIPT", "EXISTS", *every) == [1] * len(every)
+        async with loaded_only(f"redis+cluster://producer:{PASSWORD}{at}{hosts}") as mq:
+            for number in range(20):
+                await mq.produce(f"topic-{number}", number)
+
+
+async def test_a_server_that_cannot_be_loaded_is_an_error() -> None:
+    done = command_load_scripts("redis://loader:secret@127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("Error: cannot use redis://***@127.0.0.1:1: Error 111 connecting")
+
+
 # what the doctor says of it
 
-one_kind = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
 MORE = ["+slowlog|get", "+scan", "+acl|whoami"]
 """What the README offers to operators for the doctor."""
 

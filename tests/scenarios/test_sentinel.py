@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
+from mx_rmq.store.loading import load_scripts
 from mx_rmq.store.store import Store
 from tests.lab.nodes import until_true
 from tests.lab.sentinel import Watched
@@ -40,6 +41,8 @@ async def test_servers_and_sentinels_have_logins_of_their_own(
             async with mq:
                 await mq.produce("t", 1)
                 await Worker(mq).drain()
+            loaded = await load_scripts(url, patience=5)
+            assert [(one.role, one.error) for one in loaded] == [("primary", ""), ("replica", "")]
         assert done == [1, 1]
         for url, what in (
             (plain, "(?i)auth"),

@@ -17,7 +17,7 @@ from mx_rmq.core.errors import (
     OutcomeUnknown,
     ServerUnavailable,
 )
-from mx_rmq.store.connect import SCHEMES, check_url, connect, without_password
+from mx_rmq.store.connect import SCHEMES, check_url, connect
 from mx_rmq.store.health import examine
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, leased, settle
@@ -128,7 +128,7 @@ async def test_an_embedded_server_is_shared_and_its_data_stay(short_path: Path) 
 async def test_a_url_of_another_scheme_is_refused_with_those_that_we_know(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         await connect(url)
-    assert repr(url) in str(caught.value)
+    assert repr(url) in str(caught.value) or "without a scheme" in str(caught.value)
     for scheme in SCHEMES:
         assert f"{scheme}://" in str(caught.value)
 
@@ -347,36 +347,23 @@ async def test_a_wrong_password_is_an_error_at_once_that_says_so(
         "redis+cluster://:hunter2@a,b/3",
         "redis+sentinel://:hunter2@a,b",
         "redis+sentinel://a/main/x?sentinel_password=hunter2",
+        "hunter2",
+        "rdis://hunter2@h",
+        "redis://hunter2@h:port",
+        "redis://user:hunter2",
+        "redis://h/hunter2",
+        "redis://h:x?hunter2",
+        "redis://h?auth=hunter2",
+        "redis://h?pwd=hunter2",
+        "redis://h?token=hunter2&db=1",
+        "redis://h?username=hunter2&db=x",
+        "rediss://h?ssl_password=hunter2&db=x",
     ],
 )
 async def test_a_url_with_a_mistake_is_quoted_without_its_password(url: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         await connect(url)
     assert SECRET not in everything_said(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://h:6379/0", "redis://h:6379/0"),
-        ("redis://user@h", "redis://user@h"),
-        ("redis://:hunter2@h:6379/0?db=1", "redis://:***@h:6379/0?db=1"),
-        ("redis://user:hunter2@h", "redis://user:***@h"),
-        ("unix://user:hunter2@/s.sock", "unix://user:***@/s.sock"),
-        ("unix:///s.sock?password=hunter2&db=1", "unix:///s.sock?password=***&db=1"),
-        ("redis://h?p%61ssword=hunter2&db=1", "redis://h?p%61ssword=***&db=1"),
-        ("redis://h?PASSWORD=hunter2", "redis://h?PASSWORD=***"),
-        ("redis+cluster://u:hunter2@a:1,b:2", "redis+cluster://u:***@a:1,b:2"),
-        (
-            "redis+sentinel://a/n?sentinel_password=hunter2",
-            "redis+sentinel://a/n?sentinel_password=***",
-        ),
-        ("redis://h?password_file=/run/p", "redis://h?password_file=/run/p"),
-        ("embedded://./data", "embedded://./data"),
-    ],
-)
-def test_a_url_is_shown_without_its_password(url: str, shown: str) -> None:
-    assert without_password(url) == shown
 
 
 @pytest.mark.parametrize("given", [f":{SECRET}@", ""])

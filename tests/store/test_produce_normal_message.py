@@ -89,6 +89,20 @@ async def test_a_short_window_does_not_end_a_long_one(store: Store, raw: Redis) 
     assert await raw.pttl(store.keys.of(TOPIC).recent) > 86_000_000
 
 
+async def test_of_the_ids_that_are_remembered_a_call_forgets_some_that_are_stale_and_no_other(
+    store: Store, raw: Redis
+) -> None:
+    await store.produce_normal_message(TOPIC, [draft(id="taken")])
+    recent = store.keys.of(TOPIC).recent
+    await raw.zadd(recent, {f"stale-{number:02}": number + 1 for number in range(15)})
+    await store.produce_normal_message(TOPIC, [draft()])
+    assert await raw.zrange(recent, 0, -1) == [b"stale-12", b"stale-13", b"stale-14", b"taken"]
+    await store.produce_normal_message(TOPIC, [draft()])
+    assert await raw.zrange(recent, 0, -1) == [b"taken"]
+    await store.produce_normal_message(TOPIC, [draft()])
+    assert await raw.zrange(recent, 0, -1) == [b"taken"]
+
+
 async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis) -> None:
     for bad in (b"{broken", b'1,"attempts":9', b'"\xff"', b""):
         with pytest.raises(InvalidInput, match="is not JSON"):

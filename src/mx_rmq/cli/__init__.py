@@ -16,6 +16,7 @@ from mx_rmq.cli.edit import edit
 from mx_rmq.cli.look import list_messages, stats, workers
 from mx_rmq.cli.produce import produce
 from mx_rmq.cli.program import Program
+from mx_rmq.cli.scripts import load
 from mx_rmq.cli.server import server
 from mx_rmq.cli.show import show
 from mx_rmq.cli.tail import tail
@@ -53,6 +54,7 @@ for command in (
     edit,
     grow,
     list_messages,
+    load,
     pause,
     produce,
     requeue,

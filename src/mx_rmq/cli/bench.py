@@ -23,8 +23,9 @@ from mx_rmq.cli.output import as_json, print_json, printable
 from mx_rmq.cli.tables import print_table
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.login import shown_url
 from mx_rmq.runtime.event_loop import loop_factory
-from mx_rmq.store.connect import check_url, without_password
+from mx_rmq.store.connect import check_url
 
 if TYPE_CHECKING:
     from mx_rmq.bench.figure import Figure
@@ -153,7 +154,7 @@ async def _look(url: str, asked: Asked) -> None:
             f"{max(0, room) / 1e6:,.0f} MB: say --quick"
         )
     _tell(
-        f"On {without_password(url)} this writes keys under {asked.prefix}: and nowhere else, up "
+        f"On {shown_url(url)} this writes keys under {asked.prefix}: and nowhere else, up "
         f"to {needed / 1e6:,.0f} MB of them. It keeps the server as busy as it can, and deletes "
         "those keys at the end. It changes no setting, and resets no statistic."
     )

@@ -23,9 +23,10 @@ from mx_rmq.cli.output import as_json, print_json, printable
 from mx_rmq.cli.tables import print_table
 from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.login import shown_url
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST
-from mx_rmq.store.connect import check_url, without_password
+from mx_rmq.store.connect import check_url
 
 if TYPE_CHECKING:
     from mx_rmq.bench.costs import Extent
@@ -176,7 +177,7 @@ def _ask(url: str, prefix: str, *, yes: bool) -> None:
     """Say what is going to happen on somebody's server; go on only if somebody says yes."""
     click.echo(
         printable(
-            f"On {without_password(url)} this writes keys under {prefix}: and nowhere else, up to "
+            f"On {shown_url(url)} this writes keys under {prefix}: and nowhere else, up to "
             f"{VOLUME} MB of them, keeps the server busy for a minute or two, and deletes them at "
             "the end."
         ),

@@ -81,6 +81,7 @@ class Queue:
                 prefix=settings.prefix,
                 limits=settings.limits,
                 patience=settings.patience,
+                load_scripts=settings.load_scripts,
             )
         finally:
             log.setLevel(level)

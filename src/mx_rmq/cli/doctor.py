@@ -36,7 +36,12 @@ async def doctor(queue: Queue, quick: bool, strict: bool, as_json: bool) -> int:
     """
     queue.check()
     settings = queue.settings
-    health = await examine(settings.address, prefix=settings.prefix, patience=settings.patience)
+    health = await examine(
+        settings.address,
+        prefix=settings.prefix,
+        patience=settings.patience,
+        load_scripts=settings.load_scripts,
+    )
     findings = [*health.findings]
     if health.usable:
         try:

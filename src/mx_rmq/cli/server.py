@@ -17,13 +17,15 @@ from mx_rmq.embedded import EmbeddedServer
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help="Listen on 127.0.0.1:PORT, too; else on a Unix socket alone.",
+    help="Also listen on 127.0.0.1:PORT, with a password in DIRECTORY/password.",
 )
 def server(directory: Path, port: int | None) -> None:
     """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM.
 
     DIRECTORY is ./mx-rmq-data unless you say otherwise. Other processes use it by the URL
-    embedded://DIRECTORY. Exit code 2: it could not be started, or ended by itself.
+    embedded://DIRECTORY. With --port it asks for a password, which is generated and kept in
+    DIRECTORY/password for you alone; the URL that is shown names that file. Exit code 2: it could
+    not be started, or ended by itself.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
@@ -49,4 +51,4 @@ def _introduce(running: EmbeddedServer) -> None:
     click.echo(f"  embedded://{running.directory}")
     click.echo(f"  {running.url}")
     if running.port is not None:
-        click.echo(f"  redis://127.0.0.1:{running.port}")
+        click.echo(f"  redis://127.0.0.1:{running.port}{running.login}")

@@ -3,6 +3,10 @@
 Each one comes from an argument, else from the environment (`MX_RMQ_LEASE`), else from
 `mx-rmq.toml` in the current directory (or the file that `MX_RMQ_CONFIG` names), else it has its
 default. The file is one flat table for all settings.
+
+Whoever can write the file decides which server gets the password. So a file in the current
+directory must belong to us or to root, and nobody else may be able to write it; and a login never
+goes to a server that a weaker source names.
 """
 
 from __future__ import annotations
@@ -11,7 +15,9 @@ import os
 import tomllib
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
+from enum import IntEnum
 from pathlib import Path
+from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import Any, Final
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
@@ -97,20 +103,22 @@ class QueueSettings(Limits):
     """Replicas that must have it, if it shall be replicated or fsynced."""
     confirm_within: float = field(default=1.0, metadata=_range(0.001, 60))
     """How long produce waits for them."""
+    load_scripts: bool = True
+    """Whether a script that the server lacks is sent along. False: an operator has loaded them
+    (`mx-rmq load-scripts`), and the user needs no right to run scripts of its own."""
 
     @classmethod
     def load(cls, **arguments: Any) -> QueueSettings:
         """Return the settings from arguments (None: not given), environment, file and defaults."""
-        return cls(**_load(cls, arguments))
+        values, sources = _load(cls, arguments)
+        _check_login(values, sources)
+        return cls(**values)
 
     @classmethod
     def address_of(cls, url: str) -> str:
         """Return a URL with the login that is set; no other setting is looked at."""
-        login = _load(cls, {"url": url}, only=("username", "password", "password_file"))
-        login.pop("url")
-        return with_login(
-            url, login.get("username"), login.get("password"), login.get("password_file")
-        )
+        values, _ = _load(cls, {"url": url}, only=_LOGIN)
+        return with_login(url, *(values.get(name) for name in _LOGIN))
 
     @property
     def address(self) -> str:
@@ -155,7 +163,21 @@ class WorkerSettings:
     @classmethod
     def load(cls, **arguments: Any) -> WorkerSettings:
         """Return the settings from arguments (None: not given), environment, file and defaults."""
-        return cls(**_load(cls, arguments))
+        values, _ = _load(cls, arguments)
+        return cls(**values)
+
+
+class Source(IntEnum):
+    """Where a setting comes from; a larger one is stronger."""
+
+    FILE = 1
+    """mx-rmq.toml, found in the current directory."""
+    ENVIRONMENT = 2
+    """A variable, or the file that MX_RMQ_CONFIG names."""
+    ARGUMENT = 3
+
+
+_LOGIN: Final = ("username", "password", "password_file")
 
 
 def _settle(settings: Limits | WorkerSettings) -> None:
@@ -167,6 +189,10 @@ def _settle(settings: Limits | WorkerSettings) -> None:
 
 def _checked(known: Field[Any], value: Any, said: str) -> Any:
     """Return a setting's value in its proper form, or refuse it. `said`: where it came from."""
+    if known.type == "bool":
+        if not isinstance(value, bool):
+            raise InvalidInput(f"{said}={value!r:.80} is neither true nor false")
+        return value
     if known.name == "url":
         return _url(value, said)
     if value is None and known.default is None:
@@ -209,6 +235,8 @@ def _url(value: Any, said: str) -> str:
 def _word(value: Any, said: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
         raise InvalidInput(f"{said} is not a text with something in it")
+    if set(value) & set("\r\n\0"):
+        raise InvalidInput(f"{said} has more than one line")
     return value
 
 
@@ -225,24 +253,47 @@ def _topics(value: Any, said: str) -> tuple[str, ...]:
 
 def _load(
     cls: type[Limits | WorkerSettings], arguments: dict[str, Any], only: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Source]]:
+    """Return the settings that are given somewhere, and where."""
     values = {name: value for name, value in arguments.items() if value is not None}
-    path, table = _file()
+    sources = dict.fromkeys(values, Source.ARGUMENT)
+    path, table, strength = _file()
     for known in fields(cls):
-        if known.name in values or (only and known.name not in only):
+        name = known.name
+        if name in values or (only and name not in only):
             continue
-        variable = VARIABLE + known.name.upper()
+        variable = VARIABLE + name.upper()
         if text := os.environ.get(variable):
-            values[known.name] = _checked(known, _parsed(known, text, variable), variable)
-        elif known.name in table:
-            values[known.name] = _checked(known, table[known.name], f"{path}: {known.name}")
-    return values
+            values[name] = _checked(known, _parsed(known, text, variable), variable)
+            sources[name] = Source.ENVIRONMENT
+        elif name in table:
+            values[name] = _checked(known, table[name], f"{path}: {name}")
+            sources[name] = strength
+    return values, sources
+
+
+def _check_login(values: dict[str, Any], sources: dict[str, Source]) -> None:
+    """Refuse to send a login to a server that a weaker source names."""
+    url = values.get("url")
+    for name in _LOGIN:
+        if name not in values or not url or sources[name] <= sources["url"]:
+            continue
+        alone = {one: values[name] if one == name else None for one in _LOGIN}
+        if with_login(url, *alone.values()) != url:  # else the URL has its own
+            given = name if sources[name] is Source.ARGUMENT else VARIABLE + name.upper()
+            named = "the environment" if sources["url"] is Source.ENVIRONMENT else FILE
+            cure = "as an argument" if sources[name] is Source.ARGUMENT else f"as {VARIABLE}URL"
+            raise InvalidInput(
+                f"{given} is not sent to a server that only {named} names: give the URL {cure}, too"
+            )
 
 
 def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     """Return what a variable's text says, by the type of the field."""
     if known.name == "topics":
         return [topic.strip() for topic in text.split(",") if topic.strip()]
+    if known.type == "bool":
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     try:
         if known.type in _WHOLE:
             return int(text)
@@ -254,16 +305,19 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     return text
 
 
-def _file() -> tuple[Path, dict[str, Any]]:
-    """Return the settings file and what it holds; nothing if there is none."""
+def _file() -> tuple[Path, dict[str, Any], Source]:
+    """Return the settings file, what it holds (nothing if there is none), and how strong it is."""
     named = os.environ.get(f"{VARIABLE}CONFIG")
     path = Path(named or FILE)
+    strength = Source.ENVIRONMENT if named else Source.FILE
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            _check_trust(path, os.fstat(file.fileno()), named=bool(named))
+            table = tomllib.loads(file.read().decode("utf-8"))
     except FileNotFoundError:
         if named:
             raise InvalidInput(f"{VARIABLE}CONFIG={named!r} names no file") from None
-        return path, {}
+        return path, {}, strength
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:  # not TOML, or not UTF-8
@@ -273,4 +327,24 @@ def _file() -> tuple[Path, dict[str, Any]]:
         if key not in every:
             closest = get_close_matches(key, every, n=1, cutoff=0)[0]
             raise InvalidInput(f"{path}: {key!r:.80} is no setting; the closest one is {closest!r}")
-    return path, table
+    return path, table, strength
+
+
+def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:
+    """Refuse a file that another user could have written.
+
+    One that MX_RMQ_CONFIG names may belong to anybody: to name it is to trust its owner.
+    """
+    owners = {found.st_uid, path.lstat().st_uid}  # of a symbolic link, too
+    if not named and not owners <= {0, os.geteuid()}:
+        other = max(owners - {0, os.geteuid()})
+        raise InvalidInput(
+            f"{path.absolute()} belongs to another user (uid {other}), who would decide where your "
+            f"password goes: change its owner, or set {VARIABLE}CONFIG to use it all the same"
+        )
+    writable = found.st_mode & (S_IWOTH if named else S_IWGRP | S_IWOTH)
+    if writable and S_ISREG(found.st_mode):
+        raise InvalidInput(
+            f"{path.absolute()} can be written by other users, who would decide where your "
+            f"password goes: chmod go-w {path}"
+        )

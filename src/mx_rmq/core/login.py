@@ -1,10 +1,36 @@
-"""A login that is set beside the URL, put into it. What the URL says itself, wins."""
+"""Logins: one that is set beside the URL is put into it, and a URL is shown without its own."""
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Final
 from urllib.parse import parse_qsl, quote
 
 from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LONGEST: Final = 4096
+"""Bytes of a file that holds a password, at the most."""
+
+HIDDEN: Final = "***"
+
+_PUBLIC: Final = frozenset(
+    (
+        *("db", "client_name", "max_connections", "health_check_interval", "timeout"),
+        *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_read_size"),
+        *("password_file", "sentinel_password_file"),
+        *("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs"),
+        *("ssl_check_hostname", "ssl_min_version", "ssl_ciphers"),
+        *("protocol", "decode_responses", "encoding", "encoding_errors"),
+        *("retry", "retry_on_timeout", "retry_on_error"),
+    )
+)
+"""Options whose values are no secrets. Every other value is hidden, however it is spelled."""
+
+_HOST: Final = re.compile(r"(\[[0-9A-Za-z:.%]*\]|[^:\[\]]*)(:\d{1,5})?")
+_DATABASE: Final = re.compile(r"/?\d*")
 
 
 def with_login(url: str, username: str | None, password: str | None, file: str | None) -> str:
@@ -29,3 +55,53 @@ def with_login(url: str, username: str | None, password: str | None, file: str |
             query = "&".join(filter(None, (query, f"password_file={quote(file, safe='/')}")))
     at = "@" if at or user or known else ""
     return f"{scheme}://{user}{colon}{known}{at}{hosts}" + (f"?{query}" if query else "")
+
+
+def read_password(path: Path) -> str:
+    """Return the password that a file holds: its only line. Another file is not sent anywhere."""
+    with path.open("rb") as file:
+        found = file.read(LONGEST + 1)
+    why = "it is longer than a password" if len(found) > LONGEST else ""
+    try:
+        password = found.decode("utf-8").rstrip("\r\n")
+    except ValueError:  # whose text shows a piece of it
+        raise OSError(f"{path} does not hold a password: {why or 'it is not UTF-8'}") from None
+    if not password:
+        why = "it is empty"
+    elif set(password) & set("\r\n\0"):
+        why = why or "it has more than one line"
+    if why:
+        raise OSError(f"{path} does not hold a password: {why}")
+    return password
+
+
+def shown_url(url: str) -> str:
+    """Return a URL with everything hidden that may be a secret: the only form to show or log.
+
+    The whole login is hidden, since a lone user may be a token (`redis://TOKEN@host`). So is what
+    stands where a port, a database or a known option belongs: a password ends up there when an @,
+    a / or a ? in it is not quoted.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return HIDDEN
+    if scheme == "embedded":  # a directory, whatever its characters
+        return url
+    front, question, query = rest.partition("?")
+    if "@" in query or "#" in rest:  # nobody knows where the password ends
+        return f"{scheme}://{HIDDEN}"
+    login, at, place = front.rpartition("@")
+    hosts, slash, path = place.partition("/")
+    if not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        hosts = HIDDEN
+    if not (scheme == "unix" or scheme.endswith("+sentinel") or _DATABASE.fullmatch(path)):
+        path = HIDDEN
+    options = "&".join(_shown_option(option) for option in query.split("&"))
+    return f"{scheme}://{HIDDEN + at if login else ''}{hosts}{slash}{path}{question}{options}"
+
+
+def _shown_option(option: str) -> str:
+    name, equals, _ = option.partition("=")
+    if not equals:
+        return HIDDEN if option else ""
+    return option if name in _PUBLIC else f"{name}={HIDDEN}"

@@ -27,7 +27,7 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.store.confirming import missing, probe, wait_for
 from mx_rmq.store.link import Links
-from mx_rmq.store.trouble import no_entry, passes, was_sent
+from mx_rmq.store.trouble import no_entry, not_loaded, passes, was_sent
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -69,11 +69,14 @@ class Caller:
         patience: float,
         links: Links | None = None,
         reply_within: float = REPLY_WITHIN,
+        load_scripts: bool = True,
     ) -> None:
         self.servers = servers
         self.links = Links() if links is None else links
         self._patience = patience
         self._reply_within = reply_within
+        self.load_scripts = load_scripts
+        """Whether a script that a server lacks is sent along; else an operator must load it."""
         self._confirms: set[tuple[int, str]] = set()
         """What servers are known to confirm."""
         self.closed = False
@@ -195,10 +198,13 @@ class Caller:
                     answer = await asked.send_asking(words, self._reply_within, check)
                 self._heard(site, link)
                 return answer
-            except redis_errors.NoScriptError:  # a new server, or a flush: it is sent along
-                words = ("EVAL", source, *words[2:])
-                continue
-            except redis_errors.RedisError as error:
+            except redis_errors.RedisError as caught:
+                error = caught
+                if isinstance(error, redis_errors.NoScriptError):  # a new server, or a flush
+                    if self.load_scripts:
+                        words = ("EVAL", source, *words[2:])
+                        continue
+                    error = not_loaded(self.servers.node_at(site).name)
                 asked = None
                 if isinstance(error, redis_errors.AskError) and hops < HOPS:
                     named = self.servers.redirected(error)

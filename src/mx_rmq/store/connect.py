@@ -29,6 +29,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.login import read_password, shown_url
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.store.cluster import Cluster
 from mx_rmq.store.off_loop import off_loop
@@ -97,10 +98,7 @@ class PasswordFile(CredentialProvider):
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
         """Return the password, with the user if there is one."""
-        try:
-            password = self._path.read_text(encoding="utf-8").rstrip("\r\n")
-        except ValueError:  # whose text shows a piece of it
-            raise OSError(f"{self._path} does not hold a password: it is not UTF-8") from None
+        password = read_password(self._path)
         return (password,) if self._user is None else (self._user, password)
 
     async def get_credentials_async(self) -> tuple[str] | tuple[str, str]:
@@ -132,8 +130,9 @@ def _read(url: str) -> Address:
     scheme, _, way = said.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
     if not separator or (f"{scheme}+{way}" if way else scheme) not in SCHEMES or said[-1:] == "+":
+        shown = repr(shown_url(url)) if separator else "without a scheme"
         raise InvalidInput(
-            f"URL {without_password(url)!r} does not begin with one of "
+            f"URL {shown} does not begin with one of "
             + ", ".join(f"{known}://" for known in SCHEMES)
         )
     if scheme == "embedded":
@@ -147,7 +146,7 @@ def _read(url: str) -> Address:
         raise _refused(url)
     ports = re.findall(r":(\d+)(?=,|$)", hosts)
     if any(int(port) > 65_535 for port in ports):
-        raise InvalidInput(f"URL {without_password(url)!r}: ports go up to 65535")
+        raise InvalidInput(f"URL {shown_url(url)!r}: ports go up to 65535")
     return Address(
         scheme,
         way,
@@ -175,7 +174,7 @@ def _servers(address: Address, url: str) -> Servers:
 
 def _cluster(address: Address, url: str) -> Cluster:
     if address.path not in ("", "/", "/0"):
-        raise InvalidInput(f"URL {without_password(url)!r}: a cluster has database 0 alone")
+        raise InvalidInput(f"URL {shown_url(url)!r}: a cluster has database 0 alone")
     pools = [_client(address.plain(host), url).connection_pool for host in address.hosts]
     seeds = [(pool.connection_kwargs["host"], pool.connection_kwargs["port"]) for pool in pools]
     return Cluster(seeds, pools[0].connection_class, dict(pools[0].connection_kwargs))
@@ -185,7 +184,7 @@ def _sentinel(address: Address, url: str) -> OneServer:
     named = re.fullmatch(r"/([^/]+)(/\d*)?", address.path)
     if named is None:
         raise InvalidInput(
-            f"URL {without_password(url)!r} does not say which primary, and which database by its "
+            f"URL {shown_url(url)!r} does not say which primary, and which database by its "
             "number: redis+sentinel://HOST:26379,HOST:26379/NAME/0, for example"
         )
     unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINELS
@@ -235,25 +234,6 @@ async def _start(directory: str) -> EmbeddedServer:
         raise
 
 
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
-    scheme, separator, rest = url.partition("://")
-    rest, question, query = (rest if separator else url).partition("?")
-    rest += question + "&".join(
-        f"{name}=***" if _is_secret(name) else name + equals + value
-        for name, equals, value in (one.partition("=") for one in query.split("&"))
-    )
-    before, at, host = rest.rpartition("@")
-    user, colon, _ = before.partition(":")
-    shown = f"{user}:***@{host}" if at and colon else rest
-    return scheme + separator + shown if separator else shown
-
-
-def _is_secret(option: str) -> bool:
-    name = unquote(option).lower()
-    return "pas" in name and not name.endswith("_file")  # also if it is misspelt
-
-
 def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
     """Return the client of one server. `url` is what the user wrote, for the error."""
     try:
@@ -271,7 +251,7 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
             user = unquote(parts.username) if parts.username else options.pop("username", None)
             login["credential_provider"] = PasswordFile(path, user)
             host = parts.netloc.rpartition("@")[2]
-            plain = parts._replace(netloc=host, query=urlencode(options)).geturl()
+            plain = f"{parts.scheme}://{host}{parts.path}?{urlencode(options)}"
         client = Redis.from_url(
             plain,
             decode_responses=False,
@@ -291,15 +271,13 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
         if unknown is None:
             raise _refused(url) from None
         hint = ": use rediss://" if unknown[1].startswith("ssl_") and "rediss" not in url else ""
-        raise InvalidInput(
-            f"{unknown[1]} is no option of URL {without_password(url)!r}{hint}"
-        ) from None
+        raise InvalidInput(f"{unknown[1]} is no option of URL {shown_url(url)!r}{hint}") from None
     return client
 
 
 def _refused(url: str) -> InvalidInput:
     return InvalidInput(
-        f"URL {without_password(url)!r} is not one: in a password, write / as %2F, # as %23, "
+        f"URL {shown_url(url)!r} is not one: in a password, write / as %2F, # as %23, "
         "? as %3F and @ as %40; ports and databases are numbers; options behind a ? are those "
         "of the redis client"
     )

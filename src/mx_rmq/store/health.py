@@ -50,13 +50,15 @@ class Health:
     usable: bool
 
 
-async def examine(url: str, *, prefix: str, patience: float) -> Health:
+async def examine(url: str, *, prefix: str, patience: float, load_scripts: bool = True) -> Health:
     """Look the servers over. One that would be refused is described all the same."""
     keys = Keys(prefix)
     servers = await connect(url)
     try:
         reply_within = min(REPLY_WITHIN, max(1.0, patience))
-        caller = Caller(servers, patience=patience, reply_within=reply_within)
+        caller = Caller(
+            servers, patience=patience, reply_within=reply_within, load_scripts=load_scripts
+        )
         scratch = servers.key_of_each(keys.scratch) or [keys.scratch(0)]
         if len(scratch) == 1:
             found = [await _examine(caller, keys, scratch[0])]

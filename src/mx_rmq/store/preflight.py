@@ -100,7 +100,8 @@ async def _missing(caller: Caller, keys: Keys, scratch: str) -> dict[str, str]:
         if isinstance(error.__cause__, NoPermissionError):
             raise MissingRights(
                 f"this user may not run scripts on the keys {keys.prefix}:*: {error.__cause__}. "
-                f"Grant +eval +evalsha ~{keys.prefix}:* (ACL SETUSER)"
+                f"Grant +eval +evalsha ~{keys.prefix}:* (ACL SETUSER); or +evalsha alone, with "
+                "load_scripts=False and `mx-rmq load-scripts`"
             ) from error
         raise
     fields = iter(reply)

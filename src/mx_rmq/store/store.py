@@ -65,6 +65,7 @@ class Store(Transitions):
         prefix: str = DEFAULT_PREFIX,
         limits: Limits | None = None,
         patience: float = PATIENCE,
+        load_scripts: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> Self:
         """Connect and look the server over."""
@@ -74,7 +75,9 @@ class Store(Transitions):
         servers = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))
-            caller = Caller(servers, patience=patience, reply_within=reply_within)
+            caller = Caller(
+                servers, patience=patience, reply_within=reply_within, load_scripts=load_scripts
+            )
             found = await preflight(caller, keys)
         except (OutcomeUnknown, ServerUnavailable) as error:
             await servers.close()
@@ -114,7 +117,12 @@ class Store(Transitions):
 
         Close it before this one: if the server is embedded, it stops with this one.
         """
-        caller = Caller(self._servers.another(), patience=patience, reply_within=reply_within)
+        caller = Caller(
+            self._servers.another(),
+            patience=patience,
+            reply_within=reply_within,
+            load_scripts=self._caller.load_scripts,
+        )
         return type(self)(caller, self.keys, self._found, limits=self.limits, clock=self._clock)
 
     async def close(self) -> None:

@@ -10,7 +10,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError
 
 from mx_rmq.core.errors import ServerUnavailable
-from mx_rmq.store.connect import without_password
+from mx_rmq.core.login import shown_url
 from mx_rmq.store.wire import Unreached
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _LATER: Final = (
     redis_errors.TryAgainError,
     redis_errors.ClusterDownError,
     redis_errors.AskError,
+    redis_errors.NoScriptError,  # an operator loads them again
 )
 _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """What passes by itself: nobody there, or a refusal before the script's first write."""
@@ -65,11 +66,21 @@ def no_entry(error: BaseException) -> str | None:
     return words if _OTHER_URL.search(words) else None
 
 
+def not_loaded(server: str) -> redis_errors.NoScriptError:
+    """Return what to say when a server lacks our scripts, and we may not bring them along."""
+    return redis_errors.NoScriptError(
+        f"the scripts of this version of mx-rmq are not loaded on {server} (load_scripts is off): "
+        "run `mx-rmq load-scripts`, as after every restart, failover or SCRIPT FLUSH"
+    )
+
+
 def cannot_use(url: str, error: Exception, patience: float) -> ServerUnavailable:
     """Return what to tell somebody whose first call to a server did not get through."""
     said = error.__cause__ or error
+    if isinstance(said, redis_errors.NoScriptError):
+        return ServerUnavailable(f"cannot use {shown_url(url)}: {said}")
     why = no_entry(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
-    return ServerUnavailable(f"cannot use {without_password(url)}: {why}")
+    return ServerUnavailable(f"cannot use {shown_url(url)}: {why}")
 
 
 def _advice(url: str, error: BaseException) -> str:

@@ -260,6 +260,7 @@ async def clean(settings: QueueSettings) -> list[str]:
         prefix=settings.prefix,
         limits=settings.limits,
         patience=settings.patience,
+        load_scripts=settings.load_scripts,
     ) as store:
         admin = Admin(store)
         wrongs = [

@@ -18,6 +18,7 @@ local forms = {
   LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
   LREM = {1, 'x'},
   ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZMSCORE = {'x'}, ZCARD = {},
+  ZCOUNT = {0, 0},
   ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
   XADD = {'*', 'f', 'v'}, XLEN = {}, XREVRANGE = {'+', '-'}, XTRIM = {'MAXLEN', 0},
   SCARD = {}, SISMEMBER = {'x'}, SMISMEMBER = {'x'},

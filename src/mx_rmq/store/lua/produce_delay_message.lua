@@ -72,7 +72,9 @@ if any_own then
 end
 -- A generated id is there already only after an accident. So many are asked for in one call, which
 -- moves no records; after the first surprise each is asked for by itself, since records may be big.
-local surprise = false
+-- So is the id of a lone message, and each one for a user that may not read records.
+local surprise = #generated == 1
+  or redis.acl_check_cmd and not redis.acl_check_cmd('HMGET', payload, '')
 for first = 1, #generated, 64 do
   if surprise then break end
   local upto = math.min(first + 63, #generated)
@@ -114,24 +116,16 @@ for n = 1, #ids do
   end
   answer[n] = status
 end
-local stale, recent_ttl = {}, 0
-if remembered then
-  stale = redis.call('ZRANGEBYSCORE', recent, '-inf', now, 'LIMIT', 0, 2 * #fresh + 10)
+local stale, recent_ttl = 0, 0
+if remembered then -- counted, not listed: a producer may not see the ids of others
+  stale = math.min(redis.call('ZCOUNT', recent, '-inf', now), 2 * #fresh + 10)
 end
 for n = 1, #freed_marks do stale[#stale + 1] = freed_marks[n] end
 if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
 answer = table.concat(answer)
 -- end
 
--- shared: earliest due time so far
-local earliest = math.huge
-for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
-  if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
-end
 local rung = redis.call('LLEN', doorbell_delay)
--- end
-
 local soonest = math.huge
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(fresh) do
@@ -140,6 +134,13 @@ for _, i in ipairs(fresh) do
   level[#level + 1] = due
   level[#level + 1] = ARGV[i]
   soonest = math.min(soonest, due)
+end
+
+-- Whether one is due before all of ours: counted, since a producer may not see the ids of others.
+local earliest = math.huge
+for _, key in ipairs(#fresh > 0 and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
+  local before = redis.pcall('ZCOUNT', key, '-inf', soonest)
+  if type(before) == 'number' and before > 0 then earliest = soonest end
 end
 
 -- shared: the sets that are needed must be sets
@@ -205,7 +206,7 @@ if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
 -- shared: remember own ids
-if #stale > 0 then redis.call('ZREM', recent, unpack(stale)) end
+if stale > 0 then redis.call('ZREMRANGEBYRANK', recent, 0, stale - 1) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))
   redis.call('PEXPIRE', recent, math.max(recent_ttl, dedup_ms, 600000))
