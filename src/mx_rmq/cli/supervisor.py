@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import os
 import signal
 import socket
@@ -22,12 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.cli.loading import look_here
+from mx_rmq.safe_log import get_logger
 from mx_rmq.worker import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LEFT: Final = 1
 """Exit code: something was left to the leases."""

@@ -8,7 +8,6 @@ another's leftovers.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -37,6 +36,7 @@ from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.runtime.threads import Generation, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.threads import Threads
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 WAKE: Final = 8

@@ -7,7 +7,6 @@ counts. What the server refuses for good is left to the lease, which brings the 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
@@ -26,6 +25,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.scripted import MAX_BATCH
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 BYTES: Final = 4 * 1_048_576
 """Bytes of records in one call, or a single message."""

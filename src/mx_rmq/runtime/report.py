@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import events
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.core.events import Event
 
-logger = logging.getLogger("mx_rmq")
+logger = get_logger("mx_rmq")
 
 LOGGED: Final = (
     events.WorkerStarted,
@@ -42,7 +42,7 @@ _FIELDS: Final = (
 
 def log(event: Event) -> None:
     """Log one event; what it is about stands beside the text, in `extra`."""
-    line = logging.LoggerAdapter(logger, {"mx_rmq": about(event)})
+    line = logger.about({"mx_rmq": about(event)})
     match event:
         case events.WorkerStarted(worker, topics, concurrency):
             line.info("worker %s serves %s, %d at a time", worker, ", ".join(topics), concurrency)
