@@ -19,6 +19,7 @@ from mx_rmq.core.errors import (
     ServerFull,
     ServerUnavailable,
     UnsafeServer,
+    WorkerBroken,
     WrongType,
 )
 from mx_rmq.core.message import Priority, State
@@ -59,6 +60,7 @@ __all__ = [
     "State",
     "UnsafeServer",
     "Worker",
+    "WorkerBroken",
     "WrongType",
     "events",
 ]

@@ -16,6 +16,7 @@ MxRmqError
 │   └── WrongType           a key of the topic holds something else than it should
 ├── UnsafeServer            the preflight found a server that would lose messages
 │   └── MissingRights       … or a user whose missing rights would tear a script
+├── WorkerBroken            a part of a worker could not be started, or kept dying
 └── EmbeddedServerError     our own server did not start
 """
 
@@ -157,6 +158,10 @@ class UnsafeServer(MxRmqError):
 
 class MissingRights(UnsafeServer):
     """The server's user may not run a command that a script needs."""
+
+
+class WorkerBroken(MxRmqError):
+    """A part of the worker could not be started, or kept dying. The worker has stopped."""
 
 
 class EmbeddedServerError(MxRmqError):

@@ -3,7 +3,7 @@
 worker    WorkerStarted, WorkerStopping, WorkerStopped
 message   Completed, Retried, Died, Quarantined, Released
 lease     LeaseLost, TakenOver
-trouble   LoopBlocked, ServerLost, ServerBack
+trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
 """
 
@@ -129,6 +129,35 @@ class ServerBack:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDied:
+    """A part of a worker ended without being told to. It is restarted."""
+
+    worker: str
+    part: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRestarted:
+    """A part of a worker that had died runs again."""
+
+    worker: str
+    part: str
+    seconds: float
+    """How long it was down."""
+    restarts: int
+    """How often it was restarted lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A part kept dying. The worker stops by itself, and `Worker.run` raises `WorkerBroken`."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class CronFired:
     topic: str
     id: str
@@ -160,6 +189,9 @@ Event = (
     | LoopBlocked
     | ServerLost
     | ServerBack
+    | PartDied
+    | PartRestarted
+    | WorkerFailed
     | CronFired
     | CronMissed
 )

@@ -25,6 +25,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
+from mx_rmq.runtime.tasks import how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.answers import Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
@@ -46,6 +47,8 @@ BYTES: Final = 4 * 1_048_576
 class Lifecycle:
     """Settles what the consumers have finished."""
 
+    name = "lifecycle"
+
     def __init__(
         self,
         store: Store,
@@ -66,6 +69,8 @@ class Lifecycle:
             }
         )
         self._flushing: dict[str, asyncio.Task[None]] = {}
+        self._died: dict[str, str] = {}
+        """Topics whose task ended before everything was settled, and how it ended."""
         self._closed = False
         self.abandoned = 0
         """Messages that could not be settled: their leases will bring them back."""
@@ -79,9 +84,35 @@ class Lifecycle:
             return
         held.outcome = outcome
         self._waiting[topic][type(outcome)].append(held)
-        if topic not in self._flushing:
-            task = asyncio.create_task(self._flush(topic), name="mx-rmq lifecycle")
-            self._flushing[topic] = task
+        if topic not in self._flushing and topic not in self._died:
+            self._begin(topic)
+
+    def down(self) -> str:
+        """Return how a task ended that had more to settle; empty: none did."""
+        return "" if self._closed else next(iter(self._died.values()), "")
+
+    def start(self) -> None:
+        """Settle what was left."""
+        left = list(self._died)
+        self._died.clear()
+        for topic in left:
+            if topic not in self._flushing:
+                self._begin(topic)
+
+    def _begin(self, topic: str) -> None:
+        try:
+            task = self._flushing[topic] = spawn("lifecycle", self._flush, topic)
+        except Exception as error:  # noqa: BLE001 - no memory, perhaps: the watchdog tries again
+            self._died[topic] = f"{type(error).__name__}: {text_of(error)}"
+            return
+        task.add_done_callback(lambda task: self._ended(topic, task))
+
+    def _ended(self, topic: str, task: asyncio.Task[None]) -> None:
+        if self._flushing.get(topic) is task:  # it was cancelled before it began
+            del self._flushing[topic]
+        how = how_it_ended(task)
+        if topic not in self._flushing and any(self._waiting[topic].values()):
+            self._died[topic] = how
 
     async def flush(self, seconds: float) -> None:
         """Wait until everything is settled, for so long at the most."""
@@ -103,7 +134,12 @@ class Lifecycle:
             while any(kinds.values()):
                 for kind, waiting in kinds.items():
                     if waiting:
-                        await self._insist(topic, kind, _batch(kind, waiting))
+                        batch = _batch(kind, waiting)
+                        try:
+                            await self._insist(topic, kind, batch)
+                        except BaseException:  # cancelled, or a bug: nothing may stay in hand
+                            self._keep(waiting, batch)
+                            raise
         finally:
             del self._flushing[topic]
 
@@ -119,9 +155,6 @@ class Lifecycle:
                     held.unsure = True
             except ServerUnavailable:
                 pass
-            except asyncio.CancelledError:
-                self.abandoned += len(batch)
-                raise
             except Exception:
                 if len(batch) > 1:  # it need not be the fault of all
                     for one in batch:
@@ -212,6 +245,16 @@ class Lifecycle:
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
+
+    def _keep(self, waiting: deque[Held], batch: list[Held]) -> None:
+        """Put back what may not be settled. A call may be under way: what it did, is done."""
+        left = [held for held in batch if held in self._slots.held]
+        for held in left:
+            held.unsure = True
+        if self._closed:
+            self.abandoned += len(left)
+        else:
+            waiting.extendleft(reversed(left))
 
     def _give_up(self, batch: list[Held]) -> None:
         self.abandoned += len(batch)

@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.runtime.clock import ServerClock
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.store.doorbell import Doorbell
+
+logger = get_logger(__name__)
 
 LISTEN: Final = 5.0
 """Seconds that one wait for a ring takes. A connection that stays silent for longer is dead."""
@@ -66,7 +70,8 @@ class Lookout:
         if self._dispatcher.hears_all(self._hearing, topics):
             return
         if not self._hearing.issuperset(self._dispatcher.listens_to(topics)):
-            self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
+            self._unblocking = spawn("unblock", self._doorbell.unblock)
+            self._unblocking.add_done_callback(self._unblocked)
 
     async def listen(self) -> float:
         """Wait for one ring and pass it on."""
@@ -111,8 +116,7 @@ class Lookout:
             if survey.pending:
                 await self._store.ring_doorbell(topic)
 
-    async def _unblock(self) -> None:
-        try:
-            await self._doorbell.unblock()
-        finally:
-            self._unblocking = None
+    def _unblocked(self, task: asyncio.Task[None]) -> None:
+        self._unblocking = None
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a wait for doorbells could not be ended: %s", how_it_ended(task))

@@ -25,6 +25,9 @@ LOGGED: Final = (
     events.LoopBlocked,
     events.ServerLost,
     events.ServerBack,
+    events.PartDied,
+    events.PartRestarted,
+    events.WorkerFailed,
     events.CronFired,
     events.CronMissed,
 )
@@ -89,6 +92,14 @@ def log(event: Event) -> None:
             line.warning("the server is away; still trying: %s", error)
         case events.ServerBack(seconds):
             line.warning("the server is back after %.1f s", seconds)
+        case events.PartDied(_, part, error):
+            line.error("the %s ended without being told to, and is restarted: %s", part, error)
+        case events.PartRestarted(_, part, seconds, restarts):
+            line.warning(
+                "the %s runs again after %.1f s (restart %d of late)", part, seconds, restarts
+            )
+        case events.WorkerFailed(worker, error):
+            line.critical("worker %s stops: %s", worker, error)
         case events.CronFired(topic, id, _):
             line.info("%s %s: the cron fired", topic, id)
         case events.CronMissed(topic, tick, ticks):

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.outcome import Circumstances
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.loop import Loop
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
 
@@ -71,12 +72,21 @@ class Site:
         self._lookout.looking.wake()
         self._lookout.listen_anew()
 
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """Everything that must run for as long as the worker does."""
+        lookout = self._lookout
+        return (lookout.looking, lookout.listening, self._scheduler.loop, self._monitor.loop)
+
     def start(self) -> None:
-        """Start everybody."""
-        self._lookout.looking.start()
-        self._lookout.listening.start()
-        self._scheduler.loop.start()
-        self._monitor.loop.start()
+        """Start everything."""
+        for loop in self.loops:
+            loop.start()
+
+    def look_around(self) -> None:
+        """Look at every topic now, not at the next regular time."""
+        self._lookout.looking.wake()
+        self._lookout.listen_anew()
 
     def listen_anew(self) -> None:
         """A topic may have fallen quiet: if its doorbell is not heard, it shall be."""
