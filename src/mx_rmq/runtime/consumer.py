@@ -66,7 +66,7 @@ _Call = Callable[["Held", "Message", Any], Awaitable[Any]]
 class Consumer:
     """The consumers of one worker."""
 
-    name = "consumers"
+    name = "consumer"
 
     def __init__(
         self,
@@ -332,7 +332,15 @@ class Consumer:
         return call
 
     async def _in_thread(self, held: Held, given: tuple[Any, ...]) -> Any:
-        call = Call(held.topic.handler.function, given)
+        handler = held.topic.handler
+        call = Call(handler.function, given)
+        if (timeout := handler.timeout) is not None:
+
+            def wait() -> None:  # its time counts from when it has a thread
+                self._timeouts.clear(held)
+                call.on_begin = lambda: self._extend(held, timeout)
+
+            call.on_wait = wait
         cancel, held.interrupt = held.interrupt, call.interrupt
         if held.stopped is Stopped.NO_THREAD:  # middleware tries again
             held.stopped = None

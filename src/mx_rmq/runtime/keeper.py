@@ -205,7 +205,9 @@ class Keeper:
         """Keep the leases until told to end, or until something ends the thread."""
         how = "its thread ended"
         try:
-            asyncio.run(self._run(life))
+            with asyncio.Runner() as runner:
+                runner.get_loop()  # which may fail
+                runner.run(self._run(life))
         except (SystemExit, KeyboardInterrupt) as error:  # a subscriber's: for the whole program
             self._tell_main(defer_exit, error)
         except BaseException as error:  # noqa: BLE001 - the watchdog sees it

@@ -52,6 +52,10 @@ class Call:
         self._generation = Generation()
         self.began = False
         """A thread has entered the function."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called if no thread is free: it waits for one."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called in the loop when a thread enters the function."""
         self._withdrawn = False
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._done: asyncio.Future[Any] = self._loop.create_future()
@@ -62,6 +66,9 @@ class Call:
             if self.began or self._withdrawn:
                 return
             self.began = True
+        if self.on_begin is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.on_begin)
         result, error = None, None
         try:
             result = self._context.run(self._inside)
@@ -149,7 +156,7 @@ class Threads:
     They are daemons: a handler that does not come back must not keep its process alive.
     """
 
-    name = "handler threads"
+    name = "thread pool"
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -174,6 +181,8 @@ class Threads:
             except (RuntimeError, MemoryError) as error:
                 if not self._started:
                     raise NoThread(self._why) from error
+        if len(self._open) >= self._started and call.on_wait is not None:
+            call.on_wait()
         self._open.add(call)
         self._calls.put(call)
         try:
