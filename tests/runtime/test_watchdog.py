@@ -189,7 +189,9 @@ async def test_a_part_that_lived_long_gets_all_its_restarts_again(
 
     async with queue(server.url) as mq:
         part = Mortal()
-        dog = Watchdog("w", mq.events, on_look=int, on_change=int, on_failed=failed.append)
+        dog = Watchdog(
+            "w", mq.events, on_look=lambda: None, on_change=lambda: None, on_failed=failed.append
+        )
         dog.watch(part)
         for _ in range(3 * MOST):
             part.alive = False

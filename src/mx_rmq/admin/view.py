@@ -198,6 +198,8 @@ class WorkerView:
     """Seconds since its last sign of life. So old is what stands here, too."""
     doing: tuple[Doing, ...] = ()
     """What it runs, the longest first, at most 20."""
+    down: dict[str, str] = field(default_factory=dict)
+    """Parts of it that are down and being restarted, each with the reason."""
 
     @property
     def alive(self) -> bool:
@@ -286,7 +288,12 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         started_at=float(started) if isinstance(started, int | float) else None,
         seen_ago=seen.age / 1000,
         doing=_doing(info.get("doing")),
+        down=_down(info.get("down")),
     )
+
+
+def _down(said: object) -> dict[str, str]:
+    return {str(part): str(why) for part, why in said.items()} if isinstance(said, dict) else {}
 
 
 def _doing(said: object) -> tuple[Doing, ...]:

@@ -73,6 +73,8 @@ class Tally:
         self.topics: defaultdict[str, TopicTally] = defaultdict(TopicTally)
         self.blocks: Counter[str] = Counter()
         """How often a handler kept the event loop from running."""
+        self.deaths: Counter[str] = Counter()
+        """How often a part of the worker died."""
         self.away = False
         """Whether the server is away."""
         self.reconnects = 0
