@@ -40,7 +40,11 @@ EACH: Final = 40
 """Kills in one life."""
 ALL_AT_ONCE: Final = 3
 """How often all tasks are cancelled in one life, at the most: more would let the worker fail."""
+MOMENTS: Final = 500
+"""Turns of the loop for which a task of the kind is waited for."""
 SIDE_BY_SIDE: Final = 4
+BACKLOG: Final = 100
+"""Messages that wait, about."""
 DOOMED: Final = 10
 """In one of so many lives a part is killed whenever it lives."""
 WITHIN: Final = 60.0
@@ -63,6 +67,7 @@ class Life:
         self._kills = kills
         self._doomed = number % DOOMED == DOOMED - 1
         self._left: set[int] = set()
+        self._inside: set[int] = set()
         self._numbers = iter(range(1_000_000))
         self._feeding = True
         self.counts: Counter[str] = Counter()
@@ -74,7 +79,7 @@ class Life:
             worker = Worker(mq, name=self._prefix, concurrency=8, grace=5)
             mq.events.subscribe(self._on_event)
             running = asyncio.create_task(worker.run())
-            while worker._cast is None:
+            while worker._cast is None:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
             feeding = asyncio.create_task(self._feed(mq))
             protected = {running, feeding, asyncio.current_task()}
@@ -109,9 +114,11 @@ class Life:
             kind = self._random.choice(KINDS)
             if kind == "all tasks" and self.counts[kind] == ALL_AT_ONCE:
                 continue
-            if self._strike(worker, kind, protected):
-                self.counts[kind] += 1
-                return
+            for _ in range(MOMENTS if kind in TASKS else 1):  # they live for a moment only
+                if self._strike(worker, kind, protected):
+                    self.counts[kind] += 1
+                    return
+                await asyncio.sleep(0)
             await asyncio.sleep(0.005)
         self._violated(f"no part lived for five seconds: {worker.trouble}")
 
@@ -190,20 +197,31 @@ class Life:
 
         @mq.handler("work", retry=0.02, max_attempts=1000, max_crashes=1000)
         async def work(number: int) -> None:
-            self.counts["runs"] += 1
-            await asyncio.sleep((0, 0, 0.01, 0.3)[number % 4])
-            self._left.discard(number)
+            with self._noted(number):
+                await asyncio.sleep(_seconds(number))
 
         @mq.handler("plain", retry=0.02, max_attempts=1000, max_crashes=1000, timeout=30)
         def plain(number: int) -> None:
-            self.counts["runs"] += 1
-            time.sleep((0, 0, 0.01, 0.05)[number % 4])
-            self._left.discard(number)
+            with self._noted(number):
+                time.sleep(_seconds(number))
 
         @mq.cron("0 0 1 1 *")
         async def yearly() -> None: ...
 
         return mq
+
+    @contextmanager
+    def _noted(self, number: int) -> Iterator[None]:
+        """Note a run of a message: that it came to its end, and whether it was alone."""
+        self.counts["runs"] += 1
+        if number in self._inside:
+            self.counts["runs of a message side by side"] += 1
+        self._inside.add(number)
+        try:
+            yield
+            self._left.discard(number)
+        finally:
+            self._inside.discard(number)
 
     def _on_event(self, event: events.Event) -> None:
         if isinstance(event, events.PartRestarted):
@@ -218,7 +236,9 @@ class Life:
                 self.counts["messages"] += len(numbers)
                 delay = self._random.choice((None, None, 0.1))
                 await mq.produce_many(topic, numbers, delay=delay)
-            await asyncio.sleep(0.04)
+            while self._feeding and len(self._left) > BACKLOG:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)
 
     async def _settle(self, worker: Worker, running: asyncio.Task[bool] | None = None) -> None:
         """Let a worker handle the rest; then nothing may be left of what it had in hand."""
@@ -250,6 +270,11 @@ class Life:
 
     def _violated(self, what: str) -> None:
         self.violations.append(f"{self._name}: {what}")
+
+
+def _seconds(number: int) -> float:
+    """Return how long a handler takes: mostly moments, now and then longer than the lease."""
+    return 1.3 * LEASE if number % 64 == 0 else (0, 0, 0.005, 0.02)[number % 4]
 
 
 REFUSED: Final[set[object]] = set()
@@ -318,6 +343,7 @@ def _broken_logging() -> Iterator[None]:
 
 async def run(trial: Trial) -> None:
     """Let as many parts be killed as the size wants."""
+    trial.count("runs of a message side by side", 0)
     free = asyncio.Semaphore(SIDE_BY_SIDE)
     struck: Counter[str] = Counter()
 

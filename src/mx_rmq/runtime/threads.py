@@ -57,6 +57,8 @@ class Call:
         self.on_begin: Callable[[], None] | None = None
         """Called in the loop when a thread enters the function."""
         self._withdrawn = False
+        self._given_up = False
+        """Its caller is cancelled, and waits only until the thread has left."""
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._done: asyncio.Future[Any] = self._loop.create_future()
 
@@ -98,6 +100,7 @@ class Call:
             return await self._done
         except asyncio.CancelledError:  # the function's own, or its caller is cancelled
             if self._outcome is None:
+                self._given_up = True
                 self._done = self._loop.create_future()  # the other was cancelled with the caller
                 await self._left()
             if self._outcome is None or self._outcome[1] is not None:
@@ -144,7 +147,7 @@ class Call:
         self._outcome = (result, error)
         if self._done.done():
             return
-        if error is None:
+        if error is None or self._given_up:
             self._done.set_result(result)
         else:
             self._done.set_exception(error)
