@@ -236,7 +236,7 @@ class Life:
                 self.counts["messages"] += len(numbers)
                 delay = self._random.choice((None, None, 0.1))
                 await mq.produce_many(topic, numbers, delay=delay)
-            while self._feeding and len(self._left) > BACKLOG:
+            while self._feeding and len(self._left) > BACKLOG:  # noqa: ASYNC110 - a moment
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.02)
 

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Delivery, Middleware, Worker, WorkerBroken
+from mx_rmq.cli.checkup import look_at_queue
 from mx_rmq.core import events
 from mx_rmq.runtime import watchdog
 from mx_rmq.runtime.watchdog import MOST, Watchdog
+from mx_rmq.store.finding import Severity
 from mx_rmq.store.store import Store
-from tests.runtime.stage import Seen, on_a_server, queue, until
+from tests.runtime.stage import Seen, on_a_server, queue, until, until_so
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -313,6 +315,15 @@ async def test_while_no_keeper_can_be_had_leases_are_kept_and_nothing_more_is_ta
             keeper._life.loop.call_soon_threadsafe(keeper._life.loop.stop)
             await until(lambda: "lease keeper is down: RuntimeError" in worker.trouble)
             assert list(worker.down) == ["lease keeper"]
+
+            async def is_told() -> bool:
+                (view,) = await mq.admin.workers()
+                return list(view.down) == ["lease keeper"]
+
+            await until_so(is_told)
+            found = await look_at_queue(mq.admin, audit=False)
+            bad = [one.what for one in found if one.severity is Severity.BAD]
+            assert any("its lease keeper is down: RuntimeError" in what for what in bad)
             await mq.produce("t", 2)
             await seen.wait(events.Completed)  # of the first, whose lease somebody kept
             assert runs == {1: 1}
