@@ -68,7 +68,7 @@ def broken_logging() -> Iterator[None]:
     def refuse(record: logging.LogRecord) -> bool:
         raise asyncio.CancelledError
 
-    handler = logging.NullHandler()
+    handler = logging.StreamHandler()
     handler.addFilter(refuse)
     logger = logging.getLogger("mx_rmq")
     logger.addHandler(handler)
