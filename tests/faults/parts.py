@@ -47,8 +47,10 @@ BACKLOG: Final = 100
 """Messages that wait, about."""
 DOOMED: Final = 10
 """In one of so many lives a part is killed whenever it lives."""
-WITHIN: Final = 60.0
+WITHIN: Final = 120.0
 """Seconds in which a worker must have handled everything."""
+PATIENCE: Final = 60.0
+"""Seconds for which a call is repeated: a busy machine may keep the server from answering."""
 
 
 class Struck(BaseException):
@@ -193,7 +195,7 @@ class Life:
     # the work
 
     def _queue(self) -> MessageQueue:
-        mq = MessageQueue(self._url, prefix=self._prefix, lease=LEASE)
+        mq = MessageQueue(self._url, prefix=self._prefix, lease=LEASE, patience=PATIENCE)
 
         @mq.handler("work", retry=0.02, max_attempts=1000, max_crashes=1000)
         async def work(number: int) -> None:
@@ -393,5 +395,5 @@ FAULT: Final = Fault(
     run=run,
     unit="kills",
     short=80,
-    full=4000,
+    full=2000,
 )

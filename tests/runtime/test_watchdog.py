@@ -106,6 +106,15 @@ async def test_a_loop_that_was_cancelled_is_restarted(
             await seen.wait(events.Completed)
 
 
+async def test_every_part_is_watched_under_its_name(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        mq.cron("0 0 1 1 *", topic="t")(lambda: None)
+        async with Worker(mq) as worker:
+            assert worker._cast is not None
+            watched = worker._cast._watchdog._parts
+            assert sorted(part.name for part in watched) == sorted(events.PARTS)
+
+
 async def test_a_worker_survives_that_all_tasks_are_cancelled(
     raw: Redis, server: Server, quick: None
 ) -> None:

@@ -10,6 +10,22 @@ cron      CronFired, CronMissed
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+PARTS: Final = (
+    "beat",
+    "consumer",
+    "crons",
+    "doorbell",
+    "janitor",
+    "lease keeper",
+    "lifecycle",
+    "lookout",
+    "monitor",
+    "scheduler",
+    "thread pool",
+)
+"""The parts of a worker that are watched, as PartDied names them."""
 
 
 @dataclass(frozen=True, slots=True)
