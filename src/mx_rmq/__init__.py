@@ -23,6 +23,7 @@ from mx_rmq.core.errors import (
     ServerFull,
     ServerUnavailable,
     UnsafeServer,
+    WorkerBroken,
     WrongType,
 )
 from mx_rmq.core.message import Priority, State
@@ -65,6 +66,7 @@ __all__ = [
     "State",
     "UnsafeServer",
     "Worker",
+    "WorkerBroken",
     "WrongType",
     "events",
 ]

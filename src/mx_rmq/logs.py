@@ -17,6 +17,7 @@ from mx_rmq.core.outcome import Retry
 from mx_rmq.core.text import storable
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.middleware import Handle
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 LONGEST: Final = 8192
 """Characters of a payload in a line."""

@@ -15,11 +15,11 @@ import signal
 import socket
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from mx_rmq.core import events
 from mx_rmq.core.config import WorkerSettings
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, WorkerBroken
 from mx_rmq.core.names import check_worker
 from mx_rmq.runtime import current
 from mx_rmq.runtime.cast import Cast
@@ -72,6 +72,8 @@ class Worker:
         self._cast: Cast | None = None
         self._runs = False
         self._opened = False
+        self._broken = ""
+        """Why it stopped by itself; empty: it did not."""
         self._stopping: asyncio.Task[bool] | None = None
         self._starting: asyncio.Future[None] | None = None
         """Done when the start that is under way has ended, well or not."""
@@ -90,16 +92,26 @@ class Worker:
     @property
     def trouble(self) -> str:
         """Why it takes no messages now; empty: it does."""
+        if self._broken:
+            return self._broken
         if self._stopping is not None:
             return "the worker is stopping"
         if self._cast is None:
             return "the worker has not started"
+        if down := self._cast.down():
+            return "; ".join(f"the {part} is down: {why}" for part, why in down.items())
         return "the server is away" if self.mq.store.links.lost() else ""
+
+    @property
+    def down(self) -> dict[str, str]:
+        """The parts that are down now and being restarted, each with the reason."""
+        return {} if self._cast is None else self._cast.down()
 
     async def run(self) -> bool:
         """Work until SIGTERM or SIGINT; say whether everything was settled or handed back.
 
-        The first signal lets handlers finish within the grace; a second one cancels them.
+        The first signal lets handlers finish within the grace; a second one cancels them. If a part
+        of the worker keeps dying, the worker stops in the same order, and this raises WorkerBroken.
         """
         stop = asyncio.Event()
 
@@ -112,10 +124,22 @@ class Worker:
             if not await self._started_before(stop):
                 return True
             try:
-                await stop.wait()
+                await self._until(stop)
             finally:
                 clean = await self.stop()
-            return clean
+        if self._broken:
+            raise WorkerBroken(self._broken)
+        return clean
+
+    async def _until(self, stop: asyncio.Event) -> None:
+        """Wait for the signal, or until the worker has stopped by itself."""
+        while not stop.is_set() and self._cast is not None and self._stopping is None:
+            waiting = asyncio.create_task(stop.wait(), name="mx-rmq signal")
+            either: list[asyncio.Future[Any]] = [waiting, self._cast.failed]
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
 
     async def _started_before(self, stop: asyncio.Event) -> bool:
         """Start, unless the signal to stop comes first; say whether it has."""
@@ -150,6 +174,8 @@ class Worker:
                 await self.stop()
         finally:
             unsubscribe()
+        if self._broken:
+            raise WorkerBroken(self._broken)
         return Drained(*counts.values())
 
     async def start(self) -> None:
@@ -163,6 +189,7 @@ class Worker:
         if self._runs:
             raise InvalidInput(f"worker {self.name} runs already")
         handlers = self._handlers()
+        self._broken = ""
         self._runs = True
         self._loop = asyncio.get_running_loop()
         starting = self._starting = self._loop.create_future()
@@ -173,6 +200,7 @@ class Worker:
                 self._opened = True
             cast = await self._cast_of(mq, handlers)
             self._cast = cast
+            cast.failed.add_done_callback(self._on_failed)
             mq.on_close.append(self.stop)
         except BaseException:
             await self._close()
@@ -181,6 +209,14 @@ class Worker:
             self._starting = None
             starting.set_result(None)
         return cast
+
+    def _on_failed(self, failed: asyncio.Future[str]) -> None:
+        """A part keeps dying: stop in good order, whoever waits for it."""
+        if self._cast is None or self._cast.failed is not failed:
+            return
+        self._broken = f"the worker has failed: {failed.result()}"
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
 
     async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
         """Start the cast, all of whose tasks know the worker's name."""
@@ -232,8 +268,10 @@ class Worker:
         await self.start()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await self.stop()
+        if self._broken and kind is None:
+            raise WorkerBroken(self._broken)
 
     async def _stop(self, cast: Cast) -> bool:
         try:

@@ -143,7 +143,7 @@ async def test_a_signal_before_anything_has_begun_ends_it_with_0(app: App) -> No
 
 
 @pytest.mark.parametrize(
-    ("code", "verdict"), [(0, 0), (1, 1), (2, 2), (3, 1), (-signal.SIGTERM, 0), (-9, 1), (-40, 1)]
+    ("code", "verdict"), [(0, 0), (1, 1), (2, 2), (3, 3), (-signal.SIGTERM, 0), (-9, 1), (-40, 1)]
 )
 def test_the_end_of_a_process_says_what_it_means_for_the_messages(code: int, verdict: int) -> None:
     ended = Ended(4711, code)

@@ -57,7 +57,7 @@ AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produ
 DUTIES: Final = (
     *("monitor", "scheduler", "expirer", "lookout", "doorbell", "janitor", "beat", "caretaker"),
 )
-"""Loops: who is cancelled is gone for the rest of the life."""
+"""Loops: one that is cancelled is restarted by the watchdog."""
 FIRST: Final = ("start", "open")
 LAST: Final = ("stop", "close", "lifecycle", "dispatch", "consumer", "keeper")
 """The last four while the worker stops."""
@@ -334,8 +334,8 @@ class Life:
 
     def _watch_keeper(self, keeper: Any) -> None:
         """Its tasks live in a loop of their own."""
-        if keeper._loop is not None:
-            keeper._loop.call_soon_threadsafe(keeper._loop.set_task_factory, watching(self))
+        loop = keeper._life.loop
+        loop.call_soon_threadsafe(loop.set_task_factory, watching(self))
 
     def _queue(self, url: str, patience: float = 10.0) -> MessageQueue:
         mq = MessageQueue(url, prefix=self._prefix, lease=LEASE, patience=patience)

@@ -124,7 +124,12 @@ def test_it_hears_what_it_can_count_until_it_is_told_to_stop() -> None:
     assert not mq.events.wants(events.Completed)
     stop = recorder.listen()
     deaf = {kind for kind in get_args(events.Event) if kind not in recorder._count}
-    assert deaf == {events.WorkerStopping, events.WorkerStopped}
+    assert deaf == {
+        events.WorkerStopping,
+        events.WorkerStopped,
+        events.PartRestarted,
+        events.WorkerFailed,
+    }
     mq.events.emit(DONE)
     stop()
     mq.events.emit(DONE)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import uvloop
 
 from mx_rmq.core import events
 from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.report import LOGGED, log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DONE = events.Completed("t", "a", 1, 0.1)
 AGAIN = events.Retried("t", "a", 1, 2.0, "ValueError: x")
@@ -106,3 +111,43 @@ def test_every_event_that_is_logged_has_its_line(
     (record,) = caplog.records
     assert record.levelname == level
     assert words in record.getMessage()
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit(), BaseException()])
+async def test_no_exception_of_a_subscriber_reaches_the_emitter(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Any] = []
+    bus = Events()
+
+    def fail(event: Any) -> None:
+        raise error
+
+    bus.subscribe(fail)
+    bus.subscribe(heard.append)
+    bus.emit(DONE)
+    await asyncio.sleep(0)
+    assert heard == [DONE]
+    assert "a subscriber failed on Completed" in caplog.text
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("error", [SystemExit(7), KeyboardInterrupt()])
+def test_a_subscriber_may_end_the_program_but_not_in_the_middle_of_our_work(
+    error: BaseException, factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    bus = Events()
+    went_on: list[bool] = []
+
+    def leave(event: Any) -> None:
+        raise error
+
+    async def work() -> None:
+        bus.emit(DONE)
+        went_on.append(True)
+        await asyncio.sleep(60)
+
+    bus.subscribe(leave)
+    with pytest.raises(type(error)), asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work())
+    assert went_on == [True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -314,10 +315,10 @@ async def test_a_keeper_that_ends_by_itself_while_it_is_told_to_ends_all_the_sam
         async with Worker(mq) as worker:
             assert worker._cast is not None
             keeper = worker._cast._keeper
-            await until(lambda: keeper._wake)
-            loop, thread = keeper._loop, keeper._thread
+            assert keeper._life is not None
+            loop = keeper._life.loop
             assert loop is not None
-            assert thread is not None
+            (thread,) = (one for one in threading.enumerate() if one.name == "mx-rmq-keeper")
             tell = loop.call_soon_threadsafe
 
             def too_late(*args: Any) -> Any:

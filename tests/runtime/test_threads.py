@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -33,8 +33,14 @@ class Started:
 
     interrupt: Callable[[], None]
 
-    def __call__(self, interrupt: Callable[[], None]) -> None:
-        self.interrupt = interrupt
+
+async def run(
+    threads: Threads, function: Callable[..., Any], arguments: tuple[Any, ...], started: Started
+) -> Any:
+    """Run a function in a thread."""
+    call = Call(function, arguments)
+    started.interrupt = call.interrupt
+    return await threads.run(call)
 
 
 def forever(begun: threading.Event | None = None) -> None:
@@ -45,11 +51,11 @@ def forever(begun: threading.Event | None = None) -> None:
 
 
 async def test_a_result_comes_back(threads: Threads) -> None:
-    assert await threads.run(lambda a, b: a + b, (1, 2), Started()) == 3
+    assert await run(threads, lambda a, b: a + b, (1, 2), Started()) == 3
 
 
 async def test_the_function_runs_in_another_thread(threads: Threads) -> None:
-    name = await threads.run(lambda: threading.current_thread().name, (), Started())
+    name = await run(threads, lambda: threading.current_thread().name, (), Started())
     assert name.startswith("mx-rmq-handler")
 
 
@@ -59,13 +65,13 @@ async def test_an_exception_comes_back(threads: Threads, error: BaseException) -
         raise error
 
     with pytest.raises(type(error)) as caught:
-        await threads.run(fail, (), Started())
+        await run(threads, fail, (), Started())
     assert caught.value is error or isinstance(error, asyncio.CancelledError)
 
 
 async def test_a_stop_iteration_comes_back_as_an_error(threads: Threads) -> None:
     with pytest.raises((StopIteration, RuntimeError)):
-        await asyncio.wait_for(threads.run(lambda: next(iter([])), (), Started()), 2)
+        await asyncio.wait_for(run(threads, lambda: next(iter([])), (), Started()), 2)
 
 
 async def test_context_variables_go_with_the_call_and_what_it_sets_stays_there(
@@ -78,14 +84,14 @@ async def test_context_variables_go_with_the_call_and_what_it_sets_stays_there(
         VARIABLE.set("inside")
         return before
 
-    assert await threads.run(look, (), Started()) == "outside"
+    assert await run(threads, look, (), Started()) == "outside"
     assert VARIABLE.get() == "outside"
-    assert await threads.run(look, (), Started()) == "outside"
+    assert await run(threads, look, (), Started()) == "outside"
 
 
 async def test_an_interrupt_is_raised_in_a_loop_of_python(threads: Threads) -> None:
     begun, started = threading.Event(), Started()
-    task = asyncio.create_task(threads.run(forever, (begun,), started))
+    task = asyncio.create_task(run(threads, forever, (begun,), started))
     await asyncio.to_thread(begun.wait, 5)
     started.interrupt()
     with pytest.raises(Interrupted):
@@ -102,7 +108,7 @@ async def test_a_handler_that_catches_every_exception_is_interrupted_all_the_sam
             with suppress(Exception):
                 forever(begun)
 
-    task = asyncio.create_task(threads.run(stubborn, (), started))
+    task = asyncio.create_task(run(threads, stubborn, (), started))
     await asyncio.to_thread(begun.wait, 5)
     started.interrupt()
     with pytest.raises(Interrupted):
@@ -114,8 +120,8 @@ async def test_an_interrupt_before_the_thread_began_keeps_the_function_from_runn
 ) -> None:
     ran: list[int] = []
     release, started = threading.Event(), Started()
-    first = asyncio.create_task(threads.run(release.wait, (5,), Started()))
-    second = asyncio.create_task(threads.run(ran.append, (1,), started))
+    first = asyncio.create_task(run(threads, release.wait, (5,), Started()))
+    second = asyncio.create_task(run(threads, ran.append, (1,), started))
     await asyncio.sleep(0)
     started.interrupt()
     release.set()
@@ -133,9 +139,9 @@ async def test_an_interrupt_after_the_function_left_does_not_hit_the_next_call(
 
     for _ in range(50):
         started = Started()
-        await threads.run(count, (), started)
+        await run(threads, count, (), started)
         started.interrupt()
-        assert await threads.run(count, (), Started()) == 20_000
+        assert await run(threads, count, (), Started()) == 20_000
 
 
 async def test_an_interrupt_at_any_moment_hits_its_own_call_or_nothing(threads: Threads) -> None:
@@ -144,12 +150,12 @@ async def test_an_interrupt_at_any_moment_hits_its_own_call_or_nothing(threads: 
 
     for round in range(150):
         started = Started()
-        task = asyncio.create_task(threads.run(count, (3000,), started))
+        task = asyncio.create_task(run(threads, count, (3000,), started))
         await asyncio.sleep(round * 0.00001)
         started.interrupt()
         with suppress(Interrupted):
             assert await task == 3000
-        assert await threads.run(count, (1000,), Started()) == 1000
+        assert await run(threads, count, (1000,), Started()) == 1000
 
 
 async def test_a_call_that_slept_in_c_is_interrupted_when_it_wakes(threads: Threads) -> None:
@@ -160,7 +166,7 @@ async def test_a_call_that_slept_in_c_is_interrupted_when_it_wakes(threads: Thre
         time.sleep(0.2)
         forever()
 
-    task = asyncio.create_task(threads.run(sleepy, (), started))
+    task = asyncio.create_task(run(threads, sleepy, (), started))
     await asyncio.to_thread(begun.wait, 5)
     started.interrupt()
     assert not task.done()
@@ -171,14 +177,14 @@ async def test_a_call_that_slept_in_c_is_interrupted_when_it_wakes(threads: Thre
 async def test_a_call_that_has_left_its_thread_interrupts_nobody() -> None:
     call = Call(lambda: 5, ())
     call.run()
-    assert await call.done == 5
+    assert await call.finish() == 5
     call.interrupt()
     assert sum(1 for _ in range(100_000)) == 100_000
 
 
 PROFILED = """
 import asyncio, cProfile, time
-from mx_rmq.runtime.threads import Interrupted, Threads
+from mx_rmq.runtime.threads import Call, Interrupted, Threads
 
 def sleeps_on():
     try:
@@ -190,8 +196,9 @@ def sleeps_on():
 
 async def main():
     loop = asyncio.get_running_loop()
-    interrupt_soon = lambda interrupt: loop.call_later(0.1, interrupt)
-    print(await Threads(1).run(sleeps_on, (), interrupt_soon))
+    call = Call(sleeps_on, ())
+    loop.call_later(0.1, call.interrupt)
+    print(await Threads(1).run(call))
 
 asyncio.run(main())
 cProfile.run("asyncio.run(asyncio.sleep(0))")

@@ -234,6 +234,8 @@ class WorkerView:
     """What it runs, the longest first, at most 20."""
     version: str = ""
     """Its release of mx-rmq; empty: one before 2.0."""
+    down: dict[str, str] = field(default_factory=dict)
+    """Parts of it that are down and being restarted, each with the reason."""
 
     @property
     def alive(self) -> bool:
@@ -323,7 +325,12 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         seen_ago=seen.age / 1000,
         doing=_doing(info.get("doing")),
         version=str(info.get("version", "")),
+        down=_down(info.get("down")),
     )
+
+
+def _down(said: object) -> dict[str, str]:
+    return {str(part): str(why) for part, why in said.items()} if isinstance(said, dict) else {}
 
 
 def _doing(said: object) -> tuple[Doing, ...]:

@@ -67,6 +67,13 @@ def _number(topics: int) -> Finding:
 
 def _workers(workers: Sequence[WorkerView], served: set[str]) -> Iterator[Finding]:
     for worker in workers:
+        for part, why in worker.down.items() if worker.alive else ():
+            yield Finding(
+                Severity.BAD,
+                f"worker {worker.name} on {worker.host}, process {worker.pid}: its {part} is down: "
+                f"{why}",
+                "It restarts the part, and stops by itself if that does not help: read its log",
+            )
         if not worker.missed:
             continue
         alone = [topic for topic in worker.topics if topic not in served]

@@ -257,7 +257,7 @@ def _workers(found: list[WorkerView]) -> Table:
                 one.concurrency,
                 when(one.started_at),
                 f"{duration(one.seen_ago)} ago",
-                None if one.alive else "silent",
+                _state(one),
             )
             for one in found
         ],
@@ -266,11 +266,18 @@ def _workers(found: list[WorkerView]) -> Table:
     )
 
 
+def _state(one: WorkerView) -> str | None:
+    """Return what is wrong with a worker."""
+    if not one.alive:
+        return "silent"
+    return f"{', '.join(one.down)} down" if one.down else None
+
+
 def _running(found: list[WorkerView]) -> Table:
     """Return what the workers run; one that runs nothing has a line, too."""
     rows: list[tuple[object, ...]] = []
     for one in found:
-        end = f"{duration(one.seen_ago)} ago", None if one.alive else "silent"
+        end = f"{duration(one.seen_ago)} ago", _state(one)
         name = short_worker(one.name)
         nothing = (name, None, None, None, None, None, *end)
         rows += [

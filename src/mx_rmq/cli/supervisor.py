@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import logging
 import os
 import signal
 import socket
@@ -22,17 +21,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.cli.loading import look_here
+from mx_rmq.safe_log import get_logger
 from mx_rmq.worker import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-logger = logging.getLogger(__name__)
+    from mx_rmq.cli.systemd import Systemd
+
+logger = get_logger(__name__)
 
 LEFT: Final = 1
 """Exit code: something was left to the leases."""
 WRONG: Final = 2
 """Exit code: it could not begin."""
+BROKEN: Final = 3
+"""Exit code: a part of the worker kept dying, so it stopped by itself."""
+
+LOOK_AT_PROCESSES: Final = 1.0
+"""Seconds between two looks whether all processes give signs of life."""
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
@@ -57,6 +64,7 @@ class Lifeline:
     def __init__(self, number: int) -> None:
         os.set_inheritable(number, False)
         self._number = number
+        self._line = socket.socket(fileno=number)
 
     def watch(self, grace: float) -> None:
         """From now on, stop when the supervisor is gone."""
@@ -65,9 +73,9 @@ class Lifeline:
         ).start()
 
     def works(self) -> None:
-        """Tell the supervisor that the worker has begun."""
-        with suppress(OSError):  # it is gone: the thread sees to that
-            os.write(self._number, b".")
+        """Tell the supervisor that the worker works: when it has begun, then every second."""
+        with suppress(OSError):  # it is gone: the thread sees to that; or it does not listen
+            self._line.send(b".", socket.MSG_DONTWAIT)
 
     def _watch(self, grace: float) -> None:
         with suppress(OSError):
@@ -98,21 +106,26 @@ class Ended(NamedTuple):
         """What it means for the messages, as an exit code."""
         if self.code == -signal.SIGTERM:
             return 0  # it had not begun: a worker that has, stops in good order
-        return self.code if self.code in (0, WRONG) else LEFT
+        return self.code if self.code in (0, WRONG, BROKEN) else LEFT
 
 
 class Processes:
     """The worker processes that live now. Each signal to the supervisor goes to all of them."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], systemd: Systemd) -> None:
         self._command = command
+        self._systemd = systemd
         self._living: set[asyncio.subprocess.Process] = set()
+        self._heard_at: dict[asyncio.subprocess.Process, float] = {}
+        """When each process that works gave its last sign of life."""
         self.stopping = asyncio.Event()
         """Set: we were told to stop."""
         self.worked = asyncio.Event()
         """Set: a worker has begun at least once, so what we were told was right."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        if systemd.watchdog is not None:
+            self._look(systemd.watchdog)
 
     async def live(self, **environment: str) -> Ended:
         """Start a process and wait for its end."""
@@ -136,11 +149,12 @@ class Processes:
             self._living.add(process)
             if self.stopping.is_set():  # told while it was being started
                 _terminate(process)
-            loop.add_reader(ours, self._on_word, ours)
+            loop.add_reader(ours, self._on_word, ours, process)
             try:
                 return Ended(process.pid, await process.wait())
             finally:
                 self._living.discard(process)
+                self._heard_at.pop(process, None)
                 loop.remove_reader(ours)
 
     def terminate(self) -> None:
@@ -150,13 +164,33 @@ class Processes:
 
     def _on_signal(self) -> None:
         self.stopping.set()
+        self._systemd.stopping()
         self.terminate()
 
-    def _on_word(self, line: socket.socket) -> None:
-        asyncio.get_running_loop().remove_reader(line)
+    def _on_word(self, line: socket.socket, process: asyncio.subprocess.Process) -> None:
         with suppress(OSError):
-            if line.recv(1):
-                self.worked.set()
+            if line.recv(64):
+                self._heard_at[process] = time.monotonic()
+                if not self.worked.is_set():
+                    self.worked.set()
+                    self._systemd.ready()
+                return
+        asyncio.get_running_loop().remove_reader(line)
+
+    def _look(self, watchdog: float) -> None:
+        """Give systemd a sign of life. A process that gives us none is killed, then replaced."""
+        self._systemd.alive()
+        for process, heard_at in self._heard_at.items():
+            if time.monotonic() - heard_at > watchdog and process.returncode is None:
+                logger.error(
+                    "worker process %d gave no sign of life for %g s and is killed",
+                    process.pid,
+                    watchdog,
+                )
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        every = min(LOOK_AT_PROCESSES, watchdog / 3)
+        asyncio.get_running_loop().call_later(every, self._look, watchdog)
 
 
 async def supervise(
@@ -166,13 +200,14 @@ async def supervise(
     name: str | None = None,
     metrics_port: int = 0,
     drain: bool = False,
+    systemd: Systemd,
 ) -> int:
     """Keep `count` processes alive until told to stop, or drained; return the worst exit code.
 
     The first one goes ahead alone: if it cannot begin, it says why, once, and that is the end.
     Each has a name and a port for its metrics of its own, if there are any.
     """
-    processes = Processes(command)
+    processes = Processes(command, systemd)
 
     def keep(number: int) -> asyncio.Task[int]:
         own = {} if name is None else {"MX_RMQ_NAME": f"{name}-{number}"}
@@ -205,9 +240,9 @@ async def _keep(processes: Processes, environment: dict[str, str], *, drain: boo
         pause = min(pause * 2, LONGEST_PAUSE)
 
 
-async def reload(command: Sequence[str], module: str) -> int:
+async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
     """Run one process until told to stop; begin anew when the code changes."""
-    processes = Processes(command)
+    processes = Processes(command, systemd)
     directories = directories_of(module)
     logger.info("reloads when a .py file changes in %s", ", ".join(directories))
     while True:

@@ -10,6 +10,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -18,10 +19,11 @@ from mx_rmq.cli.connection import CannotDo
 from mx_rmq.cli.loading import load, parse
 from mx_rmq.cli.logs import FORMATS, Logs, configure_logging, log_level
 from mx_rmq.cli.output import say
-from mx_rmq.cli.supervisor import LEFT, Lifeline, python, reload, supervise
+from mx_rmq.cli.supervisor import BROKEN, LEFT, Lifeline, python, reload, supervise
+from mx_rmq.cli.systemd import Systemd
 from mx_rmq.core.config import WorkerSettings
-from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.core.events import WorkerStarted, WorkerStopped
+from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
+from mx_rmq.core.events import WorkerFailed, WorkerStarted, WorkerStopped, WorkerStopping
 from mx_rmq.core.mask import Mask
 from mx_rmq.logs import FailedPayloads
 from mx_rmq.runtime.event_loop import loop_factory
@@ -32,6 +34,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from mx_rmq.queue import MessageQueue
+
+SIGN_OF_LIFE: Final = 1.0
+"""Seconds between two signs of life to those who watch this process."""
+
+LAST_RESORT: Final = 60
+"""Seconds beyond the grace after which a worker that has failed is ended by the system."""
 
 LEAVE_WITHIN: Final = 5.0
 """Seconds that foreign threads may keep the process when its worker has stopped."""
@@ -92,8 +100,9 @@ def worker(
 
     The first SIGTERM or Ctrl-C lets handlers finish within the grace, a second one cancels them.
     Exit code 0: everything is settled or handed back. 1: something is left to the leases. 2: it
-    could not begin.
+    could not begin. 3: a part of the worker kept dying, so it stopped by itself.
     """
+    systemd = Systemd.take_over()
     asked = Asked(
         target=target,
         url=url,
@@ -114,7 +123,7 @@ def worker(
             if drain or processes not in (None, 1):
                 raise InvalidInput("--reload is for one process that does not end by itself")
             command = asked.command(metrics_port=metrics_port)
-            code = _supervise(reload(command, parse(target)[0]), asked)
+            code = _supervise(reload(command, parse(target)[0], systemd), asked)
         elif processes is not None:
             parse(target)
             code = _supervise(
@@ -124,11 +133,13 @@ def worker(
                     name=settings.name,
                     metrics_port=_ports(settings, processes),
                     drain=drain,
+                    systemd=systemd,
                 ),
                 asked,
             )
         else:
-            code = _work(asked, settings.grace, None if lifeline is None else Lifeline(lifeline))
+            line = None if lifeline is None else Lifeline(lifeline)
+            code = _work(asked, settings.grace, line, systemd)
     except KeyboardInterrupt:  # before anything had begun
         code = 0
     except MxRmqError as error:
@@ -221,7 +232,7 @@ def _supervise(duty: Coroutine[Any, Any, int], asked: Asked) -> int:
     return asyncio.run(duty)
 
 
-def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
+def _work(asked: Asked, grace: float, lifeline: Lifeline | None, systemd: Systemd) -> int:
     """Work in this process; return the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
@@ -233,21 +244,41 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
     if asked.logs.payloads:
         mq.middleware = (*mq.middleware, FailedPayloads(asked.logs.mask))
     started, unclean = threading.Event(), threading.Event()
+    one = asked.worker(mq)
 
     def on_started(_: WorkerStarted) -> None:
         started.set()
-        if lifeline is not None:
-            lifeline.works()
+        systemd.ready()
+        give_sign_of_life()
+
+    def give_sign_of_life() -> None:
+        """Tell those who watch that the event loop turns, and that no part is down."""
+        if not one.down:
+            systemd.alive()
+            if lifeline is not None:
+                lifeline.works()
+        every = min(SIGN_OF_LIFE, (systemd.watchdog or inf) / 3)
+        asyncio.get_running_loop().call_later(every, give_sign_of_life)
+
+    def on_stopping(_: WorkerStopping) -> None:
+        systemd.stopping()
+
+    def on_failed(_: WorkerFailed) -> None:
+        """It stops now. If even that does not work, the system ends the process."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ceil(min(grace, 1e6)) + LAST_RESORT)
 
     def on_stopped(event: WorkerStopped) -> None:
         if not event.clean:
             unclean.set()
 
     mq.events.subscribe(on_started, WorkerStarted)
+    mq.events.subscribe(on_stopping, WorkerStopping)
     mq.events.subscribe(on_stopped, WorkerStopped)
-    one = asked.worker(mq)
+    mq.events.subscribe(on_failed, WorkerFailed)
 
     async def until_stopped() -> int:
+        broken = False
         try:
             async with _endpoint(one):
                 await (_drain(one) if asked.drain else one.run())
@@ -256,7 +287,8 @@ def _work(asked: Asked, grace: float, lifeline: Lifeline | None) -> int:
                 raise
             asked.logs.tell(error)
             unclean.set()
-        code = LEFT if unclean.is_set() else 0
+            broken = isinstance(error, WorkerBroken)
+        code = BROKEN if broken else LEFT if unclean.is_set() else 0
         _leave_soon(code)
         return code
 
@@ -316,4 +348,8 @@ def _leave_soon(code: int) -> None:
         signal.signal(number, leave)
     timer = threading.Timer(LEAVE_WITHIN, leave)
     timer.daemon = True
-    timer.start()
+    try:
+        timer.start()
+    except RuntimeError:  # there are too many threads already
+        signal.signal(signal.SIGALRM, leave)
+        signal.alarm(ceil(LEAVE_WITHIN))

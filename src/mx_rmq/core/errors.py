@@ -18,6 +18,7 @@ MxRmqError
 ├── UnsafeServer            the preflight found a server that would lose messages
 │   ├── MissingRights       … or a user whose missing rights would tear a script
 │   └── NewerLayout         … or keys that a newer release has laid out
+├── WorkerBroken            a part of a worker could not be started, or kept dying
 └── EmbeddedServerError     our own server did not start
 """
 
@@ -167,6 +168,10 @@ class MissingRights(UnsafeServer):
 
 class NewerLayout(UnsafeServer):
     """A newer release has changed the layout of the keys under this prefix. Upgrade this one."""
+
+
+class WorkerBroken(MxRmqError):
+    """A part of the worker could not be started, or kept dying. The worker has stopped."""
 
 
 class EmbeddedServerError(MxRmqError):

@@ -3,13 +3,31 @@
 worker    WorkerStarted, WorkerStopping, WorkerStopped
 message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
 lease     LeaseLost, TakenOver
-trouble   LoopBlocked, ServerLost, ServerBack
+trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+PARTS: Final = (
+    "beat",
+    "caretaker",
+    "consumer",
+    "crons",
+    "doorbell",
+    "expirer",
+    "janitor",
+    "lease keeper",
+    "lifecycle",
+    "lookout",
+    "monitor",
+    "scheduler",
+    "thread pool",
+)
+"""The parts of a worker that are watched, as PartDied names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +166,35 @@ class ServerBack:
 
 
 @dataclass(frozen=True, slots=True)
+class PartDied:
+    """A part of a worker ended without being told to. It is restarted."""
+
+    worker: str
+    part: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartRestarted:
+    """A part of a worker that had died runs again."""
+
+    worker: str
+    part: str
+    seconds: float
+    """How long it was down."""
+    restarts: int
+    """How often it was restarted lately."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A part kept dying. The worker stops by itself, and `Worker.run` raises `WorkerBroken`."""
+
+    worker: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class CronFired:
     topic: str
     id: str
@@ -181,6 +228,9 @@ Event = (
     | LoopBlocked
     | ServerLost
     | ServerBack
+    | PartDied
+    | PartRestarted
+    | WorkerFailed
     | CronFired
     | CronMissed
 )

@@ -36,7 +36,9 @@ def text_of(error: BaseException) -> str:
     """Return an error's text, fit to be stored; its own `__str__` may be broken."""
     try:
         return storable(str(error))
-    except Exception as broken:  # noqa: BLE001 - it is anybody's code
+    except KeyboardInterrupt:
+        raise
+    except BaseException as broken:  # noqa: BLE001 - it is foreign code: CancelledError, anything
         return f"its text cannot be had: {type(broken).__name__}"
 
 

@@ -124,14 +124,24 @@ def _archived(stats: Stats) -> list[Finding]:
 
 def _workers(seen: Round) -> list[Finding]:
     missed = [worker for worker in seen.workers if worker.missed]
+    found = [
+        Finding(
+            bad=True,
+            text=f"worker {short_worker(worker.name)}: {', '.join(worker.down)} down",
+            hint="It restarts the part, and stops by itself if that does not help. Read its log.",
+        )
+        for worker in seen.workers
+        if worker.alive and worker.down
+    ]
     if not missed:
-        return []
+        return found
     return [
+        *found,
         Finding(
             bad=True,
             text=f"{len(missed):,} silent worker{'s' if len(missed) > 1 else ''}: "
             + ", ".join(short_worker(worker.name) for worker in missed[:3])
             + ("…" if len(missed) > 3 else ""),
             hint="Killed, frozen or cut off. Others take over what they held when the leases end.",
-        )
+        ),
     ]

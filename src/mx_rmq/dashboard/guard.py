@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import inspect
-import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from mx_rmq.dashboard.access import KNOWN
 from mx_rmq.dashboard.ask import SAFE, Ask
 from mx_rmq.dashboard.errors import error_page
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.access import Authorize
     from mx_rmq.dashboard.ask import Parts
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 ASK: Final = "mx_rmq.ask"
 """Where in the scope the request is, once it has passed."""

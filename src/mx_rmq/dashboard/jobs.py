@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Progress
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mx_rmq.dashboard.search import Search
     from mx_rmq.dashboard.source import Source
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 AT_ONCE: Final = 4
 """Jobs that run at the same time; one more is refused."""

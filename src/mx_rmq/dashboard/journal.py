@@ -9,10 +9,12 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.safe_log import get_logger
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-logger = logging.getLogger("mx_rmq.dashboard.audit")
+logger = get_logger("mx_rmq.dashboard.audit")
 
 KEPT: Final = 1000
 KEPT_REFUSED: Final = 200

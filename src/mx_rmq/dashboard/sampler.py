@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -12,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.dashboard.series import DEPTHS, RATES, Series
 from mx_rmq.dashboard.source import Source
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Stats, WorkerView
     from mx_rmq.dashboard.series import Point
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 EVERY: Final = 2.0
 """Seconds from one look to the next, at the least."""

@@ -9,7 +9,6 @@ topic that cannot be reached hides no other.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
 from contextlib import suppress
@@ -22,6 +21,7 @@ from prometheus_client.registry import Collector
 
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Admin, ServerView
     from mx_rmq.admin.view import Stats
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MOST: Final = 1000
 """Topics that are looked at: those that were named, then the first ones by name."""

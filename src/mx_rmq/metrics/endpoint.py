@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import logging
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Self
 
@@ -20,6 +19,7 @@ from mx_rmq.metrics.exposition import Renderer
 from mx_rmq.metrics.families import Load, LoadFamilies
 from mx_rmq.metrics.http import Answer, HttpServer
 from mx_rmq.metrics.recorder import Recorder
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mx_rmq.metrics.exposition import Rendered
     from mx_rmq.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Endpoint:

@@ -50,6 +50,14 @@ class TallyFamilies(Collector):
         for handler, count in sorted(tally.blocks.items()):
             blocks.add_metric([handler], count)
         yield blocks
+        deaths = CounterMetricFamily(
+            "mx_rmq_parts_died",
+            "How often a part of the worker ended without being told to, and was restarted.",
+            labels=["part"],
+        )
+        for part, count in sorted(tally.deaths.items()):
+            deaths.add_metric([part], count)
+        yield deaths
         yield GaugeMetricFamily(
             "mx_rmq_server_away",
             "1 while the server, or one of a cluster, is away.",

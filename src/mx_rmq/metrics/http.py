@@ -7,7 +7,6 @@ event loop on purpose: that it answers says that the loop runs.
 from __future__ import annotations
 
 import asyncio
-import logging
 import string
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -15,8 +14,9 @@ from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.safe_log import get_logger
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_HEAD: Final = 8192
 """Bytes of a request line and its headers."""

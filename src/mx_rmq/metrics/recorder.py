@@ -35,6 +35,7 @@ class Recorder:
             events.LeaseLost: self._lease_lost,
             events.TakenOver: self._taken_over,
             events.LoopBlocked: self._loop_blocked,
+            events.PartDied: self._part_died,
             events.ServerLost: self._server_lost,
             events.ServerBack: self._server_back,
             events.CronFired: self._cron_fired,
@@ -95,6 +96,9 @@ class Recorder:
 
     def _loop_blocked(self, event: events.LoopBlocked) -> None:
         self.tally.blocks[event.handler] += 1
+
+    def _part_died(self, event: events.PartDied) -> None:
+        self.tally.deaths[event.part] += 1
 
     def _server_lost(self, _: events.ServerLost) -> None:
         self.tally.away = True

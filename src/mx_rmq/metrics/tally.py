@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from typing import Final
 
+from mx_rmq.core.events import PARTS
+
 OUTCOMES: Final = ("completed", "retried", "dead", "quarantined", "released", "postponed")
 """What can become of a message that a worker held."""
 
@@ -77,6 +79,8 @@ class Tally:
         self.topics: defaultdict[str, TopicTally] = defaultdict(TopicTally)
         self.blocks: Counter[str] = Counter()
         """How often a handler kept the event loop from running."""
+        self.deaths = Counter(dict.fromkeys(PARTS, 0))
+        """How often a part of the worker died."""
         self.away = False
         """Whether the server is away."""
         self.reconnects = 0

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.core.text import brief
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from mx_rmq.runtime.slots import Held, Slots
 
@@ -25,7 +27,12 @@ NAME: Final = 200
 
 
 def about_worker(
-    topics: Iterable[str], slots: Slots, running: Iterable[Held], *, started: float
+    topics: Iterable[str],
+    slots: Slots,
+    running: Iterable[Held],
+    *,
+    started: float,
+    down: Mapping[str, str],
 ) -> bytes:
     """Return one line of JSON."""
     return msgspec.json.encode(
@@ -39,6 +46,7 @@ def about_worker(
             "running": slots.running,
             "held": len(slots.held),
             "doing": _doing(running),
+            "down": {part: brief(why) for part, why in down.items()},
         }
     )
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
+
+from mx_rmq.safe_log import defer_exit, get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.core.events import Event
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class Events:
@@ -34,10 +35,15 @@ class Events:
         return any(issubclass(kind, kinds) for kinds, _ in self._subscribers)
 
     def emit(self, event: Event) -> None:
-        """Tell the subscribers. What one of them raises is logged and hurts nobody else."""
+        """Tell the subscribers. What one of them raises is logged, and reaches nobody else.
+
+        That holds for every exception, `CancelledError` included. SystemExit and KeyboardInterrupt
+        end the event loop afterwards, and with it the program, as their name says.
+        """
         for kinds, callback in self._subscribers:
             if isinstance(event, kinds):
                 try:
                     callback(event)
-                except Exception:
+                except BaseException as error:
                     logger.exception("a subscriber failed on %s", type(event).__name__)
+                    defer_exit(error)

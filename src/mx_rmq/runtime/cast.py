@@ -22,7 +22,9 @@ from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.loop import AWAY, Loop
 from mx_rmq.runtime.site import Site
 from mx_rmq.runtime.slots import Slots, Stopped
+from mx_rmq.runtime.tasks import spawn
 from mx_rmq.runtime.threads import Threads
+from mx_rmq.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -66,6 +68,8 @@ class Cast:
     ) -> None:
         self.hurry = asyncio.Event()
         """Set: do not wait for handlers any longer."""
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Done when a part kept dying: with the reason."""
         self._name = name
         self._store = store
         self._bus = bus
@@ -86,6 +90,7 @@ class Cast:
             lease=lease,
             middleware=middleware,
             settle=self._settle,
+            on_no_thread=self._on_no_thread,
         )
         self._dispatcher = Dispatcher(
             store,
@@ -120,11 +125,28 @@ class Cast:
         self._ringing: set[asyncio.Task[None]] = set()
         self._settled = asyncio.Event()
         self._hoarding: asyncio.TimerHandle | None = None
+        self._watchdog = Watchdog(
+            name,
+            bus,
+            on_look=self._on_look,
+            on_change=self._beating.wake,
+            on_failed=self._on_failed,
+        )
+        self._watchdog.watch(
+            self._keeper,
+            self._threads,
+            self._consumer,
+            self._lifecycle,
+            self._caretaker.loop,
+            self._janitor.loop,
+            self._beating,
+        )
 
     async def start(self) -> None:
-        """Start everybody. Only the first line can fail: then nobody has started."""
+        """Start everything. Only the first two lines can fail: then nothing has started."""
         await self.beat()
-        self._keeper.start()
+        await self._keeper.begin()
+        await self._watchdog.start()
         self._serve()
         for number, site in self._sites.items():
             crons = [cron for cron in self._cron_list if self._store.site_of(cron.topic) == number]
@@ -132,6 +154,7 @@ class Cast:
                 self._crons.append(Crons(self._store, crons, site.clock, self._bus))
         for fired in self._crons:
             fired.loop.start()
+            self._watchdog.watch(fired.loop)
         self._caretaker.loop.start()
         self._janitor.loop.start()
         self._beating.start()
@@ -161,6 +184,7 @@ class Cast:
         await self._keeper.stop()
         await self._consumer.close()
         self._threads.close()
+        await self._watchdog.stop()
         with suppress(MxRmqError, TimeoutError):
             async with asyncio.timeout(CANCEL_WITHIN):
                 await asyncio.gather(
@@ -183,6 +207,10 @@ class Cast:
         """Messages that are leased to this worker."""
         return len(self._slots.held)
 
+    def down(self) -> dict[str, str]:
+        """Return the parts that are down now, each with the reason."""
+        return self._watchdog.down()
+
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Say whether a task runs one of this worker's handlers."""
         return self._consumer.runs_in(task) is not None
@@ -190,7 +218,11 @@ class Cast:
     async def beat(self) -> float:
         """Tell the registry of workers that this one lives."""
         about = about_worker(
-            self._handlers, self._slots, self._consumer.running(), started=self._began
+            self._handlers,
+            self._slots,
+            self._consumer.running(),
+            started=self._began,
+            down=self.down(),
         )
         try:
             await self._register()
@@ -226,6 +258,7 @@ class Cast:
                     number = self._store.site_of(name)
                     site = self._sites.get(number) or self._open_site(number)
                     site.add(self._slots.add(handler, name, site.clock))
+                    self._watchdog.watch(*site.loops)
 
     def _open_site(self, number: int) -> Site:
         site = self._sites[number] = Site(
@@ -246,6 +279,8 @@ class Cast:
             self._settled.clear()
             left = bool(self._slots.held) or await self._left(delayed=delayed)
             if not (left or self._slots.held or self._settled.is_set()):  # nothing moved meanwhile
+                return
+            if self.failed.done():
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
@@ -315,9 +350,27 @@ class Cast:
             self._ring_for_others(topic)
         self._dispatcher.listen_again(topic)  # room for this one is room for others
 
+    def _on_no_thread(self, topic: TopicSlots) -> None:
+        """A message is handed back for want of a thread: leave its topic alone for a moment."""
+        self._dispatcher.pause(topic, self._threads.backoff.next())
+
+    def _on_look(self) -> None:
+        """See to it that leases are kept. While the keeper is down, take nothing more."""
+        self._keeper.stand_in()
+        on_hold = self._keeper.name in self.down()
+        if self._dispatcher.on_hold and not on_hold:
+            self._dispatcher.on_hold = False
+            for site in self._sites.values():
+                site.look_around()
+        self._dispatcher.on_hold = on_hold
+
+    def _on_failed(self, why: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(why)
+
     def _ring_for_others(self, topic: TopicSlots) -> None:
         """Others were refused while we had some of an ordered topic; we do not ask again."""
-        ringing = asyncio.create_task(self._ring(topic.name), name="mx-rmq ring")
+        ringing = spawn("ring", self._ring, topic.name)
         self._ringing.add(ringing)
         ringing.add_done_callback(self._ringing.discard)
 

@@ -8,7 +8,6 @@ another's leftovers.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -38,8 +37,10 @@ from mx_rmq.core.outcome import (
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Generation, Interrupted
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.runtime.threads import Call, Generation, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Handle, Middleware
     from mx_rmq.runtime.clock import ServerClock
-    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.runtime.threads import Threads
 
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 WAKE: Final = 8
@@ -68,6 +69,8 @@ _Call = Callable[["Held", "Message", Any], Awaitable[Any]]
 class Consumer:
     """The consumers of one worker."""
 
+    name = "consumer"
+
     def __init__(
         self,
         slots: Slots,
@@ -77,12 +80,14 @@ class Consumer:
         lease: float,
         middleware: Sequence[Middleware],
         settle: Callable[[Held, Outcome | None], None],
+        on_no_thread: Callable[[TopicSlots], None],
     ) -> None:
         self._slots = slots
         self._threads = threads
         self._worker = worker
         self._lease = lease
         self._settle = settle
+        self._on_no_thread = on_no_thread
         self._timeouts = Timeouts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
@@ -92,8 +97,13 @@ class Consumer:
         self._middleware = middleware
         self._calls: dict[Handler, _Call] = {}
         self._idle: list[asyncio.Future[None]] = []
+        self._starting: set[asyncio.Task[None]] = set()
+        """Consumers that have not begun. Cancelled before that, they never will."""
         self._woken = 0
         """Consumers that are about to ask for a message."""
+        self._died = ""
+        """How a consumer ended that should not have."""
+        self._closed = False
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
         self._generation = Generation()
@@ -113,8 +123,18 @@ class Consumer:
         held = self._running.get(task) if task is not None else None
         return None if held is None else held.topic.handler
 
+    def down(self) -> str:
+        """Return how a consumer ended that had been woken or had a message; empty: none did."""
+        return "" if self._closed else self._died
+
+    def start(self) -> None:
+        """Let other consumers do what those that died have left undone."""
+        self._died = ""
+        self.start_ready()
+
     async def close(self) -> None:
         """End the consumers. Call it when nothing runs any more."""
+        self._closed = True
         self._timeouts.close()
         tasks = [task for task in self._tasks if task not in self._running]
         for task in tasks:
@@ -130,11 +150,24 @@ class Consumer:
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        task = self._clean.copy().run(
-            lambda: asyncio.create_task(self._consume(), name="mx-rmq consumer")
-        )
+        try:
+            task = self._clean.copy().run(spawn, "consumer", self._consume)
+        except BaseException:
+            self._woken -= 1
+            raise
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._starting.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Keep the books of a consumer that has ended, whatever ended it."""
+        self._tasks.discard(task)
+        if task in self._starting:
+            self._starting.discard(task)
+            self._woken -= 1
+            self._died = how_it_ended(task)
+        elif not task.cancelled() and task.exception() is not None:
+            self._died = how_it_ended(task)
 
     async def _consume(self) -> None:
         """Run one message after the other."""
@@ -144,6 +177,7 @@ class Consumer:
         slots, running = self._slots, self._running
         current.message.set(None)
         clean = copy_context()
+        self._starting.discard(task)
         self._woken -= 1
         while True:
             held = slots.next()
@@ -152,21 +186,27 @@ class Consumer:
                 self._idle.append(waiter)
                 try:
                     await waiter
-                finally:  # also if somebody cancels this task, who has no business here
+                except asyncio.CancelledError:  # by foreign code, or at the end
                     if waiter.done() and not waiter.cancelled():
                         self._woken -= 1
+                        self._died = "it was cancelled"  # and was to ask for a message
+                    raise
+                self._woken -= 1
                 continue
-            if self._woken < WAKE:
-                self.start_ready()
-            running[task] = held
             outcome: Outcome | None = _RELEASE
-            try:
+            try:  # at once: from here on the slot is taken
+                running[task] = held
+                if self._woken < WAKE:
+                    self.start_ready()
                 outcome = await self._handle(held, task)
-            except Exception as error:
+            except (KeyboardInterrupt, GeneratorExit):
+                raise
+            except BaseException as error:
                 logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.name)
-                outcome = _set_aside(held, error)
+                if held.started_at is not None:  # else it is not the message's fault
+                    outcome = _set_aside(held, error)
             finally:
-                del running[task]
+                running.pop(task, None)
                 slots.finished(held)
                 if not self._loop.is_closed():
                     self._settle(held, outcome)
@@ -213,6 +253,8 @@ class Consumer:
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)
+        if held.stopped is Stopped.NO_THREAD:  # whatever middleware made of it, it has not run
+            return _RELEASE
         if error is None and held.stopped is None:
             return _COMPLETE
         return self._outcome(held, message, error)
@@ -316,12 +358,25 @@ class Consumer:
         return result
 
     async def _in_thread(self, held: Held, given: tuple[Any, ...]) -> Any:
-        def on_start(interrupt: Callable[[], None]) -> None:
-            held.interrupt = interrupt
+        handler = held.topic.handler
+        call = Call(handler.function, given)
+        if (timeout := handler.timeout) is not None:
 
-        cancel = held.interrupt
-        result = await self._threads.run(held.topic.handler.function, given, on_start)
-        held.interrupt = cancel  # the thread has left; what follows is in the loop
+            def wait() -> None:  # its time counts from when it has a thread
+                self._timeouts.clear(held)
+                call.on_begin = lambda: self._extend(held, timeout)
+
+            call.on_wait = wait
+        cancel, held.interrupt = held.interrupt, call.interrupt
+        if held.stopped is Stopped.NO_THREAD:  # middleware tries again
+            held.stopped = None
+        try:
+            result = await self._threads.run(call)
+        finally:
+            held.interrupt = cancel  # the thread has left; what follows is in the loop
+            if not call.began and held.stopped in (None, Stopped.TIMEOUT):
+                held.stopped = Stopped.NO_THREAD
+                self._on_no_thread(held.topic)
         return await result if isinstance(result, Coroutine) else result
 
 
@@ -333,7 +388,7 @@ def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
         return True
 
 
-def _set_aside(held: Held, error: Exception) -> Outcome:
+def _set_aside(held: Held, error: BaseException) -> Outcome:
     """Return what becomes of a message about which nothing could be decided."""
     if held.message is None:
         return Quarantine(error)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Backoff, Complaints
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.store.answers import Leased
+
+logger = get_logger(__name__)
 
 LOOKS: Final = 8
 """Topics without room that are looked at before it is left to the next occasion: of hundreds, most
@@ -27,6 +32,17 @@ OUTSTANDING: Final = 2
 BATCH: Final = 200
 """Messages in one call. Enough to share its cost, few enough that the server, the handlers and the
 settling work at the same time, each on a batch of its own."""
+
+
+class _Ask:
+    """A call for messages, and the room that is reserved for them."""
+
+    __slots__ = ("answered", "count", "topic")
+
+    def __init__(self, topic: TopicSlots, count: int) -> None:
+        self.topic = topic
+        self.count = count
+        self.answered = False
 
 
 class Dispatcher:
@@ -52,6 +68,8 @@ class Dispatcher:
         self._complaints = Complaints("dispatcher")
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
+        self.on_hold = False
+        """Set: take nothing, because what is taken could not be kept."""
         self.listeners = 0
         """How many wait for rings."""
         self.unheard: dict[TopicSlots, Callable[[], None]] = {}
@@ -60,7 +78,8 @@ class Dispatcher:
     def listens_to(self, topic: TopicSlots) -> bool:
         """Say whether a topic's doorbell matters now: nothing is known to wait, room to take it."""
         slots = self._slots
-        return topic not in slots.ready and topic not in self._pausing and slots.room(topic) > 0
+        known = self.on_hold or topic in slots.ready or topic in self._pausing
+        return not known and slots.room(topic) > 0
 
     def leaves_out(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
         """Return those whose doorbells do not matter now.
@@ -71,7 +90,7 @@ class Dispatcher:
         return [
             topic
             for topic in topics
-            if (topic.held or full or topic in ready or topic in pausing)
+            if (self.on_hold or topic.held or full or topic in ready or topic in pausing)
             and not self.listens_to(topic)
         ]
 
@@ -98,7 +117,7 @@ class Dispatcher:
         The topics take turns. Each call is for as many as are worth one.
         """
         ready = self._slots.ready
-        if self._stopped or not ready:
+        if self._stopped or self.on_hold or not ready:
             return
         if first in ready:
             self._ask(first)
@@ -114,7 +133,7 @@ class Dispatcher:
         """Ask for messages of a topic and wait for the answer; False: there is no room."""
         topic = self._slots.topics[name]
         room = self._slots.room(topic)
-        if self._stopped or room <= 0:
+        if self._stopped or self.on_hold or topic in self._pausing or room <= 0:
             return False
         await asyncio.wait([self._begin(topic, room)])
         return True
@@ -140,16 +159,33 @@ class Dispatcher:
         return asked
 
     def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
-        count = min(room, BATCH)
-        self._slots.ask(topic, count)
+        ask = _Ask(topic, min(room, BATCH))
+        self._slots.ask(topic, ask.count)
         self._calls[topic] += 1
-        task = asyncio.create_task(self._take(topic, count), name="mx-rmq dispatch")
+        task = spawn("dispatch", self._take, ask)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, ask))
         return task
 
-    async def _take(self, topic: TopicSlots, count: int) -> None:
-        messages: list[Leased] = []
+    def _ended(self, ask: _Ask, task: asyncio.Task[None]) -> None:
+        """Forget a call. If it was cancelled, or died of a bug, its room is free again."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is None:
+            return
+        self._answered(ask, [], time.monotonic())
+        if not self._stopped:
+            how = how_it_ended(task)
+            logger.error("a dispatch call for %s came to no end: %s", ask.topic.name, how)
+            self._pause(ask.topic)
+
+    def _answered(self, ask: _Ask, messages: list[Leased], began: float) -> None:
+        if not ask.answered:
+            ask.answered = True
+            self._calls[ask.topic] -= 1
+            self._slots.answered(ask.topic, ask.count, messages, began)
+
+    async def _take(self, ask: _Ask) -> None:
+        topic, count = ask.topic, ask.count
         began = time.monotonic()
         try:
             taken = await self._store.dispatch_message(
@@ -159,14 +195,13 @@ class Dispatcher:
                 lease=self._lease,
                 alone=topic.handler.ordered,
             )
-            messages = taken.messages
         except Exception as error:  # noqa: BLE001 - whatever it is, the dispatcher goes on
             self._complaints.failed(error)
+            self._answered(ask, [], began)
             self._pause(topic)
             return
-        finally:
-            self._calls[topic] -= 1
-            self._slots.answered(topic, count, messages, began)
+        messages = taken.messages
+        self._answered(ask, messages, began)
         self._backoffs[topic].reset()
         topic.clock.heard(taken.now, began)
         if messages:
@@ -182,11 +217,14 @@ class Dispatcher:
 
     def _pause(self, topic: TopicSlots) -> None:
         """Leave a topic alone for a moment."""
+        self.pause(topic, self._backoffs[topic].next())
+
+    def pause(self, topic: TopicSlots, seconds: float) -> None:
+        """Leave a topic alone for some seconds."""
         self._slots.ready.pop(topic, None)
         if topic not in self._pausing and not self._stopped:
-            pause = self._backoffs[topic].next()
             loop = asyncio.get_running_loop()
-            self._pausing[topic] = loop.call_later(pause, self._resume, topic)
+            self._pausing[topic] = loop.call_later(seconds, self._resume, topic)
 
     def _resume(self, topic: TopicSlots) -> None:
         del self._pausing[topic]

@@ -9,7 +9,6 @@ lease.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
@@ -28,6 +27,8 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.answers import HandedBack, Retried, Settled
 from mx_rmq.store.quarantine import Quarantined
 from mx_rmq.store.scripted import MAX_BATCH
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import Held, Slots, TopicSlots
     from mx_rmq.store import Store
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
+
+_Line = tuple[str, type]
+"""A topic, and a kind of outcome."""
 
 BYTES: Final = 4 * 1_048_576
 """Bytes of records in one call, or a single message."""
@@ -47,6 +51,8 @@ BYTES: Final = 4 * 1_048_576
 
 class Lifecycle:
     """Settles what the consumers have finished."""
+
+    name = "lifecycle"
 
     def __init__(
         self,
@@ -62,9 +68,11 @@ class Lifecycle:
         self._bus = bus
         self._worker = worker
         self._on_settled = on_settled
-        self._waiting: defaultdict[tuple[str, type], deque[Held]] = defaultdict(deque)
+        self._waiting: defaultdict[_Line, deque[Held]] = defaultdict(deque)
         """By topic and kind of outcome: one kind that is refused must not hold up the others."""
-        self._flushing: dict[tuple[str, type], asyncio.Task[None]] = {}
+        self._flushing: dict[_Line, asyncio.Task[None]] = {}
+        self._died: dict[_Line, str] = {}
+        """Lines whose task ended before everything was settled, and how it ended."""
         self._closed = False
         self.abandoned = 0
         """Messages that could not be settled: their leases will bring them back."""
@@ -78,9 +86,35 @@ class Lifecycle:
         held.outcome = outcome
         line = held.topic.name, type(outcome)
         self._waiting[line].append(held)
-        if line not in self._flushing:
-            task = asyncio.create_task(self._flush(*line), name="mx-rmq lifecycle")
-            self._flushing[line] = task
+        if line not in self._flushing and line not in self._died:
+            self._begin(line)
+
+    def down(self) -> str:
+        """Return how a task ended that had more to settle; empty: none did."""
+        return "" if self._closed else next(iter(self._died.values()), "")
+
+    def start(self) -> None:
+        """Settle what was left."""
+        left = list(self._died)
+        self._died.clear()
+        for line in left:
+            if line not in self._flushing:
+                self._begin(line)
+
+    def _begin(self, line: _Line) -> None:
+        try:
+            task = self._flushing[line] = spawn("lifecycle", self._flush, *line)
+        except Exception as error:  # noqa: BLE001 - no memory, perhaps: the watchdog tries again
+            self._died[line] = f"{type(error).__name__}: {text_of(error)}"
+            return
+        task.add_done_callback(lambda task: self._ended(line, task))
+
+    def _ended(self, line: _Line, task: asyncio.Task[None]) -> None:
+        if self._flushing.get(line) is task:  # it was cancelled before it began
+            del self._flushing[line]
+        how = how_it_ended(task)
+        if line not in self._flushing and self._waiting[line]:
+            self._died[line] = how
 
     async def flush(self, seconds: float) -> None:
         """Wait until everything is settled, but not longer than this."""
@@ -99,7 +133,12 @@ class Lifecycle:
         waiting = self._waiting[topic, kind]
         try:
             while waiting:
-                await self._insist(topic, kind, _batch(kind, waiting))
+                batch = _batch(kind, waiting)
+                try:
+                    await self._insist(topic, kind, batch)
+                except BaseException:  # cancelled, or a bug: nothing may stay in hand
+                    self._keep(waiting, batch)
+                    raise
         finally:
             del self._flushing[topic, kind]
 
@@ -126,9 +165,6 @@ class Lifecycle:
                         _WORDS[kind],
                         error,
                     )
-            except asyncio.CancelledError:
-                self.abandoned += len(batch)
-                raise
             except Exception:  # ours, before anything was sent; it would be the same again
                 if len(batch) > 1:  # it need not be the fault of all
                     for one in batch:
@@ -226,6 +262,16 @@ class Lifecycle:
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
+
+    def _keep(self, waiting: deque[Held], batch: list[Held]) -> None:
+        """Put back what may not be settled. A call may be under way: what it did, is done."""
+        left = [held for held in batch if held in self._slots.held]
+        for held in left:
+            held.unsure = True
+        if self._closed:
+            self.abandoned += len(left)
+        else:
+            waiting.extendleft(reversed(left))
 
     def _give_up(self, batch: list[Held]) -> None:
         self.abandoned += len(batch)

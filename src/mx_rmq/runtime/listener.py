@@ -11,6 +11,8 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.runtime.dispatcher import Dispatcher
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.store.doorbell import Doorbell
+
+logger = get_logger(__name__)
 
 MOST: Final = 64
 """Topics of one listener."""
@@ -59,7 +63,8 @@ class Listener:
     def listen_again(self) -> None:
         """End the wait under way: the next one hears more topics."""
         if self._waiting and self._unblocking is None:
-            self._unblocking = asyncio.create_task(self._unblock(), name="mx-rmq unblock")
+            self._unblocking = spawn("unblock", self._doorbell.unblock)
+            self._unblocking.add_done_callback(self._unblocked)
 
     async def listen(self) -> float:
         """Wait for one ring and pass it on."""
@@ -91,8 +96,7 @@ class Listener:
             await asyncio.wait([self._unblocking])
         await self._doorbell.close()
 
-    async def _unblock(self) -> None:
-        try:
-            await self._doorbell.unblock()
-        finally:
-            self._unblocking = None
+    def _unblocked(self, task: asyncio.Task[None]) -> None:
+        self._unblocking = None
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a wait for doorbells could not be ended: %s", how_it_ended(task))

@@ -8,19 +8,20 @@ an error.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import time
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
@@ -89,14 +90,18 @@ class Loop:
     """Runs a step until it is stopped."""
 
     def __init__(self, name: str, step: Callable[[], Awaitable[float | None]]) -> None:
-        self._name = name
+        self.name = name
         self._step = step
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin; the first step comes at once."""
-        self._task = asyncio.create_task(self._run(), name=f"mx-rmq {self._name}")
+        self._task = spawn(self.name, self._run)
+
+    def down(self) -> str:
+        """Return why it does not run; empty: it does, was told to end, or has not begun."""
+        return how_it_ended(self._task) if self._task is not None and self._task.done() else ""
 
     def wake(self) -> None:
         """Let the next step come now."""
@@ -110,7 +115,7 @@ class Loop:
             await asyncio.wait([task], timeout=CANCEL_AGAIN)
 
     async def _run(self) -> None:
-        backoff, complaints = Backoff(), Complaints(self._name)
+        backoff, complaints = Backoff(), Complaints(self.name)
         while True:
             self._wake.clear()
             try:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import events
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.core.events import Event
 
-logger = logging.getLogger("mx_rmq")
+logger = get_logger("mx_rmq")
 
 LOGGED: Final = (
     events.WorkerStarted,
@@ -27,6 +27,9 @@ LOGGED: Final = (
     events.LoopBlocked,
     events.ServerLost,
     events.ServerBack,
+    events.PartDied,
+    events.PartRestarted,
+    events.WorkerFailed,
     events.CronFired,
     events.CronMissed,
 )
@@ -50,7 +53,7 @@ _newer_at: dict[str, float] = {}
 
 def log(event: Event) -> None:
     """Log one event; what it is about stands beside the text, in `extra`."""
-    line = logging.LoggerAdapter(logger, {"mx_rmq": about(event)})
+    line = logger.about({"mx_rmq": about(event)})
     match event:
         case events.WorkerStarted(worker, topics, concurrency):
             line.info("worker %s serves %s, %d at a time", worker, ", ".join(topics), concurrency)
@@ -107,6 +110,14 @@ def log(event: Event) -> None:
             line.warning("the server is away; still trying: %s", error)
         case events.ServerBack(seconds):
             line.warning("the server is back after %.1f s", seconds)
+        case events.PartDied(_, part, error):
+            line.error("the %s ended without being told to, and is restarted: %s", part, error)
+        case events.PartRestarted(_, part, seconds, restarts):
+            line.warning(
+                "the %s runs again after %.1f s (restart %d of late)", part, seconds, restarts
+            )
+        case events.WorkerFailed(worker, error):
+            line.critical("worker %s stops: %s", worker, error)
         case events.CronFired(topic, id, _):
             line.info("%s %s: the cron fired", topic, id)
         case events.CronMissed(topic, tick, ticks):

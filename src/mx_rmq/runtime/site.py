@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.outcome import Circumstances
     from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.loop import Loop
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
 
@@ -80,12 +81,27 @@ class Site:
         if self._bus.wants(events.Due):
             self._bus.emit(events.Due(topic_of(topic), count))
 
+    @property
+    def loops(self) -> tuple[Loop, ...]:
+        """Everything that must run for as long as the worker does."""
+        return (
+            self._lookout.looking,
+            self._scheduler.loop,
+            self._expirer.loop,
+            self._monitor.loop,
+            *(listener.loop for listener in self._lookout.listeners),
+        )
+
     def start(self) -> None:
-        """Start everybody."""
-        self._lookout.looking.start()
-        self._scheduler.loop.start()
-        self._expirer.loop.start()
-        self._monitor.loop.start()
+        """Start everything."""
+        for loop in self.loops:
+            loop.start()
+
+    def look_around(self) -> None:
+        """Look at every topic now, not at the next regular time."""
+        self._lookout.looking.wake()
+        for listener in self._lookout.listeners:
+            listener.listen_again()
 
     async def go_deaf(self) -> None:
         """Take no more messages."""

@@ -12,19 +12,34 @@ import os
 import threading
 from contextlib import suppress
 from contextvars import copy_context
+from itertools import count
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.runtime.loop import Backoff
+from mx_rmq.runtime.tasks import all_are_cancelled
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+logger = get_logger(__name__)
+
+
+LOOK: Final = 0.2
+"""Seconds between two looks whether the event loop ends, while a cancelled call has not left."""
 
 
 class Interrupted(BaseException):
     """Raised in a thread whose handler must stop. Not an Exception, so handlers let it pass."""
 
 
+class NoThread(BaseException):
+    """No thread could be had for a call. Not the handler's failure, and not for it to catch."""
+
+
 class Call:
-    """One function call in a thread."""
+    """One function call in a thread. It runs at most once, or is withdrawn."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function = function
@@ -35,25 +50,78 @@ class Call:
         self._thread: int | None = None
         self._interrupted = False
         self._generation = Generation()
-        self.done: asyncio.Future[Any] = self._loop.create_future()
+        self.began = False
+        """A thread has entered the function."""
+        self.on_wait: Callable[[], None] | None = None
+        """Called if no thread is free: it waits for one."""
+        self.on_begin: Callable[[], None] | None = None
+        """Called in the loop when a thread enters the function."""
+        self._withdrawn = False
+        self._given_up = False
+        """Its caller is cancelled, and waits only until the thread has left."""
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._done: asyncio.Future[Any] = self._loop.create_future()
 
     def run(self) -> None:
         """Run the function and tell its loop; called in the thread."""
+        with self._lock:
+            if self.began or self._withdrawn:
+                return
+            self.began = True
+        if self.on_begin is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.on_begin)
         result, error = None, None
         try:
             result = self._context.run(self._inside)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
             error = raised
         self._generation.end_if_forked()
-        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            self._loop.call_soon_threadsafe(self._tell, result, error)
+        self.tell(result, error)
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread, if it has not left the function."""
+        """Raise Interrupted in the thread. A call that has not begun is withdrawn for good."""
         with self._lock:
             self._interrupted = True
             if self._thread is not None:
                 _raise_in(self._thread, Interrupted)
+            elif not self.began:
+                self._withdrawn = True
+        if self._withdrawn:
+            self.tell(None, Interrupted())
+
+    async def finish(self) -> Any:
+        """Return what the function returns, or raise what it raises.
+
+        A caller that is cancelled interrupts the call and waits until the thread has left: until
+        then, the slot is not free. If the function came to its end after all, that counts.
+        """
+        try:
+            return await self._done
+        except asyncio.CancelledError:  # the function's own, or its caller is cancelled
+            if self._outcome is None:
+                self._given_up = True
+                self._done = self._loop.create_future()  # the other was cancelled with the caller
+                await self._left()
+            if self._outcome is None or self._outcome[1] is not None:
+                raise
+        return self._outcome[0]
+
+    async def _left(self) -> None:
+        """Interrupt the call and wait until the thread has left the function."""
+        self.interrupt()
+        while self._outcome is None:
+            try:
+                await asyncio.wait([self._done], timeout=LOOK)
+            except asyncio.CancelledError:
+                self.interrupt()
+            if all_are_cancelled():
+                return  # the loop ends, and must not wait for the thread
+
+    def tell(self, result: Any, error: BaseException | None) -> None:
+        """Tell the loop how the call ended. From any thread; the first word counts."""
+        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+            self._loop.call_soon_threadsafe(self._told, result, error)
 
     def _inside(self) -> Any:
         with self._lock:
@@ -73,13 +141,16 @@ class Call:
                 _let_strike(self._thread)  # what has not struck by now, never shall
             self._thread = None
 
-    def _tell(self, result: Any, error: BaseException | None) -> None:
-        if self.done.done():
+    def _told(self, result: Any, error: BaseException | None) -> None:
+        if self._outcome is not None:
             return
-        if error is None:
-            self.done.set_result(result)
+        self._outcome = (result, error)
+        if self._done.done():
+            return
+        if error is None or self._given_up:
+            self._done.set_result(result)
         else:
-            self.done.set_exception(error)
+            self._done.set_exception(error)
 
 
 class Threads:
@@ -88,44 +159,93 @@ class Threads:
     They are daemons: a handler that does not come back must not keep its process alive.
     """
 
+    name = "thread pool"
+
     def __init__(self, size: int) -> None:
         self._size = size
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._open: set[Call] = set()
         self._started = 0
-        self._busy = 0
+        self._numbers = count(1)
+        self._why = ""
+        """Why no more threads could be had; empty: they could."""
+        self._closed = False
+        self.backoff = Backoff()
+        """How long to take no messages that need a thread, when there is none."""
 
-    async def run(
-        self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        on_start: Callable[[Callable[[], None]], None],
-    ) -> Any:
-        """Run a function in a thread, in a copy of the context; `on_start` gets its interrupt.
+    async def run(self, call: Call) -> Any:
+        """Run a call in a thread, in a copy of the context. Raises NoThread if there is none.
 
         Returns only when the thread has left the function: a slot is free when its thread is.
         """
-        call = Call(function, arguments)
-        on_start(call.interrupt)
-        self._busy += 1
-        if self._busy > self._started < self._size:
-            self._started += 1
-            threading.Thread(
-                target=self._serve, name=f"mx-rmq-handler-{self._started}", daemon=True
-            ).start()
+        if len(self._open) >= self._started < self._size:
+            try:
+                self.start()
+            except (RuntimeError, MemoryError) as error:
+                if not self._started:
+                    raise NoThread(self._why) from error
+        if len(self._open) >= self._started and call.on_wait is not None:
+            call.on_wait()
+        self._open.add(call)
         self._calls.put(call)
         try:
-            return await call.done
+            return await call.finish()
         finally:
-            self._busy -= 1
+            self._open.discard(call)
+
+    def down(self) -> str:
+        """Return why there is no thread at all; empty: there are some, or none was needed."""
+        return "" if self._started or self._closed else self._why
+
+    def start(self) -> None:
+        """Start one more thread. It counts only once it runs: the system may refuse it."""
+        loop = asyncio.get_running_loop()
+        thread = threading.Thread(
+            target=self._serve,
+            args=(loop,),
+            name=f"mx-rmq-handler-{next(self._numbers)}",
+            daemon=True,
+        )
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            if not self._why:
+                logger.error(
+                    "no further handler thread can be had, there are %d: %s", self._started, error
+                )
+            self._why = str(error) or type(error).__name__
+            raise
+        self._started += 1
+        self._why = ""
+        self.backoff.reset()
 
     def close(self) -> None:
         """Let the threads end; nobody waits for those that still run."""
+        self._closed = True
         for _ in range(self._started):
             self._calls.put(None)
 
-    def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call.run()
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        call = None
+        try:
+            while (call := self._calls.get()) is not None:
+                call.run()
+        except BaseException as error:  # noqa: BLE001 - raised in the thread by foreign code
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._thread_died, call, error)
+
+    def _thread_died(self, call: Call | None, error: BaseException) -> None:
+        """Foreign code has raised something in a thread. No call may be lost with it."""
+        logger.error("a handler thread died of %s", type(error).__name__)
+        self._started -= 1
+        if call is not None and call.began:
+            call.tell(None, error)
+        for waiting in self._open:  # it may have taken one of them from the queue
+            if not waiting.began:
+                self._calls.put(waiting)  # a call runs only once, wherever it stands
+        if self._open and not self._started and not self._closed:
+            with suppress(RuntimeError, MemoryError):  # then the watchdog tries again
+                self.start()
 
 
 class Generation:

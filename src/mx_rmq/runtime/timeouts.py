@@ -54,13 +54,15 @@ class Timeouts:
     def _strike(self) -> None:
         self._timer, self._timer_at = None, float("inf")
         now = time.monotonic()
-        while self._queue and (self._queue[0][0] <= now or not self._valid(self._queue[0])):
-            entry = heapq.heappop(self._queue)
-            if self._valid(entry):
-                self._deadlines.pop(entry[2])
-                entry[2].stop(Stopped.TIMEOUT)
-        if self._queue:
-            self._arm(self._queue[0][0])
+        try:
+            while self._queue and (self._queue[0][0] <= now or not self._valid(self._queue[0])):
+                entry = heapq.heappop(self._queue)
+                if self._valid(entry):
+                    self._deadlines.pop(entry[2])
+                    entry[2].stop(Stopped.TIMEOUT)
+        finally:  # one handler that cannot be stopped must not let the others run for ever
+            if self._queue:
+                self._arm(self._queue[0][0])
 
     def _valid(self, entry: tuple[float, int, Held]) -> bool:
         return self._deadlines.get(entry[2]) == entry[0]

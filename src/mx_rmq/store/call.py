@@ -8,7 +8,6 @@ harmless to repeat.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import re
 import time
@@ -25,6 +24,7 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
     WrongType,
 )
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.confirming import missing, probe, wait_for
 from mx_rmq.store.link import Links
 from mx_rmq.store.trouble import no_entry, not_loaded, passes, was_sent
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     Send = Callable[[Node, tuple[Value, ...], float, Check | None], Awaitable[Any]]
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 REPLY_WITHIN: Final = 5.0
 """Seconds that one reply may take."""

@@ -8,7 +8,6 @@ says, and are sent again by call.py.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from functools import lru_cache, partial
 from itertools import count
@@ -18,6 +17,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio import ConnectionPool, Redis
 from redis.crc import key_slot
 
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.servers import Node
 from mx_rmq.store.wire import Unreached
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio.connection import AbstractConnection
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 SLOTS: Final = 16_384
 

@@ -7,13 +7,13 @@ and a ring costs time, not a message.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from redis import exceptions as redis_errors
 
 from mx_rmq.core.errors import ScriptFailed, ServerUnavailable
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.wire import LATE, pack
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.servers import Node
     from mx_rmq.store.wire import Wire
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 OVERDUE: Final = 2.0
 """Seconds after the agreed wait at which a silent connection counts as dead."""

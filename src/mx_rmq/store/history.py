@@ -5,10 +5,10 @@ An entry is about up to 25 messages of one call. A stream is bounded, and so is 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import WrongType
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.call import Caller
     from mx_rmq.store.keys import Keys
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 STEP: Final = 500
 """Entries of one reply: of the longest ones about 800 KiB."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 from redis.exceptions import RedisError
 
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
+from mx_rmq.safe_log import get_logger
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.call import REPLY_WITHIN, Caller
 from mx_rmq.store.connect import connect
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.link import Link
     from mx_rmq.store.servers import Node
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MAX_PATIENCE: Final = 300
 """A call may be sent again for so long; the server remembers the first one for ten minutes."""

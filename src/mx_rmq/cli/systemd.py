@@ -1,0 +1,55 @@
+"""Tell systemd how a worker is doing: `Type=notify` and `WatchdogSec` of its unit; sd_notify(3).
+
+With several processes, only the supervisor tells: systemd hears the unit's main process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Systemd:
+    """The way to systemd, if it started this process and wants to know."""
+
+    address: str = ""
+    """Of its datagram socket; empty: nobody wants to know."""
+    watchdog: float | None = None
+    """Seconds without a sign of life after which systemd restarts the unit; None: it does not."""
+
+    @classmethod
+    def take_over(cls) -> Self:
+        """Return what the environment says, and remove it there: it is not for child processes."""
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        microseconds = os.environ.pop("WATCHDOG_USEC", "")
+        meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        wanted = address and meant and microseconds.isascii() and microseconds.isdigit()
+        return cls(address, int(microseconds) / 1e6 if wanted else None)
+
+    def ready(self) -> None:
+        """The worker has started."""
+        self._tell("READY=1")
+
+    def alive(self) -> None:
+        """The event loop turns, and no part is down."""
+        if self.watchdog is not None:
+            self._tell("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """The worker stops."""
+        self._tell("STOPPING=1")
+
+    def _tell(self, word: str) -> None:
+        if not self.address:
+            return
+        address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
+        with (
+            suppress(OSError),  # it is gone, or too busy to listen
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way,
+        ):
+            way.setblocking(False)
+            way.sendto(word.encode(), address)

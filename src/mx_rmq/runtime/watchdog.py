@@ -1,0 +1,189 @@
+"""The watchdog: restarts parts of a worker that ended without being told to.
+
+A part may be cancelled by code of the application that cancels all tasks, or die of a bug, of
+memory, or of threads and file descriptors that cannot be had. A worker that went on without it
+would be half dead. So the part is restarted, with growing pauses. If that does not help, the worker
+fails: it stops, and `Worker.run` raises.
+
+The watchdog is a timer, not a task: nobody can cancel it by cancelling all tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mx_rmq.core.events import PartDied, PartRestarted, WorkerFailed
+from mx_rmq.core.text import text_of
+from mx_rmq.runtime.tasks import all_are_cancelled
+from mx_rmq.safe_log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from mx_rmq.runtime.bus import Events
+
+logger = get_logger(__name__)
+
+LOOK: Final = 0.25
+"""Seconds between two looks at the parts."""
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 5.0
+"""Seconds between two restarts of a part, doubled each time. The first one comes at once."""
+
+LONG_LIFE: Final = 60.0
+"""Seconds after which a restarted part counts as healthy again."""
+
+MOST: Final = 10
+"""Restarts of a part without a long life in between, after which the worker fails."""
+
+ENDING: Final = 3
+"""Looks for which nothing is restarted while every task is being cancelled: the loop may end."""
+
+
+class Part(Protocol):
+    """Something that must run for as long as the worker does."""
+
+    @property
+    def name(self) -> str:
+        """What logs and operators call it."""
+
+    def down(self) -> str:
+        """Return why it does not run; empty: it does, or it was told to end."""
+
+    def start(self) -> None:
+        """Start it again. Raises if it cannot."""
+
+
+class _Record:
+    """What happened to a part that was down at least once."""
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.down_since: float | None = None
+        self.up_since = 0.0
+        self.restarts = 0
+        self.restart_at = 0.0
+
+
+class Watchdog:
+    """Watches the parts of one worker."""
+
+    def __init__(
+        self,
+        worker: str,
+        bus: Events,
+        *,
+        on_look: Callable[[], None],
+        on_change: Callable[[], None],
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._worker = worker
+        self._bus = bus
+        self._on_look = on_look
+        self._on_change = on_change
+        self._on_failed = on_failed
+        self._parts: dict[Part, None] = {}
+        self._records: dict[Part, _Record] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._ending = 0
+        self._end: AsyncGenerator[None, None] | None = None
+        self._failed = False
+
+    def watch(self, *parts: Part) -> None:
+        """Watch these, too, if they are not watched yet."""
+        self._parts.update(dict.fromkeys(parts))
+
+    async def start(self) -> None:
+        """Begin to watch."""
+        self._end = self._until_the_loop_ends()
+        await anext(self._end)
+        self._timer = self._loop.call_later(LOOK, self._look)
+
+    async def stop(self) -> None:
+        """Watch no more."""
+        self._cancel()
+        if self._end is not None:
+            await self._end.aclose()
+
+    def down(self) -> dict[str, str]:
+        """Return the parts that are down now, each with the reason."""
+        return {
+            part.name: record.why
+            for part, record in self._records.items()
+            if record.down_since is not None
+        }
+
+    async def _until_the_loop_ends(self) -> AsyncGenerator[None, None]:
+        """Stop with the event loop: `asyncio.run` closes all asynchronous generators at its end."""
+        try:
+            yield
+        finally:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        try:
+            self.look()
+        except Exception:
+            logger.exception("the watchdog failed and goes on")
+        finally:
+            if self._timer is not None:
+                self._timer = self._loop.call_later(LOOK, self._look)
+
+    def look(self) -> None:
+        """Look at every part once."""
+        down = [(part, why) for part in self._parts if (why := part.down())]
+        if down and all_are_cancelled() and self._ending < ENDING:
+            self._ending += 1
+            return
+        self._ending = 0
+        before = self.down()
+        now = time.monotonic()
+        dead = dict(down)
+        for part in list(self._records):
+            if part not in dead:
+                self._is_up(part, now)
+        for part, why in down:
+            self._is_down(part, why, now)
+        if self.down() != before:
+            self._on_change()
+        self._on_look()
+
+    def _is_up(self, part: Part, now: float) -> None:
+        record = self._records[part]
+        if record.down_since is not None:
+            seconds, record.down_since, record.up_since = now - record.down_since, None, now
+            self._bus.emit(PartRestarted(self._worker, part.name, seconds, record.restarts))
+        elif now - record.up_since >= LONG_LIFE:
+            del self._records[part]
+
+    def _is_down(self, part: Part, why: str, now: float) -> None:
+        record = self._records.setdefault(part, _Record())
+        if record.down_since is None:
+            record.down_since, record.why = now, why
+            self._bus.emit(PartDied(self._worker, part.name, why))
+        if now < record.restart_at or self._failed:
+            return
+        if record.restarts == MOST:
+            self._fail(part, record)
+            return
+        record.restarts += 1
+        record.restart_at = now + min(FIRST_PAUSE * 2 ** (record.restarts - 1), LONGEST_PAUSE)
+        try:
+            part.start()
+        except Exception as error:  # noqa: BLE001 - the next try comes soon
+            record.why = f"{type(error).__name__}: {text_of(error)}"
+
+    def _fail(self, part: Part, record: _Record) -> None:
+        self._failed = True
+        why = f"the {part.name} was restarted {MOST} times and is down again: {record.why}"
+        self._bus.emit(WorkerFailed(self._worker, why))
+        self._on_failed(why)
