@@ -561,3 +561,29 @@ def test_the_depth_of_a_value_is_measured_truly(value: Any) -> None:
     data = bytes(codec.encode_payload(value, LIMIT))
     for limit in range(6):
         assert codec._deeper_than(data, limit) == (depth(value) > limit)
+
+
+def record_with(payload: bytes) -> bytes:
+    return b'{"v":1,"id":"a","topic":"t","payload":' + payload + b"}"
+
+
+def test_a_record_holds_a_payload_as_deep_as_a_producer_may_send() -> None:
+    deepest = b"[" * codec.MAX_DEPTH + b"]" * codec.MAX_DEPTH
+    assert bytes(codec.decode(record_with(deepest)).payload) == deepest
+
+
+@pytest.mark.parametrize("depth", [codec.MAX_DEPTH + 1, 1_000, 5_000, 100_000])
+@pytest.mark.parametrize("field", [b"", b',"new":1'])
+def test_the_limit_of_a_record_does_not_depend_on_the_interpreter(depth: int, field: bytes) -> None:
+    data = record_with(b"[" * depth + b"]" * depth + field)
+    with pytest.raises(DecodeError, match="nested deeper than 64 levels"):
+        codec.decode(data)
+
+
+@pytest.mark.parametrize("depth", [codec.MAX_DEPTH + 1, 1_000, 5_000, 100_000])
+def test_the_limit_of_a_payload_does_not_depend_on_the_interpreter(depth: int) -> None:
+    payload: Any = []
+    for _ in range(depth):
+        payload = [payload]
+    with pytest.raises(InvalidInput, match="the payload is nested deeper than 64 levels"):
+        codec.encode_payload(payload, 1_000_000)

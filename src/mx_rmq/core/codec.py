@@ -52,6 +52,8 @@ _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _KNOWN: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
 
+_TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
+
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError)
 
 
@@ -64,7 +66,9 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
         _raw_decoder.decode(data)  # a msgspec.Raw inside is taken as it is, JSON or not
         if b"null" in data:  # what msgspec writes for NaN and infinity as well as for None
             _refuse_non_finite(payload)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        raise InvalidInput(f"the payload is {_TOO_DEEP}") from error
+    except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
             f"a payload of type {type(payload).__name__} is not JSON: {error}"
         ) from error
@@ -72,7 +76,7 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
         raise PayloadTooLarge(len(data), limit)
     objects = data.count(b"{")
     if objects + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH):
-        raise InvalidInput(f"the payload is nested deeper than {MAX_DEPTH} levels")
+        raise InvalidInput(f"the payload is {_TOO_DEEP}")
     if objects == 1 and type(payload) is dict:
         for key in payload:
             if type(key) is not str:
@@ -111,9 +115,12 @@ def decode(data: bytes) -> Message:
             data.decode()  # the payload is kept raw, so nothing else looks at its bytes
         message = _decoder.decode(data)
     except _UNREADABLE as error:
-        return _extended(data, error)
+        message = _extended(data, error)
     if message.v > VERSION:
         raise NewerRecord(_newer(message.v), data)
+    # How deep msgspec goes depends on the interpreter. The payload is one level inside the record.
+    if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH + 1):
+        raise DecodeError(f"not a message record: {_TOO_DEEP}", data)
     return message
 
 
@@ -127,6 +134,8 @@ def _extended(data: bytes, error: Exception) -> Message:
         fields = _fields_decoder.decode(data)
         unknown = {name: fields.pop(name) for name in [*fields] if name not in _KNOWN}
         known = _decoder.decode(_encoder.encode(fields))
+    except RecursionError as better:
+        raise DecodeError(f"not a message record: {_TOO_DEEP}", data) from better
     except _UNREADABLE as better:
         raise DecodeError(f"not a message record: {better}", data) from better
     return Extended(**msgspec.structs.asdict(known), unknown=unknown)
