@@ -97,6 +97,10 @@ BREAKS: dict[str, tuple[Break, list[tuple[str, str]]]] = {
         ],
         [("delayed", "3 times delayed")],
     ),
+    "a time of expiry that nothing waits for": (
+        lambda raw, keys, ids: [raw.zadd(keys.expiry, {ids.processing: 10**14})],
+        [("processing", "a time at which it expires, but it does not wait")],
+    ),
     "pending and delayed": (
         lambda raw, keys, ids: [raw.lpush(keys.pending_high, ids.delayed)],
         [("delayed", "in several states: pending, delayed")],

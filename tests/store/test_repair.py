@@ -236,3 +236,32 @@ async def test_a_repair_beside_live_traffic_repairs_only_what_is_wrong(
             await asyncio.sleep(0)
         assert await other.admin.audit(TOPIC) == []
         assert (await other.admin.stats(TOPIC)).total == 0
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("state", [State.DEAD, State.QUARANTINED])
+async def test_wrong_bytes_of_an_archive_are_counted_again(
+    store: Store, raw: Redis, state: State
+) -> None:
+    await one_of_each(store)
+    admin, keys = Admin(store), store.keys.of(TOPIC)
+    right = await raw.hget(keys.archive_bytes, state)
+    await raw.hincrby(keys.archive_bytes, state, 1_000)
+    assert [one.what for one in await admin.repair(TOPIC)] == [
+        "bytes of the archives counted again"
+    ]
+    assert await admin.audit(TOPIC) == []
+    await store.trim_archive(TOPIC, state)
+    assert await raw.hget(keys.archive_bytes, state) == right
+
+
+async def test_a_message_that_is_put_back_expires_at_its_time(store: Store, raw: Redis) -> None:
+    keys = store.keys.of(TOPIC)
+    (id,) = await pending(store, ttl=60_000)
+    expires = await raw.zscore(keys.expiry, id)
+    await raw.delete(keys.pending, keys.expiry)
+    assert [one.what for one in await Admin(store).repair(TOPIC)] == [
+        "put in front of the pending ones",
+        "time of expiry set again",
+    ]
+    assert await raw.zscore(keys.expiry, id) == expires

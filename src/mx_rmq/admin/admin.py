@@ -275,7 +275,9 @@ class Admin:
                     for one in found.violations
                 ]
                 continue
-            done = await self._store.repair_topic(part, least=found.token, dry_run=dry_run)
+            done = await self._store.repair_topic(
+                part, least=found.token, recount=found.miscounted, dry_run=dry_run
+            )
             repairs += [Repair(part, "", words) for words in done]
             for id in found.ids:
                 shown = id.decode("utf-8", "backslashreplace")

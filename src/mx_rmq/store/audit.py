@@ -60,6 +60,8 @@ class Examined(NamedTuple):
     wrong_types: bool = False
     """Keys of a wrong type: nothing else was looked at, and nobody but a person can tell what
     becomes of what they hold."""
+    miscounted: bool = False
+    """Whether an archive holds more or fewer bytes than are noted."""
 
 
 class Places(NamedTuple):
@@ -230,7 +232,8 @@ class Audit:
             found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
         tokens = {id: _token(lease) for id, lease in reading.leases.items()}
         broken = [id for id, token in tokens.items() if token is None and id not in suspects]
-        return Examined(found, suspects + broken, max((t or 0 for t in tokens.values()), default=0))
+        highest = max((t or 0 for t in tokens.values()), default=0)
+        return Examined(found, suspects + broken, highest, miscounted=bool(miscounts))
 
     async def _still_wrong(
         self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]

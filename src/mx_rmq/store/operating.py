@@ -103,18 +103,27 @@ class Operating(Scripted):
         """
         keys = self.keys.of(topic)
         record = await self._caller.command("HGET", keys.payload, id)
+        created_at, priority, ttl = codec.glance(record or b"")
         named: dict[str, Value] = {
             "now_ms": self._now(),
             "id": id,
-            "priority": codec.glance(record or b"").priority,
+            "priority": priority,
+            "expires_ms": "" if ttl is None else created_at + ttl,
             "dry": int(dry_run),
             "by": brief(by),
         }
         return [words.decode() for words in await self._run("repair_message", keys, named)]
 
-    async def repair_topic(self, topic: str, *, least: int, dry_run: bool = False) -> list[str]:
-        """Put right the token counter, to `least` or above, and the doorbells."""
-        named: dict[str, Value] = {"now_ms": self._now(), "least": least, "dry": int(dry_run)}
+    async def repair_topic(
+        self, topic: str, *, least: int, recount: bool = False, dry_run: bool = False
+    ) -> list[str]:
+        """Fix the token counter, to `least` or above, the doorbells, and the bytes of archives."""
+        named: dict[str, Value] = {
+            "now_ms": self._now(),
+            "least": least,
+            "recount": int(recount),
+            "dry": int(dry_run),
+        }
         return [
             words.decode() for words in await self._run("repair_topic", self.keys.of(topic), named)
         ]

@@ -5,7 +5,8 @@
 -- there is a record, the message stays alive: a lease outranks a due time, which outranks a place
 -- in a list, and one without any of them becomes pending. An archived copy of a live message is
 -- removed, and so is a record without a place if the message is archived. Where neither record nor
--- archived copy is left, the rest is dropped and counted. With dry nothing is changed.
+-- archived copy is left, the rest is dropped and counted. The time at which it expires stays only
+-- while it waits. With dry nothing is changed. Archives count their bytes again by themselves.
 --
 -- Returns  what it did, or would do, in words; nothing if all was right
 -- Cost     O(N), N pending
@@ -24,17 +25,19 @@ local dlq_payload         = KEYS[11] -- HASH  id -> final record
 local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
 local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
 local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
-local doorbell            = KEYS[15] -- LIST  at most one ring: something is pending
-local meta                = KEYS[16] -- HASH  token, turn, paused, dropped, tick
-local totals              = KEYS[17] -- HASH  how many messages ever went which way
-local history             = KEYS[18] -- STREAM  what has happened, newest last
+local expiry              = KEYS[15] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local doorbell            = KEYS[16] -- LIST  at most one ring: something is pending
+local meta                = KEYS[17] -- HASH  token, turn, paused, dropped, tick
+local totals              = KEYS[18] -- HASH  how many messages ever went which way
+local history             = KEYS[19] -- STREAM  what has happened, newest last
 
-local now_ms   = ARGV[1] -- the time (ms), or '' for the server's
-local id       = ARGV[2] -- the message
-local priority = ARGV[3] -- to which list it goes if it becomes pending: high, normal or low
-local dry      = ARGV[4] -- '1': only say what would be done
-local by       = ARGV[5] -- who wants it
-local remember = ARGV[6] -- how many entries of the history to keep, 0: none is written
+local now_ms     = ARGV[1]           -- the time (ms), or '' for the server's
+local id         = ARGV[2]           -- the message
+local priority   = ARGV[3]           -- the list for it if it becomes pending: high, normal or low
+local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
+local dry        = ARGV[5]           -- '1': only say what would be done
+local by         = ARGV[6]           -- who wants it
+local remember   = ARGV[7]           -- how many entries of the history to keep, 0: none is written
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -66,6 +69,7 @@ local front = ({high = pending_high, normal = pending, low = pending_low})[prior
 redis.call('LLEN', front)
 local rung = redis.call('LLEN', doorbell)
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
+local expires = redis.call('ZSCORE', expiry, id)
 
 local waiting = math.max(0, places - marked)
 local state = 'none'
@@ -89,6 +93,8 @@ local unleased = lease and state ~= 'processing'
 local forged = state == 'processing' and not string.find(lease, '^%d+:')
 local unwatched = deadline and state ~= 'processing'
 local watched = state == 'processing' and (forged or not deadline)
+local unexpiring = expires and state ~= 'pending' and state ~= 'delayed'
+local expiring = listed and expires_ms and not expires
 local astray = marked == 1 and places == 0
 local leftover = record and state == 'archived'
 local undead = live and (dead or dead_at) or dead_at and not dead
@@ -117,6 +123,8 @@ did(freed, (live or dead) and 'quarantined copy removed, the message stays'
   or 'quarantined message without contents removed')
 did(reset_aside, 'quarantined message listed again')
 did(listed, 'put in front of the pending ones')
+did(unexpiring, 'time of expiry removed')
+did(expiring, 'time of expiry set again')
 did(lost, 'dropped, for nothing is left of it')
 if dry == '1' or #done_what == 0 then return done_what end
 
@@ -148,6 +156,8 @@ if freed then
   redis.call('HDEL', error_parse_payload, id)
   redis.call('ZREM', error_parse_queue, id)
 end
+if unexpiring then redis.call('ZREM', expiry, id) end
+if expiring then redis.call('ZADD', expiry, expires_ms, id) end
 if forged then
   redis.call('HSET', processing, id, token .. ':repair')
   redis.call('HSET', meta, 'token', token)

@@ -1,7 +1,8 @@
 -- repair_topic: repair
 --
--- Puts right what belongs to no single message: a token counter that is no number, or is behind a
--- lease, and doorbells with more than one ring. With dry nothing is changed.
+-- Fixes what belongs to no single message: a token counter that is no number, or is behind a lease,
+-- doorbells with more than one ring, and the bytes noted for the archives: without their seal they
+-- are counted again by the next call that archives or trims. With dry nothing is changed.
 --
 -- Returns  what it did, or would do, in words; nothing if all was right
 -- Cost     O(1)
@@ -9,10 +10,12 @@
 local meta           = KEYS[1] -- HASH  token, turn, paused, dropped, tick
 local doorbell       = KEYS[2] -- LIST  at most one ring: something is pending
 local doorbell_delay = KEYS[3] -- LIST  at most one ring: an earlier due time
+local archive_bytes  = KEYS[4] -- HASH  bytes of each archive, and how far they are counted
 
-local now_ms = ARGV[1]           -- the time (ms), or '' for the server's
-local least  = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0
-local dry    = ARGV[3]           -- '1': only say what would be done
+local now_ms  = ARGV[1]           -- the time (ms), or '' for the server's
+local least   = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0
+local recount = ARGV[3]           -- '1': the bytes that are noted are wrong
+local dry     = ARGV[4]           -- '1': only say what would be done
 
 -- shared: clock
 local now = tonumber(now_ms)
@@ -27,11 +30,13 @@ local behind = (tonumber(token) or 0) < least
 local nonsense = token and not string.find(token, '^%d+$')
 local rings = redis.call('LLEN', doorbell)
 local rings_delay = redis.call('LLEN', doorbell_delay)
+redis.call('HLEN', archive_bytes)
 
 local did = {}
 if behind or nonsense then did[#did + 1] = 'token counter set' end
 if rings > 1 then did[#did + 1] = 'doorbell left with one ring' end
 if rings_delay > 1 then did[#did + 1] = 'doorbell:delay left with one ring' end
+if recount == '1' then did[#did + 1] = 'bytes of the archives counted again' end
 if dry == '1' or #did == 0 then return did end
 
 -- Also where there is nothing to trim: at maxmemory Redis allows it, and then what follows.
@@ -40,5 +45,8 @@ redis.call('LTRIM', doorbell_delay, 0, 0)
 if behind or nonsense then
   local ahead = math.max(least, math.min(now, 8e12) * 1000)
   redis.call('HSET', meta, 'token', string.format('%.0f', ahead))
+end
+if recount == '1' then
+  redis.call('HSET', archive_bytes, 'dead:seal', '', 'quarantined:seal', '')
 end
 return did
