@@ -28,7 +28,7 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.core.message import Priority, State
 from mx_rmq.core.middleware import Middleware, Outgoing
-from mx_rmq.core.outcome import HandlerTimeout, Reject, Retry
+from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry
 from mx_rmq.core.retry import ByError, Delays, Exponential
 from mx_rmq.queue import MessageQueue
 from mx_rmq.worker import Drained, Worker
@@ -49,6 +49,7 @@ __all__ = [
     "MxRmqError",
     "NewerLayout",
     "NewerRecord",
+    "NotAwaited",
     "NotConfirmed",
     "NotOpen",
     "OutcomeUnknown",
@@ -71,7 +72,7 @@ __all__ = [
     "events",
 ]
 
-if not _typing.TYPE_CHECKING:  # a type checker would take it as leave to import any name
+if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
 
     def __getattr__(name: str) -> object:
         """Point users of the other mx-rmq on PyPI to the migration page."""

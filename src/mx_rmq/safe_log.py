@@ -1,6 +1,7 @@
-"""Loggers that never raise: what a handler, filter or formatter raises must not stop a worker.
+"""Loggers that never raise: an exception in a handler, filter or formatter must not stop a worker.
 
-Everything in the library that logs gets its logger here. Ruff bans `logging.getLogger` elsewhere.
+The library gets its loggers here. Ruff bans `logging.getLogger` elsewhere, except in `cli`, `bench`
+and `demo`.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
         return SafeLogger(self.logger, extra, self._losses)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log, whatever comes of it."""
+        """Log; swallow whatever that raises."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller, not this line
         try:
             super().log(level, msg, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - it is not ours, and must not harm us
+        except BaseException as error:  # noqa: BLE001 - from a handler that is not ours
             self._losses.add(self.logger.name, error)
             defer_exit(error)
 

@@ -2,7 +2,7 @@
 
 Every worker runs the whole cast: dispatcher, consumer, lifecycle, scheduler, monitor, the crons,
 the lookout that wakes them, the keeper of the leases and the caretaker of topics that it does not
-serve. All of them are safe beside their like in other workers, so there is no leader.
+serve. All of them can safely run in every worker, so there is no leader.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Worker:
         return cast
 
     def _on_failed(self, failed: asyncio.Future[str]) -> None:
-        """A part keeps dying: stop in good order, whoever waits for it."""
+        """A part keeps dying: stop cleanly."""
         if self._cast is None or self._cast.failed is not failed:
             return
         self._broken = f"the worker has failed: {failed.result()}"

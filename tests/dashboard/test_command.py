@@ -193,7 +193,8 @@ def test_of_lines_that_were_left_out_it_is_said_how_many(monkeypatch: pytest.Mon
 async def test_only_its_user_can_read_the_audit_log(
     store: Store, server: Server, tmp_path: Path
 ) -> None:
-    log, words = tmp_path / "audit.log", ("--url", server.url, "--root-path", "/queues")
+    log = tmp_path / "audit.log"
+    words = ("--url", server.url, "--root-path", "/queues", "--no-password")
     for _ in range(2):  # a new file, then one that was there
         with running(*words, "--audit-log", str(log)) as one:
             assert stat.S_IMODE(log.stat().st_mode) == 0o600
@@ -225,7 +226,8 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
         (["--origin", "queues.example.org"], "not of the form https://"),
         (["--origin", "https://["], "not of the form https://"),
         (["--tls-cert", str(short)], "go together"),
-        (["--root-path", "queues"], "not of the form /queues"),
+        (["--root-path", "queues", "--no-password"], "not of the form /queues"),
+        (["--root-path", "/queues"], "so it needs a password"),
         (["--audit-log", str(tmp_path)], "Is a directory"),
         (["--url", "embedded://no/such/directory"], "there is no directory"),
     ):

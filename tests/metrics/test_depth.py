@@ -209,7 +209,7 @@ async def test_without_the_right_to_ask_the_server_the_topics_are_told_of(
     shown = rendered(found.registry)
     assert shown["mx_rmq_depth{state=pending,topic=a}"] == 1
     assert not [name for name in shown if name.startswith("mx_rmq_server_")]
-    assert caplog.text.count("the server does not tell how it is: ") == 1
+    assert caplog.text.count("cannot read the state of the server: ") == 1
 
 
 async def test_a_failure_shows_no_old_numbers(

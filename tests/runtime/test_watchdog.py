@@ -248,7 +248,7 @@ async def test_a_keeper_that_cannot_begin_lets_the_worker_not_start(
 ) -> None:
     async with queue(server.url) as mq:
         mq.handler("t")(lambda payload: None)
-        with pytest.raises(WorkerBroken, match=r"lease keeper could not begin.*start new thread"):
+        with pytest.raises(WorkerBroken, match=r"lease keeper could not start.*start new thread"):
             await Worker(mq).start()
 
 

@@ -21,6 +21,7 @@ from tests.lab.messages import (
     LEASE,
     TOPIC,
     Priority,
+    delayed,
     draft,
     leased,
     message,
@@ -198,6 +199,14 @@ async def test_a_repeated_call_gives_foreign_ids_too(store: Store, raw: Redis) -
 
 
 # what stands in the way
+
+
+async def test_a_topic_where_something_expires_gives_nothing_as_any_other(store: Store) -> None:
+    await delayed(store, 5_000, ttl=60_000)
+    assert await take(store, 10) == []
+    await store.pause_topic(TOPIC)
+    await pending(store, ttl=60_000)
+    assert await take(store, 10) == []
 
 
 async def test_a_paused_topic_gives_nothing_until_it_is_resumed(store: Store, raw: Redis) -> None:

@@ -1,4 +1,4 @@
-"""expire_message: pending | delayed -> processing, held by the monitor"""
+"""expire_message: pending | delayed -> processing, held by the expirer"""
 
 from __future__ import annotations
 

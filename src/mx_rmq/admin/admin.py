@@ -260,9 +260,9 @@ class Admin:
     # act
 
     async def repair(self, topic: str, *, dry_run: bool = False) -> builtins.list[Repair]:
-        """Put right what `audit` finds; return what was done. `dry_run`: what would be done.
+        """Fix what `audit` finds; return what was done. `dry_run`: what would be done.
 
-        Each repair looks again, on the server, and is one step, so it is safe beside live traffic.
+        Each repair checks again on the server, atomically, so it is safe under live traffic.
         No message is lost: one with a record stays alive, one with an archived copy stays archived.
         A key of a wrong type is left alone: what it holds is not ours.
         """

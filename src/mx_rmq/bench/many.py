@@ -1,7 +1,7 @@
-"""Does a message cost more, or come later, if its worker serves very many topics?
+"""Does a message cost more, or arrive later, if its worker serves a thousand topics?
 
-One message at a time, each in another topic, at a pace at which no worker is busy: so every message
-is a ring. The levels take turns, each with a worker of its own.
+One message at a time, each to a random topic, at a rate that keeps no worker busy, so every message
+rings a doorbell. The two workers, one with few topics and one with many, are measured in turn.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ RATE: Final = 150
 CALM: Final = 3.0
 """Seconds until workers have done what they do at their start."""
 LIMIT: Final = 2.0
-"""The most that many topics may cost, against few."""
+"""The goal: many topics cost at most this many times as much as few."""
 
 
 class Paced(NamedTuple):
     """What one turn has shown."""
 
     cpu: float
-    """Microseconds of the worker's processor time for a message."""
+    """Microseconds of the worker's processor time per message."""
     p50: float
     p99: float
     """Seconds from the produce to the beginning of the handler."""
@@ -84,7 +84,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
 
 
 async def _pace(mq: MessageQueue, hand: Hand, level: int, count: int) -> Paced:
-    """Produce messages to topics in no order, at an even pace."""
+    """Produce messages to random topics, at an even pace."""
     names = topics(level)
     before, began = await hand.count(), await hand.cpu()
     begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""`mx-rmq audit`: is every message in exactly one state? With --repair, see to it."""
+"""`mx-rmq audit`: is every message in exactly one state? With --repair, fix those that are not."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def audit(
     Reads in small steps, so it may run beside live traffic. Exit code 0: clean. 1: violations
     found. 2: the audit could not be made.
 
-    --repair prints what it would do and asks before it does it; --yes: without asking. A message
+    --repair prints what it would do and asks for confirmation; --yes does not ask. A message
     that has a record becomes or stays pending, delayed or in processing; one of which only an
-    archived copy is left stays archived. No message is lost. Each repair looks again first, so it
-    may run beside live traffic, too. Exit code 0: nothing is left to fix. 1: something is.
+    archived copy is left stays archived. No message is lost. Each repair checks again first, so it
+    is safe under live traffic. Exit code 0: nothing is left to fix. 1: something is.
     """
     known = await admin.topics()
     chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
@@ -79,7 +79,7 @@ async def audit(
 
 
 async def _repair(admin: Admin, topics: list[str], *, yes: bool, as_json: bool) -> int:
-    """Show what a repair would do; do it if somebody says yes. Return the exit code."""
+    """Show what a repair would do, and do it after confirmation. Return the exit code."""
     plan = [one for topic in topics for one in await admin.repair(topic, dry_run=True)]
     ask_here = sys.stdin.isatty() and not as_json
     if not (yes or as_json):

@@ -58,10 +58,9 @@ def _number(topics: int) -> Finding:
         return Finding(Severity.OK, found)
     return Finding(
         Severity.WARN,
-        f"{found}; metrics and dashboard look at {WATCHED:,} at the most, so nobody is told of "
-        f"what happens in {topics - WATCHED:,} of them. A worker's metrics take those first that "
-        "it serves",
-        "Watch them by workers that serve few topics each, or use fewer topics",
+        f"{found}; metrics and dashboard show at most {WATCHED:,}; not monitored: "
+        f"{topics - WATCHED:,}. A worker's metrics show the topics that it serves first",
+        "Run workers that serve fewer topics each and scrape them, or use fewer topics",
     )
 
 
@@ -241,7 +240,7 @@ def _bytes(stats: Stats, now: float) -> Iterator[Finding]:
 
 
 async def _overdue(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
-    """Say if messages are stuck: any worker of the queue should have seen to them by now."""
+    """Report stuck messages: any worker of the queue should have moved them by now."""
     leases = (State.PROCESSING, stats.lease_overdue, "lease", "ran out", "taken the message over")
     delayed = (State.DELAYED, stats.delayed_overdue, "delayed message", "became due", "moved it")
     for state, seconds, one, happened, done in (leases, delayed):
@@ -251,5 +250,5 @@ async def _overdue(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
                 Severity.BAD,
                 f"topic {stats.topic}: {count(late, one)} {happened} over {OVERDUE:g} s ago and "
                 f"no worker has {done}",
-                "Look into the logs of the workers; if none is alive, start one",
+                "Check the workers' logs; if no worker is alive, start one",
             )

@@ -52,7 +52,7 @@ LEAVE_WITHIN: Final = 3
 )
 @click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
 @click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
-@click.option("--root-path", help="The path under which a proxy shows it: /queues.")
+@click.option("--root-path", help="The path under which a proxy serves it, such as /queues.")
 @click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
 @click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
 @click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
@@ -84,7 +84,7 @@ def dashboard(
         settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
         Queue(settings).check()
         if password_file is None:
-            _check_nobody_else(host, origins, no_password=no_password)
+            _check_nobody_else(host, origins, root_path, no_password=no_password)
         elif no_password:
             raise InvalidInput("either --password-file or --no-password")
         if (tls_cert is None) != (tls_key is None):
@@ -108,8 +108,10 @@ def dashboard(
         raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
 
 
-def _check_nobody_else(host: str, origins: tuple[str, ...], *, no_password: bool) -> None:
-    """Refuse to let others in without a password; behind a proxy somebody may say that it asks."""
+def _check_nobody_else(
+    host: str, origins: tuple[str, ...], root_path: str | None, *, no_password: bool
+) -> None:
+    """Refuse to let others in without a password, unless the proxy in front asks for one."""
     if not _is_loopback(host):
         raise InvalidInput(
             f"--host {host}: others can reach it there, so it needs a password: "
@@ -121,6 +123,11 @@ def _check_nobody_else(host: str, origins: tuple[str, ...], *, no_password: bool
                 f"--origin {origin}: others can reach it there, so it needs a password: "
                 "--password-file FILE; or --no-password, if the proxy asks for one"
             )
+    if root_path and not no_password:
+        raise InvalidInput(
+            f"--root-path {root_path}: others can reach it through that proxy, so it needs a "
+            "password: --password-file FILE; or --no-password, if the proxy asks for one"
+        )
 
 
 def _dashboard(
@@ -249,7 +256,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _throttle_logs() -> None:
-    """Let nobody fill the log: uvicorn writes a line or two for every request that is not one."""
+    """Limit log lines: uvicorn writes one or two for every malformed request."""
     from mx_rmq.dashboard.journal import Throttle
 
     for handler in logging.getLogger().handlers:

@@ -1,4 +1,4 @@
-"""`mx-rmq load-scripts`: for users that may run no scripts of their own."""
+"""`mx-rmq load-scripts`: for users that may call our scripts but not run EVAL."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from mx_rmq.cli.connection import Queue
 
 
-@click.command("load-scripts", short_help="Load our scripts on every server ahead of use.")
+@click.command("load-scripts", short_help="Load our scripts on every server in advance.")
 @as_json
 @on_queue
 async def load(queue: Queue, as_json: bool) -> int:
-    """Load the scripts of this version on every server and its replicas.
+    """Load the scripts of this release on every server and its replicas.
 
     Only needed for users without +eval, with the setting load_scripts=false. Run it before a new
-    version starts, and after each restart, failover or SCRIPT FLUSH: servers forget scripts.
-    Workers that wait for them go on by themselves. Exit code 2: a server does not have them all.
+    release starts, and after each restart, failover or SCRIPT FLUSH: servers forget scripts.
+    Workers that wait for them resume by themselves. Exit code 2: a server does not have them all.
     """
     found = await load_scripts(queue.settings.address, patience=queue.settings.patience)
     if as_json:

@@ -1,6 +1,6 @@
-"""Tell systemd how a worker is doing: `Type=notify` and `WatchdogSec` of its unit; sd_notify(3).
+"""Notify systemd about a worker: `Type=notify` and `WatchdogSec` in its unit; see sd_notify(3).
 
-With several processes, only the supervisor tells: systemd hears the unit's main process alone.
+With several processes only the supervisor does: systemd listens to the unit's main process alone.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Self
 
 @dataclass(frozen=True, slots=True)
 class Systemd:
-    """The way to systemd, if it started this process and wants to know."""
+    """The notification socket of systemd, if it started this process and gave it one."""
 
     address: str = ""
-    """Of its datagram socket; empty: nobody wants to know."""
+    """Of its datagram socket; empty: there is none."""
     watchdog: float | None = None
-    """Seconds without a sign of life after which systemd restarts the unit; None: it does not."""
+    """Seconds without a sign of life after which systemd restarts the unit; None: never."""
 
     @classmethod
     def take_over(cls) -> Self:
@@ -35,7 +35,7 @@ class Systemd:
         self._tell("READY=1")
 
     def alive(self) -> None:
-        """The event loop turns, and no part is down."""
+        """The event loop runs, and no part is down."""
         if self.watchdog is not None:
             self._tell("WATCHDOG=1")
 
@@ -48,7 +48,7 @@ class Systemd:
             return
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         with (
-            suppress(OSError),  # it is gone, or too busy to listen
+            suppress(OSError),  # systemd is gone, or its socket is full
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way,
         ):
             way.setblocking(False)

@@ -4,9 +4,9 @@ Each one comes from an argument, else from the environment (`MX_RMQ_LEASE`), els
 `mx-rmq.toml` in the current directory (or the file that `MX_RMQ_CONFIG` names), else it has its
 default. The file is one flat table for all settings.
 
-Whoever can write the file decides which server gets the password. So a file in the current
-directory must belong to us or to root, and nobody else may be able to write it; and a login never
-goes to a server that a weaker source names.
+The file decides which server gets the password. So a file in the current directory must belong to
+us or root and must not be writable by other users, and a login is never sent to a server named by a
+weaker source.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Limits:
     """Bytes kept of one quarantined record. A longer one is cut, its length noted."""
     quarantine_max_bytes: int | None = None
     """Bytes of quarantined messages kept per topic, which its partitions share: the newest ones.
-    None: 64 MiB, and not more than a tenth of maxmemory, as of `dlq_max_bytes`."""
+    None: 64 MiB, but at most a tenth of maxmemory, as for `dlq_max_bytes`."""
     history: int = 10_000
     """Entries of a topic's history, which its partitions share: the newest ones. Each covers
     up to 25 messages."""
@@ -312,14 +312,16 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
     strength = Source.ENVIRONMENT if named else Source.FILE
     try:
         with path.open("rb") as file:
-            _check_trust(path, os.fstat(file.fileno()), named=bool(named))
-            table = tomllib.loads(file.read().decode("utf-8"))
+            found, text = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         if named:
             raise InvalidInput(f"{VARIABLE}CONFIG={named!r} names no file") from None
         return path, {}, strength
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
+    _check_trust(path, found, named=bool(named))
+    try:
+        table = tomllib.loads(text.decode("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
         raise InvalidInput(f"{path} is not TOML: {error}") from None
     every = [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
@@ -340,7 +342,7 @@ def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:
         other = max(owners - {0, os.geteuid()})
         raise InvalidInput(
             f"{path.absolute()} belongs to another user (uid {other}), who would decide where your "
-            f"password goes: change its owner, or set {VARIABLE}CONFIG to use it all the same"
+            f"password goes: change its owner, or set {VARIABLE}CONFIG to use it anyway"
         )
     writable = found.st_mode & (S_IWOTH if named else S_IWGRP | S_IWOTH)
     if writable and S_ISREG(found.st_mode):

@@ -167,7 +167,7 @@ class ServerBack:
 
 @dataclass(frozen=True, slots=True)
 class PartDied:
-    """A part of a worker ended without being told to. It is restarted."""
+    """A part of a worker ended unexpectedly. It is restarted."""
 
     worker: str
     part: str
@@ -183,7 +183,7 @@ class PartRestarted:
     seconds: float
     """How long it was down."""
     restarts: int
-    """How often it was restarted lately."""
+    """Restarts since it last ran for a full minute."""
 
 
 @dataclass(frozen=True, slots=True)

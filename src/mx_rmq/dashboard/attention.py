@@ -87,12 +87,12 @@ def _waiting(stats: Stats, *, served: bool) -> Finding | None:
 
 
 def _overdue(stats: Stats) -> list[Finding]:
-    """Return what any worker of the queue should have seen to by now."""
+    """Return what any worker of the queue should have fixed by now."""
     late = {
-        State.PROCESSING: (stats.lease_overdue, "has leases that ran out and nobody takes over"),
-        State.DELAYED: (stats.delayed_overdue, "has delayed messages that are due and stay there"),
+        State.PROCESSING: (stats.lease_overdue, "has expired leases that no worker takes over"),
+        State.DELAYED: (stats.delayed_overdue, "has due messages that no worker makes pending"),
     }
-    hint = "Any worker sees to this within a minute. Look into the logs of the workers."
+    hint = "Any worker should fix this within a minute. Check the workers' logs."
     return [
         Finding(bad=True, topic=stats.topic, state=state, text=text, hint=hint)
         for state, (seconds, text) in late.items()

@@ -110,10 +110,10 @@ class Journal:
 
 
 class Throttle(logging.Filter):
-    """For a log's handlers: at most so many lines of a kind, and of the rest, how many there were.
+    """A filter for log handlers: limits the lines of each kind, and says how many were left out.
 
-    Strangers cause lines by what they send, thousands per second. Lines are of one kind if the same
-    place in a program wrote them. The audit log has a quota of its own.
+    Anyone can cause thousands of lines per second with malformed requests. Lines are of one kind if
+    the same line of code wrote them. The audit log has its own quota.
     """
 
     def __init__(self) -> None:

@@ -92,7 +92,7 @@ async def _events(sampler: Sampler, topic: str | None, page: int) -> AsyncIterat
 def _told(seen: Round, topic: str | None, page: int) -> str:
     """Return what pages of a kind are told, made once for all of them.
 
-    Nothing is kept of topics and pages that there are not: anybody can name any number of them.
+    Nothing is cached for topics and pages that do not exist: clients can make up any number.
     """
     kind = (topic, page if topic is None else 1)
     known = seen.told.get(kind)

@@ -123,7 +123,7 @@ class Depth(Collector):
         if look.counted is None:
             troubles.append(f"the workers cannot be counted: {_said(look.refused)}")
         if not look.seen:
-            troubles.append(f"the server does not tell how it is: {_said(look.untold)}")
+            troubles.append(f"cannot read the state of the server: {_said(look.untold)}")
         if len(chosen) < len(topics):
             troubles.append(
                 f"{len(topics) - len(chosen):,} of {len(topics):,} topics are not watched: there "
@@ -165,7 +165,7 @@ class Depth(Collector):
         )
         if seen.failed:  # old numbers would be taken for new ones
             return
-        yield GaugeMetricFamily("mx_rmq_topics", "Topics that there are.", seen.topics)
+        yield GaugeMetricFamily("mx_rmq_topics", "Number of topics.", seen.topics)
         yield GaugeMetricFamily(
             "mx_rmq_topics_not_shown",
             f"Topics of which nothing is shown here, because there are more than {MOST:,}.",
@@ -209,7 +209,7 @@ class _Look:
         """Why nobody told of the workers."""
         self.seen: list[ServerView] = []
         self.untold: MxRmqError | TimeoutError | None = None
-        """Why nobody told of the servers."""
+        """Why the servers could not be read."""
 
     async def topic(self, topic: str) -> None:
         async with self._free:
@@ -321,10 +321,10 @@ def _servers(found: Sequence[ServerView]) -> Iterator[Metric]:
         "mx_rmq_server_delayed_fsyncs", "Times that it waited for the disk.", labels=["server"]
     )
     evicted = CounterMetricFamily(
-        "mx_rmq_server_evicted_keys", "Keys deleted for want of memory.", labels=["server"]
+        "mx_rmq_server_evicted_keys", "Keys evicted to free memory.", labels=["server"]
     )
     replicas = gauge("replicas", "Replicas that are connected to it.")
-    behind = gauge("replica_behind_bytes", "What the replica lacks that lacks the most.")
+    behind = gauge("replica_behind_bytes", "Bytes that the slowest replica is behind.")
     for one in found:
         name = [one.name]
         memory.add_metric(name, one.memory)

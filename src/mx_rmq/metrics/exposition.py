@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 OPENMETRICS: Final = "application/openmetrics-text"
 
 SHARE: Final = 10
-"""A text that took a second to make is given out for ten, so that making it never takes more than
-a tenth of a processor, however often somebody asks."""
+"""A page that took a second to render is reused for ten seconds, so that rendering never takes more
+than a tenth of a processor, however often it is requested."""
 QUICK: Final = 0.02
-"""Seconds of processor time below which a text is made for every asker."""
+"""Pages that take less processor time than this, in seconds, are rendered for every request."""
 
 
 class Rendered(NamedTuple):
@@ -34,9 +34,9 @@ def render(registry: CollectorRegistry, accept: str = "") -> Rendered:
 
 
 class Renderer:
-    """Renders a registry in a thread, once for everybody who asks meanwhile.
+    """Renders a registry in a thread; concurrent requests share one rendering.
 
-    The thread keeps the event loop free: with a thousand topics a text takes 0.2 s to make.
+    The thread keeps the event loop free: a page with a thousand topics takes 0.2 s to render.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:

@@ -52,7 +52,7 @@ class TallyFamilies(Collector):
         yield blocks
         deaths = CounterMetricFamily(
             "mx_rmq_parts_died",
-            "How often a part of the worker ended without being told to, and was restarted.",
+            "How often a part of the worker ended unexpectedly and was restarted.",
             labels=["part"],
         )
         for part, count in sorted(tally.deaths.items()):

@@ -6,9 +6,9 @@ the rounds: every worker asks for the turn, and the one that has it keeps it whi
 succeed. That is for cost only. Two caretakers at once would do no harm.
 
 A worker that serves a topic knows its handler's `max_crashes`, so it should be the one that takes
-over. The caretaker leaves that to it for a grace after the lease has run out. It also has to see
-the overdue lease for as long as a living holder needs to extend it, with the server answering all
-the time: after an outage, leases have run out that nobody could extend.
+over. The caretaker leaves that to it for a grace after the lease has run out. It also waits until
+it has seen the lease overdue for as long as a live holder needs to extend it, with the server
+answering all that time: after an outage, live holders have overdue leases too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROUND: Final = 10.0
 """Seconds between two rounds."""
 
 TURN: Final = 20.0
-"""Seconds for which a worker has the turn after it asked. If it dies, another one gets it then."""
+"""Seconds that a turn lasts after each request. If the worker dies, another gets the turn then."""
 
 GRACE: Final = 30.0
 """Seconds after a lease has run out in which only workers that serve the topic take it over."""
@@ -81,10 +81,10 @@ class Caretaker:
 
     async def step(self) -> float:
         """Make a round if it is this worker's turn; return the seconds until the next one."""
-        if self._expected_at == float("inf"):  # workers that start together do not come together
+        if self._expected_at == float("inf"):  # spread workers that start together
             return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
         if time.monotonic() - self._expected_at > STOOD_STILL:
-            self._overdue.clear()  # we stood still, and perhaps the holders did, too
+            self._overdue.clear()  # we stood still, and perhaps the holders did
         registry = await self._store.tend_topics(self._worker, turn=round(TURN * 1000))
         if registry is None:
             self.topics = []
@@ -150,7 +150,7 @@ class Caretaker:
     def _is_abandoned(self, site: int, topic: str) -> bool:
         """Say whether a lease is overdue although its holder could have extended it.
 
-        A deadline far ahead counts, too: it is of a time before the clock was set back.
+        A deadline far in the future counts too: it was set before the clock was set back.
         """
         since = self._overdue.setdefault(topic, time.monotonic())
         link = self._store.link_of(site)
@@ -180,7 +180,7 @@ class Caretaker:
                 self._overdue[topic] = time.monotonic()
             if len(taken.messages) < TAKEN:
                 break
-        if found:  # of a topic in order, whoever asked meanwhile was refused
+        if found:  # in an ordered topic, workers that asked meanwhile were refused
             await self._store.ring_doorbell(topic)
         return found
 

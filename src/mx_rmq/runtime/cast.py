@@ -351,11 +351,11 @@ class Cast:
         self._dispatcher.listen_again(topic)  # room for this one is room for others
 
     def _on_no_thread(self, topic: TopicSlots) -> None:
-        """A message is handed back for want of a thread: leave its topic alone for a moment."""
+        """A message was handed back because no thread could be started: pause its topic briefly."""
         self._dispatcher.pause(topic, self._threads.backoff.next())
 
     def _on_look(self) -> None:
-        """See to it that leases are kept. While the keeper is down, take nothing more."""
+        """Extend leases if the keeper is late. While it is down, take no messages."""
         self._keeper.stand_in()
         on_hold = self._keeper.name in self.down()
         if self._dispatcher.on_hold and not on_hold:

@@ -69,7 +69,7 @@ class Dispatcher:
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._stopped = False
         self.on_hold = False
-        """Set: take nothing, because what is taken could not be kept."""
+        """True while leases cannot be extended: take nothing."""
         self.listeners = 0
         """How many wait for rings."""
         self.unheard: dict[TopicSlots, Callable[[], None]] = {}
@@ -95,7 +95,7 @@ class Dispatcher:
         ]
 
     def listen_again(self, topic: TopicSlots) -> None:
-        """Have a topic heard that has fallen quiet or has room now, and others that have room."""
+        """Restart the blocking waits that should now cover this topic, or others with room."""
         unheard = self.unheard
         if topic in unheard and self.listens_to(topic):
             unheard[topic]()
@@ -175,7 +175,7 @@ class Dispatcher:
         self._answered(ask, [], time.monotonic())
         if not self._stopped:
             how = how_it_ended(task)
-            logger.error("a dispatch call for %s came to no end: %s", ask.topic.name, how)
+            logger.error("a dispatch call for %s did not finish: %s", ask.topic.name, how)
             self._pause(ask.topic)
 
     def _answered(self, ask: _Ask, messages: list[Leased], began: float) -> None:

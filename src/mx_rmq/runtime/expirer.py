@@ -1,9 +1,9 @@
 """The expirer: dead-letters messages whose time to live passes while they wait.
 
-It acts at the next time that it knows. The lookout tells it every ten seconds, so a message is
-dead-lettered within ten seconds of its time, also while its topic is paused. Every worker that
-serves the topic knows the same times: the one that found something goes on, the others leave it to
-that one until the next look around.
+It acts at the next expiry time it knows of. The lookout reports these every ten seconds, so a
+message is dead-lettered within ten seconds of its time, even while its topic is paused.
+Every worker that serves the topic knows the same times: the one that found something goes on, the
+others leave it to that one until the next look around.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ async def expire(
 ) -> int | None:
     """Dead-letter every waiting message of a topic whose time to live has passed.
 
-    Returns the ms until the next one expires; None if nothing does, or if nothing was found: then
-    another worker is at it.
+    Returns the ms until the next one expires; None if none will, or if we found nothing, because
+    another worker was faster.
     """
     recovery = round(min(lease, RECOVERY) * 1000)
     found = False

@@ -131,7 +131,7 @@ class Keeper:
             why = f"{type(error).__name__}: {error}"
         if why:
             await self.stop()
-            raise WorkerBroken(f"the {self.name} could not begin: {why}")
+            raise WorkerBroken(f"the {self.name} could not start: {why}")
 
     def start(self) -> None:
         """Start the thread; one that is stuck is left alone, and ends when it can."""
@@ -152,13 +152,13 @@ class Keeper:
             raise
 
     def down(self) -> str:
-        """Return why nobody keeps the leases; empty: the thread does. The watchdog's look."""
+        """Return why leases are not extended; empty: they are. Called at each watchdog check."""
         life = self._life
         if life is None or life.over:
             return "" if life is None else life.over
         self._still = self._still + 1 if life.turns == self._seen_turns else 0
         self._seen_turns = life.turns
-        return "its thread stands still" if self._still >= STUCK_AFTER else ""
+        return "its thread is stuck" if self._still >= STUCK_AFTER else ""
 
     def stand_in(self) -> None:
         """Extend leases from the event loop, if the thread is late with them or gone."""

@@ -1,8 +1,8 @@
-"""The listener: waits for the doorbells of some topics of a site, on a connection of its own.
+"""The listener: waits for the doorbells of some topics of a site, on its own connection.
 
-A wait names every doorbell that it hears, and a ring ends it. So what a ring costs, the server and
-us, grows with the topics of the wait. Therefore a listener takes a bounded number of them, and a
-site of many topics has several listeners.
+The blocking call names every doorbell, and one ring ends it. So the cost of a ring, for the server
+and for us, grows with the number of topics. That is why a listener takes at most 64 topics, and a
+site with more has several listeners.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MOST: Final = 64
 """Topics of one listener."""
 
 LISTEN: Final = 10.0
-"""Seconds that one wait for a ring takes, if the worker has a single listener. With several, each
-waits as many times longer: all of them together begin a wait every ten seconds."""
+"""Seconds that one wait for a ring lasts, if the worker has a single listener. With N of them
+each waits N times as long, so that together they start one wait every ten seconds."""
 
 LONGEST: Final = 300.0
-"""Seconds that a wait takes at the most."""
+"""The longest that a wait lasts, in seconds."""
 
 
 class Listener:
@@ -52,16 +52,16 @@ class Listener:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more topics."""
+        """Whether it has as many topics as it may."""
         return len(self.topics) >= MOST
 
     def add(self, topic: TopicSlots) -> None:
-        """Listen to a topic, too."""
+        """Also listen to this topic."""
         self.topics[topic.name] = topic
         self.listen_again()
 
     def listen_again(self) -> None:
-        """End the wait under way: the next one hears more topics."""
+        """End the current wait, so that the next one covers more topics."""
         if self._waiting and self._unblocking is None:
             self._unblocking = spawn("unblock", self._doorbell.unblock)
             self._unblocking.add_done_callback(self._unblocked)
@@ -90,7 +90,7 @@ class Listener:
         return 0.0
 
     async def stop(self) -> None:
-        """Listen no more. A ring that is swallowed on the way is given back later."""
+        """Stop listening. A ring that is lost on the way is replaced later."""
         await self.loop.stop()
         if self._unblocking is not None:
             await asyncio.wait([self._unblocking])
@@ -99,4 +99,4 @@ class Listener:
     def _unblocked(self, task: asyncio.Task[None]) -> None:
         self._unblocking = None
         if not task.cancelled() and task.exception() is not None:
-            logger.error("a wait for doorbells could not be ended: %s", how_it_ended(task))
+            logger.error("cannot end a wait for doorbells: %s", how_it_ended(task))

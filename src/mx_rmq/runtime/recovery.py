@@ -1,4 +1,4 @@
-"""What becomes of messages that a monitor took: their worker went silent, or they expired."""
+"""Settle messages that were taken over: their worker went silent, or they expired."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def bury(store: Store, bus: Events, name: str, one: Leased, *, at: Circums
     if dead is not None:
         await _apply(store, bus, name, one, dead, at.worker)
         return
-    # A worker of an older release left the time behind, and the id is in use again.
+    # A worker of an older release left a stale expiry entry, and the id is in use again.
     wait = max(0, (message.ready_at or at.now) - at.now)
     await store.retry_message(name, at.worker, [Retried(one, message, wait)])
 
@@ -47,7 +47,7 @@ async def bury(store: Store, bus: Events, name: str, one: Leased, *, at: Circums
 async def _read(
     store: Store, bus: Events, name: str, one: Leased | TakenOver, at: Circumstances
 ) -> Message | None:
-    """Return the message; None: its record cannot be read, and is taken care of."""
+    """Return the message; None: it cannot be read, and was postponed or quarantined."""
     topic, worker = topic_of(name), at.worker
     try:
         return codec.decode_as(one.record, topic, one.id)

@@ -111,11 +111,9 @@ def log(event: Event) -> None:
         case events.ServerBack(seconds):
             line.warning("the server is back after %.1f s", seconds)
         case events.PartDied(_, part, error):
-            line.error("the %s ended without being told to, and is restarted: %s", part, error)
+            line.error("the %s ended unexpectedly and is being restarted: %s", part, error)
         case events.PartRestarted(_, part, seconds, restarts):
-            line.warning(
-                "the %s runs again after %.1f s (restart %d of late)", part, seconds, restarts
-            )
+            line.warning("the %s runs again after %.1f s (restart %d)", part, seconds, restarts)
         case events.WorkerFailed(worker, error):
             line.critical("worker %s stops: %s", worker, error)
         case events.CronFired(topic, id, _):

@@ -50,7 +50,7 @@ class Stopped(Enum):
     TIMEOUT = "it took longer than its timeout"
     LEASE_LOST = "its lease is lost"
     SHUTDOWN = "the worker stops"
-    NO_THREAD = "no thread could be had for it"
+    NO_THREAD = "no thread could be started for it"
 
 
 class Held:

@@ -19,7 +19,7 @@ def spawn(
 ) -> asyncio.Task[T]:
     """Start a task that runs after its creator has gone on, whatever the loop's task factory is.
 
-    An eager factory would run it at once, inside its creator, whose books are not done yet.
+    An eager factory would run it at once, inside its creator, which has not updated its state yet.
     Consumers that start each other would recurse, once per slot.
     """
     loop = asyncio.get_running_loop()

@@ -35,7 +35,7 @@ class Interrupted(BaseException):
 
 
 class NoThread(BaseException):
-    """No thread could be had for a call. Not the handler's failure, and not for it to catch."""
+    """No thread could be started for a call. Not the handler's failure, and not for it to catch."""
 
 
 class Call:
@@ -168,7 +168,7 @@ class Threads:
         self._started = 0
         self._numbers = count(1)
         self._why = ""
-        """Why no more threads could be had; empty: they could."""
+        """Why the last thread could not be started; empty: it could."""
         self._closed = False
         self.backoff = Backoff()
         """How long to take no messages that need a thread, when there is none."""
@@ -211,7 +211,7 @@ class Threads:
         except (RuntimeError, MemoryError) as error:
             if not self._why:
                 logger.error(
-                    "no further handler thread can be had, there are %d: %s", self._started, error
+                    "cannot start another handler thread, %d are running: %s", self._started, error
                 )
             self._why = str(error) or type(error).__name__
             raise

@@ -1,11 +1,11 @@
-"""The watchdog: restarts parts of a worker that ended without being told to.
+"""The watchdog: restarts parts of a worker that ended unexpectedly.
 
-A part may be cancelled by code of the application that cancels all tasks, or die of a bug, of
-memory, or of threads and file descriptors that cannot be had. A worker that went on without it
-would be half dead. So the part is restarted, with growing pauses. If that does not help, the worker
-fails: it stops, and `Worker.run` raises.
+A part may be cancelled by application code that cancels all tasks, or die of a bug, or of a lack of
+memory, threads or file descriptors. A worker that went on without it would be half dead. So
+the part is restarted, with growing pauses. If that does not help, the worker fails: it stops, and
+`Worker.run` raises.
 
-The watchdog is a timer, not a task: nobody can cancel it by cancelling all tasks.
+The watchdog is a timer, not a task, so cancelling all tasks does not cancel it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST: Final = 10
 """Restarts of a part without a long life in between, after which the worker fails."""
 
 ENDING: Final = 3
-"""Looks for which nothing is restarted while every task is being cancelled: the loop may end."""
+"""Checks to skip while every task is being cancelled: the event loop may be ending."""
 
 
 class Part(Protocol):
@@ -94,17 +94,17 @@ class Watchdog:
         self._failed = False
 
     def watch(self, *parts: Part) -> None:
-        """Watch these, too, if they are not watched yet."""
+        """Watch these parts as well."""
         self._parts.update(dict.fromkeys(parts))
 
     async def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._end = self._until_the_loop_ends()
         await anext(self._end)
         self._timer = self._loop.call_later(LOOK, self._look)
 
     async def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._cancel()
         if self._end is not None:
             await self._end.aclose()

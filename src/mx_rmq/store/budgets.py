@@ -17,7 +17,7 @@ from redis import exceptions as redis_errors
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC
-from mx_rmq.core.partition import MOST, partitions, topic_of
+from mx_rmq.core.partition import partitions, partitions_of, topic_of
 
 if TYPE_CHECKING:
     from mx_rmq.core.config import Limits
@@ -31,7 +31,7 @@ SHARE: Final = 0.1
 """Of maxmemory, for all dead letters on a server, and as much for the quarantine."""
 
 OVERHEAD: Final = 200
-"""Bytes that an archived message counts for beside what is kept of it, as in the scripts."""
+"""Bytes that each archived message counts on top of its contents, as in the scripts."""
 
 MIB: Final = 1_048_576
 FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB}
@@ -53,7 +53,7 @@ class Budgets:
         """How many partitions each topic has."""
 
     async def refresh(self) -> None:
-        """Look at the servers and the registry, at most once per minute. What fails is kept."""
+        """Read maxmemory and the registry, at most once per minute. A failure changes nothing."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + EVERY
@@ -74,7 +74,7 @@ class Budgets:
         for name, count in registered.items():
             topic = name.decode("utf-8", "replace")
             if TOPIC.fullmatch(topic):
-                counts[topic] = min(int(count), MOST) if count.isdigit() and int(count) else 1
+                counts[topic] = partitions_of(count)
         parts = [part for topic, count in counts.items() for part in partitions(topic, count)]
         self._parts = Counter(self._server_of(self._keys.of(part).payload) for part in parts)
         self._counts = counts
@@ -96,7 +96,7 @@ class Budgets:
         budget = FIXED[state] // count
         try:
             server = self._server_of(self._keys.of(part).payload)
-        except redis_errors.RedisError:  # nobody knows where it lives
+        except redis_errors.RedisError:  # no server is known to have it
             return budget
         if maxmemory := self._maxmemory.get(server):
             budget = min(budget, int(maxmemory * SHARE / max(1, self._parts[server])))

@@ -1,7 +1,7 @@
-"""Loading our scripts ahead, for users that may run no scripts of their own (EVALSHA alone).
+"""Load our scripts on every server in advance, for users that have EVALSHA but not EVAL.
 
-A server forgets its scripts when it restarts, and none passes them on to its replicas. So they are
-loaded on every primary and on every replica, which may be a primary tomorrow.
+A server forgets its scripts when it restarts, and does not replicate them. So they are loaded on
+every primary and on every replica, which may become a primary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TCP: Final = frozenset(("host", "port", "path", "connection_pool"))
-"""What a connection's options say about the one server it leads to."""
+"""Connection options that are specific to one server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ MOST: Final = 100
 """Topics that are looked at."""
 AT_ONCE: Final = 16
 SAMPLE: Final = 20
-"""Values by which the bytes of all messages are estimated."""
+"""Values that are read to estimate the bytes of all messages."""
 WITHIN: Final = 2.0
 """Seconds that the whole look may take: a refused produce waits for it."""
 KEEP: Final = 5.0

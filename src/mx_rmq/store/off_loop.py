@@ -1,6 +1,6 @@
-"""A call that blocks, in a thread of its own.
+"""Run a blocking call in a new thread.
 
-Not in asyncio's default executor: handlers share that, and when their calls fill it, ours wait.
+Not in asyncio's default executor: handlers use it too, and when they fill it, our calls would wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def off_loop(function: Callable[..., T], *arguments: Any) -> T:
         if error is not None:
             done.set_exception(error)
         else:
-            done.set_result(result)  # type: ignore[arg-type] # None only if the function says so
+            done.set_result(result)  # type: ignore[arg-type] # None only if the function returns it
 
     def run() -> None:
         result, error = None, None

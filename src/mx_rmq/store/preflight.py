@@ -66,7 +66,7 @@ async def preflight(caller: Caller, keys: Keys) -> Preflight:
 
 
 async def check_layout(caller: Caller, keys: Keys) -> list[str]:
-    """Refuse keys that a newer release has laid out. None that say so: the first layout."""
+    """Refuse keys with a layout newer than ours. Without a layout number it is the first one."""
     try:
         found: bytes | None = await caller.command("GET", keys.layout)
     except WrongType:

@@ -78,7 +78,7 @@ class Topics(Operating):
         return bool(await self._caller.command("HEXISTS", self.keys.of(name).meta, "paused"))
 
     async def claim_layout(self) -> None:
-        """Note the layout of the keys, if nobody has: a later release can tell old keys by it."""
+        """Store the layout number, unless it is set: a later release can tell old keys by it."""
         with suppress(ScriptFailed):  # without the right: then another worker does
             await self._caller.command("SET", self.keys.layout, LAYOUT, "NX")
 

@@ -102,10 +102,10 @@ class ServerView:
     delayed_fsyncs: int
     """How often it had to wait for the disk, since it was started."""
     evicted: int
-    """Keys that it has deleted for want of memory, since it was started."""
+    """Keys that it has evicted to free memory, since it was started."""
     replicas: int
     behind: int
-    """Bytes that the replica lacks that lacks the most."""
+    """Bytes that the slowest replica is behind."""
 
 
 class Views:

@@ -37,7 +37,7 @@ ALERT_WITHIN: Final = 1.0
 """Seconds that a server has to say over TLS why it hangs up."""
 
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""A connection on which nothing comes for five seconds is tried, three times, two seconds apart."""
+"""A connection that is silent for five seconds is probed, three times, two seconds apart."""
 
 READ: Final = 65_536
 """Bytes of a reply that are read at once, into memory that is the wire's own. A fresh buffer a
@@ -135,7 +135,7 @@ class Wire(asyncio.BufferedProtocol):
             self._waiter = None
 
     def keep_alive(self) -> None:
-        """Let the system notice that the other side is gone, while nobody sends anything."""
+        """Turn on TCP keep-alive, so that a dead connection is noticed while nothing is sent."""
         connection = self._transport.get_extra_info("socket")
         if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
             return

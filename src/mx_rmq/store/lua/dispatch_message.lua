@@ -212,7 +212,7 @@ if #surplus > 0 then redis.call('SREM', cancelled, unpack(surplus)) end
 for level = 1, 3 do left[level] = left[level] + behind[level] end
 if left[1] + left[2] + left[3] > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-if type(expiring) == 'number' and expiring > 0 then
+if fit > 0 and type(expiring) == 'number' and expiring > 0 then
   redis.call('ZREM', expiry, unpack(ids, 1, fit))
 end
 if given > 0 then

@@ -1,6 +1,6 @@
--- expire_message: pending | delayed -> processing, held by the monitor
+-- expire_message: pending | delayed -> processing, held by the expirer
 --
--- Takes messages out of the queue whose time to live has passed, also while the topic is paused.
+-- Takes messages whose time to live has passed out of the queue, even while the topic is paused.
 -- Each is leased to the caller under a new token, with a short recovery deadline. The caller then
 -- calls move_to_dlq with that token; if it dies first, the recovery deadline brings the message
 -- back, and handle_timeout_message finds it. One reply holds 8 MiB of records, or a single message.
@@ -149,7 +149,7 @@ if left > 0 then reply[2] = 0 end
 redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
 -- end
 
--- LREM and SADD come first: a user with the rights of the release before lacks them.
+-- LREM and SADD come first: a user with the previous release's rights lacks them.
 for _, id in ipairs(walked) do
   for _, key in ipairs(lists) do
     if redis.call('LREM', key, -1, id) == 1 then break end

@@ -120,7 +120,6 @@ local stale, recent_ttl = 0, 0
 if remembered then -- counted, not listed: a producer may not see the ids of others
   stale = math.min(redis.call('ZCOUNT', recent, '-inf', now), 2 * #fresh + 10)
 end
-for n = 1, #freed_marks do stale[#stale + 1] = freed_marks[n] end
 if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
 answer = table.concat(answer)
 -- end
@@ -206,6 +205,9 @@ if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
 -- shared: remember own ids
+-- A used mark goes to the front, to be removed with the stale ids: a producer may not use ZREM.
+for n = 1, #freed_marks do redis.call('ZADD', recent, 0, freed_marks[n]) end
+stale = stale + #freed_marks
 if stale > 0 then redis.call('ZREMRANGEBYRANK', recent, 0, stale - 1) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))

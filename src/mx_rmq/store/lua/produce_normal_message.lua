@@ -9,10 +9,10 @@
 -- there, so that a late copy of the first produce does not bring the message back.
 --
 -- A message's `how` is '' for a generated id of normal priority, as nearly all are. Else it says
--- 'own maker priority': '0 0 high' a generated id, '1 0 normal' an own one, '1 17 low' an own one
--- that a lane made whose receipt is KEYS[17]. A fourth part, '0 0 normal 60000', is its time to
--- live (ms): it goes into `expiry`. A record comes without its first brace: that and the server's
--- time are put before it here.
+-- 'own maker priority': '0 0 high' a generated id, '1 0 normal' a custom one, '1 17 low' a
+-- custom one that the lane with the receipt KEYS[17] made. A fourth part, '0 0 normal 60000', is
+-- the time to live (ms): it goes into `expiry`. A record comes without its first brace: that and
+-- the server's time are put before it here.
 --
 -- Returns  a string, a letter a message: 1 stored, 2 stored when this call came the first time;
 --          or it exists already: l live, d dead, q quarantined, f finished a short time ago.
@@ -132,7 +132,6 @@ local stale, recent_ttl = 0, 0
 if remembered then -- counted, not listed: a producer may not see the ids of others
   stale = math.min(redis.call('ZCOUNT', recent, '-inf', now), 2 * #fresh + 10)
 end
-for n = 1, #freed_marks do stale[#stale + 1] = freed_marks[n] end
 if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
 answer = table.concat(answer)
 -- end
@@ -203,6 +202,9 @@ if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 -- end
 
 -- shared: remember own ids
+-- A used mark goes to the front, to be removed with the stale ids: a producer may not use ZREM.
+for n = 1, #freed_marks do redis.call('ZADD', recent, 0, freed_marks[n]) end
+stale = stale + #freed_marks
 if stale > 0 then redis.call('ZREMRANGEBYRANK', recent, 0, stale - 1) end
 if #marks > 0 then
   redis.call('ZADD', recent, unpack(marks))

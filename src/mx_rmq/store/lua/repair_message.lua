@@ -1,7 +1,7 @@
 -- repair_message: any -> one state
 --
 -- Brings a message that the audit found in no state, or in several, back into exactly one. It
--- looks at all places again, of one moment, and changes nothing if they are right by now. While
+-- looks at all places again, atomically, and changes nothing if they are right by now. While
 -- there is a record, the message stays alive: a lease outranks a due time, which outranks a place
 -- in a list, and one without any of them becomes pending. An archived copy of a live message is
 -- removed, and so is a record without a place if the message is archived. Where neither record nor

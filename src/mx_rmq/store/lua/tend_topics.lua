@@ -1,9 +1,9 @@
--- tend_topics: one worker at a time looks after the topics that others serve, or that nobody serves
+-- tend_topics: claim the turn to look after the topics that this worker does not serve
 --
--- Asks for the turn and, if the caller has it now, returns the registry of topics. A turn lasts
--- turn_ms and whoever has it may ask again: it then lasts that long from now. A turn that would
--- last longer than turn_ms is left over from a server clock that was set back; it does not count.
--- Two workers at once would be harmless, so the call is harmless to repeat.
+-- If the caller gets or has the turn, returns the registry of topics. A turn lasts turn_ms; each
+-- call by its holder extends it to turn_ms from now. A turn with more than turn_ms left dates from
+-- before the server's clock was set back and does not count. Two holders at once do no harm, so the
+-- call may be repeated.
 --
 -- Returns  nothing if another worker has the turn, else for each topic: name, partitions
 -- Cost     O(T), T topics; O(1) if another worker has the turn

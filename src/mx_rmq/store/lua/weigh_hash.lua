@@ -1,7 +1,7 @@
 -- weigh_hash: read
 --
--- About how many bytes a hash holds: its values are estimated by a few of them, so that it costs
--- the same for a million fields. Each field counts 150 bytes more for its name and its place.
+-- Estimates how many bytes a hash holds from a sample of its values, so that it costs the same for
+-- a million fields. Each field counts another 150 bytes for its name and overhead.
 --
 -- Returns  the number of fields, then of bytes
 -- Cost     O(1)
