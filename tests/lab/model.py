@@ -212,7 +212,8 @@ class Model:
         if call.named["made"] == "0":
             self.recent.pop(id, None)
         elif id in self.recent or id.rpartition("-")[0] in self.receipts:
-            self.recent[f"!{id}"] = call.named["now_ms"] + 1_800_000
+            least = call.named["now_ms"] + 1_800_000
+            self.recent[f"!{id}"] = max(least, self.recent.get(id, 0))
 
     def _store(self, call: Call, id: str, record: str, ttl: int | None) -> None:
         self.completed.discard(id)  # an own id may be used again once its window has passed

@@ -74,14 +74,21 @@ async def test_what_has_expired_ends_in_the_dead_letters_and_is_told_once(
     assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["produced", "died"]
 
 
-async def test_more_than_a_batch_goes_in_one_step(
-    store: Store, clock: Clock, stage: Stage, monkeypatch: pytest.MonkeyPatch
+async def test_a_topic_with_many_expired_messages_does_not_hold_up_the_others(
+    store: Store, raw: Redis, clock: Clock, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expirer, "BATCH", 2)
     await pending(store, 5, ttl=TTL)
+    await store.produce_normal_message("other", [draft(ttl=TTL)])
     clock.advance(TTL)
-    assert await stage.act() is None
-    assert (await store.views.counts(TOPIC)).dead == 5
+    stage.expirer.saw(TOPIC, 0)
+    stage.expirer.saw("other", 0)
+    assert await stage.expirer.step() == 0.0
+    assert len((await snapshot(raw, TOPIC)).dead) == 2
+    assert len((await snapshot(raw, "other")).dead) == 1
+    assert await stage.expirer.step() == 0.0
+    assert await stage.expirer.step() is None
+    assert len((await snapshot(raw, TOPIC)).dead) == 5
 
 
 async def test_it_acts_again_when_the_next_one_expires_but_not_sooner_than_after_a_pause(

@@ -117,6 +117,9 @@ class Caretaker:
         seen = await self._store.survey_topics(topics)
         self._clocks[site].heard(seen.now, asked_at)
         await each(seen.topics.items(), partial(self._tend, site), self._complaints)
+        expiring = [topic for topic, survey in seen.topics.items() if survey.expires == 0]
+        while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
+            expiring = [topic for topic in expiring if await self._expire(topic) == 0]
 
     async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
         """Do what a topic needs."""
@@ -129,15 +132,17 @@ class Caretaker:
             taken = await self._take_over(site, topic, far)
         if survey.due == 0 or taken:
             await self._promote(topic)
-        if survey.expires == 0:
-            await expire(
-                self._store,
-                self._bus,
-                topic,
-                worker=self._worker,
-                lease=self._lease,
-                complaints=self._complaints,
-            )
+
+    async def _expire(self, topic: str) -> int | None:
+        """Dead-letter a batch of expired messages; return the ms until the next one expires."""
+        return await expire(
+            self._store,
+            self._bus,
+            topic,
+            worker=self._worker,
+            lease=self._lease,
+            complaints=self._complaints,
+        )
 
     async def _promote(self, topic: str) -> None:
         """Move what is due from delayed to pending."""

@@ -143,9 +143,15 @@ class Cast:
         )
 
     async def start(self) -> None:
-        """Start everything. Only the first two lines can fail: then nothing has started."""
-        await self.beat()
-        await self._keeper.begin()
+        """Start everything. Only the lines in `try` can fail: then nothing has started."""
+        try:
+            await self.beat()
+            await self._keeper.begin()
+        except BaseException:
+            with suppress(MxRmqError, TimeoutError):
+                async with asyncio.timeout(CANCEL_WITHIN):
+                    await self._store.forget_worker(self._name)
+            raise
         await self._watchdog.start()
         self._serve()
         for number, site in self._sites.items():

@@ -73,29 +73,25 @@ class Expirer:
         )
         if wait is None:
             self._act_at.pop(topic, None)
-        else:
-            self._act_at[topic] = time.monotonic() + max(wait / 1000, PAUSE)
+        else:  # at once if more is left, but the other topics come first
+            pause = max(wait / 1000, PAUSE) if wait else 0.0
+            self._act_at[topic] = time.monotonic() + pause
 
 
 async def expire(
     store: Store, bus: Events, topic: str, *, worker: str, lease: float, complaints: Complaints
 ) -> int | None:
-    """Dead-letter every waiting message of a topic whose time to live has passed.
+    """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
 
-    Returns the ms until the next one expires; None if none will, or if we found nothing, because
-    another worker was faster.
+    Returns the ms until the next one expires, 0 if more have expired; None if none will, or if we
+    found nothing, because another worker was faster.
     """
     recovery = round(min(lease, RECOVERY) * 1000)
-    found = False
-    while True:
-        taken = await store.expire_message(topic, worker, count=BATCH, recovery=recovery)
-        chance = random.random()  # noqa: S311 - jitter
-        at = Circumstances(now=taken.now, worker=worker, chance=chance)
-        dead_letter = partial(bury, store, bus, topic, at=at)
-        await each(taken.messages, dead_letter, complaints)
-        found = found or bool(taken.messages)
-        if taken.wait != 0:
-            break
-    if found:  # in an ordered topic, workers that asked meanwhile were refused
-        await store.ring_doorbell(topic)
-    return taken.wait if found else None
+    taken = await store.expire_message(topic, worker, count=BATCH, recovery=recovery)
+    if not taken.messages:
+        return None
+    chance = random.random()  # noqa: S311 - jitter
+    at = Circumstances(now=taken.now, worker=worker, chance=chance)
+    await each(taken.messages, partial(bury, store, bus, topic, at=at), complaints)
+    await store.ring_doorbell(topic)  # in an ordered topic, workers that asked were refused
+    return taken.wait

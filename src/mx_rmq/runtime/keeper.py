@@ -129,6 +129,10 @@ class Keeper:
             why = "" if life is None else life.over
         except (RuntimeError, MemoryError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"
+        except BaseException:  # cancelled
+            if self._life is not None:
+                self._tell_to_end(self._life)
+            raise
         if why:
             await self.stop()
             raise WorkerBroken(f"the {self.name} could not start: {why}")

@@ -338,5 +338,6 @@ def handed_back(held: Held) -> HandedBack:
     try:
         message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
     except DecodeError:
-        return HandedBack(held.claim, codec.glance(held.record).priority)
+        created_at, priority, ttl = codec.glance(held.record)
+        return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)
     return HandedBack(held.claim, message.priority, message.expires_at)
