@@ -195,9 +195,9 @@ def test_handlers_that_compute_need_processes() -> None:
     assert busy.workers == pytest.approx(busy.total * 1e-3 / 0.7, rel=0.05)
 
 
-def test_an_idle_worker_waits_by_partition_in_a_cluster_and_once_on_one_server() -> None:
+def test_an_idle_worker_looks_around_per_partition_in_a_cluster_and_once_on_one_server() -> None:
     assert plan(partitions=24).idle_commands == pytest.approx(0.3 + 2 / 15)
-    assert plan(shards=3, partitions=24).idle_commands == pytest.approx(24 * 0.3 + 2 / 15)
+    assert plan(shards=3, partitions=24).idle_commands == pytest.approx(24 * 0.1 + 0.2 + 2 / 15)
 
 
 def test_what_is_over_its_bound_is_said() -> None:

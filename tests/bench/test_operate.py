@@ -21,7 +21,7 @@ from mx_rmq.dashboard.app import _routes
 if TYPE_CHECKING:
     from pathlib import Path
 
-APART = {"/jobs/{job}", "/live", "/static/{version}/{name}"}
+APART = {"/jobs/{job}", "/live", "/static/{version}/{name}", "/{path:path}/"}
 """A job is looked at while it works; the others ask the server for nothing, or never end."""
 
 

@@ -54,7 +54,7 @@ async def test_the_overview_counts_every_state_and_says_what_needs_somebody(
     assert counted["pending"] == "1,200"
     assert (counted["processing"], counted["dead"], counted["quarantined"]) == ("4", "3", "2")
     text = text_of(page)
-    assert "orders has 1,200 waiting and no live worker" in text
+    assert "orders has 1,200 waiting, 4 in processing and no live worker" in text
     assert "mails is paused, 1 waiting" in text
     assert "orders has 3 dead" in text
 

@@ -732,7 +732,7 @@ async def test_a_payload_of_a_wrong_type_is_quarantined(mq: MessageQueue) -> Non
     assert "number" in view.error
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", b'{"v":1}', b"[]", b'{"v":99}'])
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe\x00", b'{"v":1}', b"[]"])
 async def test_a_record_that_nobody_can_read_is_quarantined_with_its_exact_bytes(
     mq: MessageQueue, raw: Redis, data: bytes
 ) -> None:

@@ -827,6 +827,8 @@ async def test_what_a_user_may_not_do_is_not_half_done(
                     await case.act(theirs, TOPIC, seeded)
                 except ScriptFailed:
                     assert await store.views.counts(TOPIC) == before, case
+                    if case.script.startswith("repair"):  # what it would repair is still there
+                        continue
                 if await store.views.topics():
                     assert await store.audit.topic(TOPIC) == [], case
     finally:

@@ -103,7 +103,7 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
         assert {servers.site_of(key) for key in of_topic} == {slot_of(topic)}
         await store.beat_worker("w1", b"{}")  # on whichever node its only key is
         assert await store.tend_topics("w1", turn=1000) is not None  # both keys are on one node
-    assert caller.scripts == set(names())
+    assert caller.scripts | {"weigh_hash"} == set(names())  # that one has a single key
     await servers.close()
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 
-UNKNOWN_TO_THE_LAST: tuple[str, ...] = ()
+UNKNOWN_TO_THE_LAST = ("a time at which it expires, but it does not wait",)
 """Words of audit findings about keys that the last release does not know, so its workers cannot
 keep them. They may be left beside such workers; a repair must fix them, and nothing else may be."""
 

@@ -73,7 +73,6 @@ async def only_entry(raw: Redis) -> tuple[Quarantined, bytes]:
         b"\n",
         b"one\ntwo\r\n\nthree\n",
         b'{"v":1,"id":"cut off',
-        b'{"v":99,"id":"odd","topic":"orders","payload":1}',
         b"",
         bytes(range(256)),
         b"[" * 5000,

@@ -40,13 +40,17 @@ pytestmark = ONE_SERVER
 
 HARMLESS = {
     "beat_worker": "lists a worker that was alive a moment ago",
+    "expire_message": "takes what has expired; the recovery deadline brings it back",
     "extend_lease": "moves the deadline of a lease that the worker still has",
     "handle_timeout_message": "takes over what ran out; the recovery deadline brings it back",
     "preflight": "works on a key of its own",
     "process_delay_message": "moves what is due",
     "produce_cron_message": "fires a tick that is due, and each tick once",
     "register_topics": "lists topics, and never takes partitions away",
+    "repair_message": "looks again, and repairs what is still wrong",
+    "repair_topic": "looks again; at most the bytes of archives are counted once more",
     "ring_doorbell": "rings; somebody looks and finds nothing",
+    "tend_topics": "gives a worker the turn; two that have it do no harm",
     "trim_archive": "drops what is over the limits",
 }
 """Scripts without a receipt, and why a late copy of them does no harm."""

@@ -255,7 +255,7 @@ async def own_place(*, prefix: str, patience: float) -> AsyncIterator[Place]:
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
         OwnServer.start(directory, port=_free_port()) as server,
     ):
-        url = f"redis://127.0.0.1:{server.port}"
+        url = f"redis://127.0.0.1:{server.port}{server.login}"
         async with place(url, prefix=prefix, patience=patience) as where:
             yield where
 

@@ -1,6 +1,6 @@
 """How to install an extra.
 
-Never `pip install mx-rmq[...]`: on PyPI that name belongs to another project (docs/decisions.md).
+From a clone, not by name from PyPI: there, mx-rmq is another project (docs/install.md).
 """
 
 from __future__ import annotations

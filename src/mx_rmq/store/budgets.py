@@ -8,6 +8,7 @@ An explicit setting overrides both. The partitions of a topic share its budget.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 EVERY: Final = 60.0
 """Seconds after which maxmemory and the topics are looked at again."""
+
+ASK_WITHIN: Final = 0.5
+"""Seconds that a server has to tell its maxmemory."""
 
 SHARE: Final = 0.1
 """Of maxmemory, for all dead letters on a server, and as much for the quarantine."""
@@ -64,9 +68,8 @@ class Budgets:
 
     async def _look(self) -> None:
         servers = self._caller.servers
-        for key in servers.key_of_each(self._keys.scratch):
-            info: dict[str, Any] = await self._caller.command("INFO", "memory", at=key)
-            self._maxmemory[self._server_of(key)] = int(info.get("maxmemory", 0))
+        asked = (self._ask(key) for key in servers.key_of_each(self._keys.scratch))
+        await asyncio.gather(*asked)
         if not any(self._maxmemory.values()):
             return
         registered = await self._caller.command("HGETALL", self._keys.topics)
@@ -78,6 +81,15 @@ class Budgets:
         parts = [part for topic, count in counts.items() for part in partitions(topic, count)]
         self._parts = Counter(self._server_of(self._keys.of(part).payload) for part in parts)
         self._counts = counts
+
+    async def _ask(self, key: str) -> None:
+        """Read the maxmemory of the server that has a key. One that is away holds up nothing."""
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                info: dict[str, Any] = await self._caller.command("INFO", "memory", at=key)
+        except (MxRmqError, redis_errors.RedisError, TimeoutError):
+            return
+        self._maxmemory[self._server_of(key)] = int(info.get("maxmemory", 0))
 
     def _server_of(self, key: str) -> str:
         servers = self._caller.servers

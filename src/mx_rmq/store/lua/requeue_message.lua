@@ -50,10 +50,11 @@ end
 -- end
 
 local archived_at = redis.call('ZSCORE', archive, id)
+local kept = redis.call('HEXISTS', archive_payload, id) == 1
 local weights = {redis.call('HSTRLEN', archive_payload, id)}
 local live = redis.call('HEXISTS', payload, id) == 1
 local same = archived_at and tonumber(archived_at) == archived_ms
-local answer = weights[1] > 0 and same and not live and '1' or '0'
+local answer = kept and same and not live and '1' or '0'
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)
 local rung = redis.call('LLEN', doorbell)
