@@ -278,11 +278,6 @@ class MessageQueue:
         return self._loop is not None and not self._loop.is_closed()
 
     @property
-    def is_abandoned(self) -> bool:
-        """Whether it was left open when its event loop ended."""
-        return self._store is not None and not self.is_open
-
-    @property
     def store(self) -> Store:
         """The open store."""
         if self._store is None or not self.is_open:

@@ -74,12 +74,6 @@ MUTANTS = [
     Mutant("low starves", "dispatch_message", "[9] = {3, 1, 2}", "[9] = {1, 2, 3}"),
     Mutant("dispatch ignores the pause", "dispatch_message", "not paused and not", "not"),
     Mutant("dispatch is never alone", "dispatch_message", "alone == '1'", "false"),
-    Mutant(
-        "an empty dispatch leaves no receipt",
-        "dispatch_message",
-        "if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end",
-        "if count == 0 then return reply end",
-    ),
     Mutant("a resent dispatch takes more", "dispatch_message", _RECEIPT, ""),
     Mutant("a dispatch is soon forgotten", "dispatch_message", _RECEIPT, _BRIEF),
     Mutant(
@@ -173,18 +167,6 @@ MUTANTS = [
         "move_to_dlq",
         "while budget > 0 and load > budget and",
         "while false and",
-    ),
-    Mutant(
-        "the budget does not count what arrives",
-        "handle_parse_error",
-        "local load = bytes + weight +",
-        "local load = bytes +",
-    ),
-    Mutant(
-        "the budget drops the newest",
-        "move_to_dlq",
-        "ipairs(redis.call('ZRANGE', archive, #victims, #victims + 99))",
-        "ipairs(redis.call('ZRANGE', archive, '-1', '-1'))",
     ),
     Mutant(
         "a requeued message still counts", "requeue_message", "  bytes = bytes - weights[n]\n", ""
@@ -295,9 +277,6 @@ MUTANTS = [
         "a cancelled id stays taken", "cancel_message", "  redis.call('ZREM', recent, id)\n", ""
     ),
     Mutant(
-        "a discarded id stays taken", "discard_message", "  redis.call('ZREM', recent, id)\n", ""
-    ),
-    Mutant(
         "a generated id stays taken after its cancel",
         "cancel_message",
         "'!' .. id)",
@@ -308,12 +287,6 @@ MUTANTS = [
         "produce_normal_message",
         "    if freed then freed_marks[#freed_marks + 1] = '!' .. id end\n",
         "",
-    ),
-    Mutant(
-        "a cancelled message comes back with a late copy of its produce",
-        "cancel_message",
-        "elseif taken_until and made == '0' then",
-        "end\nif taken_until then",
     ),
     Mutant(
         "cancel forgets that a place does not count",
