@@ -17,17 +17,17 @@ import msgspec
 
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Failure, State
 from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.settings import Limits
 from mx_rmq.store import Store
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.quarantine import QuarantineReason
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mx_rmq.admin import Admin, MessageView
-    from mx_rmq.store.answers import Leased, Settled
+    from mx_rmq.store.results import Leased, Settled
 
 TOPIC: Final = "orders"
 LONG: Final = "long"
@@ -207,7 +207,7 @@ def _set_aside(
     store: Store, topic: str, leased: Leased, number: int, now: int
 ) -> Awaitable[Settled]:
     error = ValueError(f"expected `int`, got `str` - at `$.order` ({number}, {now})")
-    about = Quarantined.of(
+    about = QuarantineReason.of(
         id=leased.id, topic=topic, error=error, data=leased.record, worker=WORKER
     )
     return store.handle_parse_error(topic, WORKER, leased.claim, about)

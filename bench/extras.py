@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 import httpx
 from opentelemetry.sdk.trace import TracerProvider
 
-from mx_rmq.bench.crew import SETTLE, Crew, until_begun
-from mx_rmq.bench.load import PAYLOAD, TOPIC, Trouble
+from bench.own.crew import SETTLE, Crew, until_begun
+from bench.own.load import PAYLOAD, TOPIC, Trouble
 from mx_rmq.traces import Traces
 from tests.lab.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mx_rmq.bench.place import Place
+    from bench.own.place import Place
 
 Results = dict[str, Any]
 

@@ -1,5 +1,5 @@
 """Measure what docs/operating.md says: pages and scripts beside a million messages, and what
-history, metrics and traces cost; then write its figures anew.
+history, metrics and traces cost; then update its figures.
 
 A full run writes bench/results/operate-DATE.json and the page; a quick one, or a part, writes to
 .bench/results and leaves the page alone.
@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from bench import crowd, extras, looks
+from bench.capacity.page import fill
 from bench.environments import CACHE, ROOT
 from bench.operating import blocks
-from bench.page import fill
+from bench.own.command import forget_settings
+from bench.own.place import PREFIX, place, prefix_of_its_own
 from bench.processes import machine_lock, started
-from mx_rmq.bench.place import PREFIX, place, prefix_of_its_own
-from mx_rmq.cli.bench import forget_settings
 from mx_rmq.runtime.event_loop import loop_factory
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
@@ -212,7 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.operate", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="a smoke run: one round of little")
-    add("--page", action="store_true", help="measure nothing: the page anew from the last results")
+    add(
+        "--page", action="store_true", help="measure nothing: update the page from the last results"
+    )
     add("--only", choices=PARTS, nargs="+", help="these parts alone")
     add("--messages", type=int, help="so many of each state, not a million")
     add("--kind", choices=list(Kind), default=Kind.REDIS_7_0, help="the server (redis-7.0)")

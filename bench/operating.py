@@ -1,12 +1,12 @@
-"""The figures of docs/operating.md: blocks between marks, written anew from what was measured."""
+"""The figures of docs/operating.md: blocks between marks, updated from what was measured."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from bench.capacity.page import table
 from bench.extras import GOAL, SETTINGS, USUALLY
 from bench.looks import PAGE_MS, SCRIPT_MS
-from bench.page import table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import signal
+from functools import cache
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 from hypothesis import HealthCheck, settings
 from redis.asyncio import Redis
+from redis.utils import get_lib_version
 
 from mx_rmq.admin import Admin
 from mx_rmq.store.store import Store
@@ -28,14 +32,20 @@ settings.load_profile("by no clock")  # which other work on the machine delays
 pytest.register_assert_rewrite("tests.store.contracts", "tests.lab.broken", "tests.lab.calls")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "corrupts: the test breaks a topic on purpose, so the audit after it may speak"
-    )
+def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell lets what it runs in the background ignore Ctrl-C, and all its children inherit
         # that: then nobody could interrupt the commands that are tested.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # redis-py reads its own version from the disk for every connection: a tenth of a store test.
+    patch("redis.utils.get_lib_version", cache(get_lib_version)).start()
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from walking over every module and test, thousands of times."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from mx_rmq.admin import Admin, Cancelled, Stats, Totals
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partitions
-from mx_rmq.store.answers import HandedBack, Retried
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import HandedBack, RetryRequest
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES, archived
 from tests.lab.messages import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -223,7 +223,7 @@ async def test_a_delayed_message_shows_when_it_is_due_and_why_it_failed(
 ) -> None:
     (one,) = await leased(store, priority=priority)
     failed = message(one).crashed(msgspec.structs.replace(FAILURE, at=clock.now, worker="w1"))
-    await store.retry_message(TOPIC, "w1", [Retried(one.claim, failed, 2500)])
+    await store.retry_message(TOPIC, "w1", [RetryRequest(one.claim, failed, 2500)])
     view = await admin.get(TOPIC, one.id)
     assert view is not None
     assert (view.state, view.due) == (State.DELAYED, clock.now / 1000 + 2.5)
@@ -259,7 +259,7 @@ async def test_a_quarantined_message_shows_the_error_and_its_payload(
     store: Store, admin: Admin, clock: Clock
 ) -> None:
     (one,) = await leased(store)
-    why = Quarantined.of(
+    why = QuarantineReason.of(
         id=one.id, topic=TOPIC, error=TypeError("no order"), data=one.record, worker="w1"
     )
     await store.handle_parse_error(TOPIC, "w1", one.claim, why)
@@ -466,7 +466,7 @@ async def test_quarantined_bytes_are_shown_exactly(
     bytes_ = bytes_.replace(b"%s", id.encode())
     await raw.hset(store.keys.of(TOPIC).payload, id, bytes_)
     (one,) = await take(store)
-    why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=bytes_)
+    why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=bytes_)
     await store.handle_parse_error(TOPIC, "w1", one.claim, why)
     view = await admin.get(TOPIC, id)
     assert view is not None
@@ -559,7 +559,7 @@ async def test_a_message_that_was_archived_since_it_was_seen_is_left_alone(
     assert view.archived_at is not None
     before, earlier = await snapshot(raw, TOPIC), view.archived_at - 0.001
     for act in (admin.requeue, admin.discard):
-        with pytest.raises(InvalidInput, match="is not as it was seen"):
+        with pytest.raises(InvalidInput, match="is not the one you saw"):
             await act(TOPIC, one.id, archived_at=earlier)
     assert await snapshot(raw, TOPIC) == before
     assert await admin.requeue(TOPIC, one.id, archived_at=view.archived_at)
@@ -587,7 +587,7 @@ async def test_what_no_worker_could_read_is_not_requeued_but_can_be_discarded(
     store: Store, admin: Admin, raw: Redis, state: State, bytes_: bytes
 ) -> None:
     one = await bring(store, state)
-    why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=bytes_)
+    why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=bytes_)
     kept = bytes_ if state is State.DEAD else why.line() + b"\n" + bytes_
     await raw.hset(store.keys.of(TOPIC).archive_of(state)[1], one.id, kept)
     with pytest.raises(InvalidInput, match=r"cannot be requeued.* then discard it"):
@@ -771,12 +771,12 @@ async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
     if state is State.PENDING:
         await store.release_message(part, "w1", [HandedBack(one.claim)])
     elif state is State.DELAYED:
-        again = Retried(one.claim, message(one).failed(FAILURE), 1000)
+        again = RetryRequest(one.claim, message(one).failed(FAILURE), 1000)
         await store.retry_message(part, "w1", [again])
     elif state is State.DEAD:
         await store.move_to_dlq(part, "w1", one.claim, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:
-        why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+        why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
         await store.handle_parse_error(part, "w1", one.claim, why)
     return one.id
 

@@ -293,8 +293,8 @@ async def test_all_partitions_are_gone_through(store: Store, admin: Admin, state
     [
         ({"limit": 0}, "limit=0 is not at least 1"),
         ({"limit": 1.5}, "limit=1.5 is not a whole number"),
-        ({"rate": 0}, "rate=0 is not above 0 messages a second"),
-        ({"rate": "fast"}, "rate='fast' is not a number of messages a second"),
+        ({"rate": 0}, "rate=0 is not above 0 messages per second"),
+        ({"rate": "fast"}, "rate='fast' is not a number of messages per second"),
         ({"rate": float("inf")}, "rate=inf is not above 0"),
     ],
 )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.admin import Admin
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge
 from mx_rmq.core.message import State
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.settings import Limits
+from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES
 from tests.lab.messages import TOPIC, Priority, bring, pending, take
@@ -39,7 +39,7 @@ async def quarantine(store: Store, raw: Redis, data: bytes, **fields: Any) -> st
     data = data.replace(b"%s", id.encode())
     await raw.hset(store.keys.of(TOPIC).payload, id, data)
     (one,) = await take(store)
-    why = Quarantined.of(id=id, topic=TOPIC, error=TypeError("no"), data=data, worker="w7")
+    why = QuarantineReason.of(id=id, topic=TOPIC, error=TypeError("no"), data=data, worker="w7")
     await store.handle_parse_error(TOPIC, "w1", one.claim, why)
     return id
 

@@ -226,8 +226,8 @@ async def test_a_message_that_is_gone_meanwhile_is_passed(
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ({"error": 5}, "error=5 is not a text"),
-        ({"text": b"x"}, "text=b'x' is not a text"),
+        ({"error": 5}, "error=5 is not a string"),
+        ({"text": b"x"}, "text=b'x' is not a string"),
         ({"error": ""}, "error='' is an empty text: leave it out, or say what to find"),
         ({"text": ""}, "text='' is an empty text"),
         ({"since": "2h"}, "since='2h' is not a time in seconds since 1970"),

@@ -12,6 +12,7 @@ import tomllib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import click
 import pytest
 import yaml
 from redis import Redis
@@ -19,8 +20,8 @@ from redis.exceptions import AuthenticationError, ConnectionError, NoPermissionE
 
 from mx_rmq import MessageQueue
 from mx_rmq.cli import main
-from mx_rmq.core.config import QueueSettings, WorkerSettings
 from mx_rmq.embedded import find_binary
+from mx_rmq.settings import QueueSettings, WorkerSettings
 from mx_rmq.store.keys import Keys
 from tests.lab.ports import free_ports
 from tests.tour.pages import DOCS, ROOT
@@ -28,8 +29,6 @@ from tests.tour.pages import DOCS, ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    import click
 
 DEPLOY = ROOT / "deploy"
 DOCKER = DEPLOY / "docker"
@@ -91,7 +90,9 @@ class Command(NamedTuple):
     def context(self) -> click.Context:
         """What the real command makes of it."""
         name, *rest = self.words
-        return main.commands[name].make_context(name, rest)
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        return command.make_context(name, rest)
 
 
 def commands() -> Iterator[Command]:

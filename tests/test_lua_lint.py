@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.store.connect import connect
+from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
-from mx_rmq.store.script import Script, load, names
+from mx_rmq.store.script import LUA, Script, load, names
 from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
+from tests.lab.lua_blocks import with_block
 from tests.lab.lua_guard import Guarded
-from tests.lab.lua_lint import NOTES, PROBES, READS, WRITES, lint, lint_shared
+from tests.lab.lua_lint import NOTES, PROBES, READS, WRITES, lint, lint_block, lint_uses
 from tests.lab.messages import TOPIC
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from tests.lab.servers import Server
+
+SHARED = LUA / "shared"
 
 HEAD = """\
 -- good: from -> to
@@ -158,6 +161,7 @@ BAD_HEADS = {
     "no Returns": ("-- Returns  1\n", "", "the header has no Returns"),
     "no Cost": ("-- Cost     O(1)\n", "", "the header has no Cost"),
     "KEYS with a gap": ("KEYS[3]", "KEYS[4]", "KEYS[4] is out of order"),
+    "fewer keys than names": ("local list ", "local list, l", "list, l are not as many as KEYS[2]"),
     "ARGV exchanged": ("ARGV[1]", "ARGV[2]", "ARGV[2] is out of order"),
     "a key without a type": ("-- LIST  ids\n", "\n", "KEYS[2] does not say its type"),
     "a wrong width": (
@@ -194,9 +198,11 @@ BAD_HEADS = {
 
 
 def test_every_script_keeps_the_rules() -> None:
-    sources = {name: load(name).source for name in names()}
-    assert [problem for name in sources for problem in lint(name, sources[name])] == []
-    assert lint_shared(sources) == []
+    scripts = {name: (LUA / f"{name}.lua").read_text() for name in names()}
+    assert [problem for name in scripts for problem in lint(name, scripts[name])] == []
+    blocks = {file.name.removesuffix(".lua"): file.read_text() for file in SHARED.iterdir()}
+    assert [problem for name in blocks for problem in lint_block(name, blocks[name])] == []
+    assert lint_uses(scripts, blocks) == []
 
 
 def test_the_lint_knows_every_command_and_every_exception_is_a_script() -> None:
@@ -222,23 +228,73 @@ def test_the_lint_refuses_a_head_with(old: str, new: str, problem: str) -> None:
     assert any(problem in one for one in found)
 
 
+def test_the_lint_accepts_keys_of_one_type_on_a_line() -> None:
+    two = "local list  = KEYS[2]  -- LIST  ids\nlocal other = KEYS[3]  -- LIST  ids\n"
+    assert two in HEAD
+    head = HEAD.replace(two, "local list, other = KEYS[2], KEYS[3] -- LIST  ids\n")
+    assert lint("good", head + BODY) == []
+    (problem,) = lint("good", head + "redis.call('HLEN', other)\n")
+    assert problem.endswith("HLEN on other, a LIST")
+
+
 def test_the_lint_says_where() -> None:
     assert lint("good", HEAD + BODY + "-- " + "x" * 98)[0].startswith("good.lua:20: ")
 
 
+def test_the_lint_says_where_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_block(monkeypatch, "wide", "-- wide: x\n\n-- " + "x" * 98)
+    assert lint("good", HEAD + "-- use: wide\n" + BODY) == [
+        "shared/wide.lua:3: 101 characters; the limit is 100"
+    ]
+
+
+def test_the_lint_refuses_a_block_whose_needs_a_script_does_not_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_block(monkeypatch, "sum", "-- needs: a, id\n\nlocal sum = a .. id")
+    assert lint("good", HEAD + "local a = 1\n-- use: sum\n") == []
+    assert lint("good", HEAD + "-- use: sum\nlocal a = 1\n") == [
+        "shared/sum.lua:3: a: not among the names that scripts use"
+    ]
+
+
+def test_the_lint_refuses_a_name_that_is_defined_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_block(monkeypatch, "two", "-- defines: kept\n\nlocal kept = 2")
+    assert lint("good", HEAD + BODY.replace("return", "-- use: two\nreturn")) == [
+        "shared/two.lua:3: kept is defined twice"
+    ]
+
+
 @pytest.mark.parametrize(
-    ("second", "problem"),
+    ("block", "problem"),
     [
-        ("-- shared: x\nlocal a = 2\n-- end\n", "two.lua: shared: x: differs from one.lua"),
-        ("-- shared: x\nlocal a = 1\n", "two.lua: a shared block has no -- end"),
+        ("local a = b", "needs b, not nothing"),
+        ("-- needs: b, c\nlocal function a() return b end", "needs b, not b, c"),
+        ("-- needs: b\n-- needs: c\nlocal a = c\nb = a", ""),
+        ("-- needs: d\nlocal a = #d.high", ""),
+        ("a = 1", "needs a, not nothing"),
+        ("-- defines: a, b\nlocal a = 1\ndo local b = 1 end", "defines a, not a, b"),
+        ("local a = redis.call('TIME')", "defines a, not nothing"),
     ],
 )
-def test_the_lint_refuses_shared_blocks_that_differ_or_do_not_end(
-    second: str, problem: str
-) -> None:
-    first = "-- shared: x\nlocal a = 1\n-- end\n"
-    assert lint_shared({"one": first, "two": first}) == []
-    assert lint_shared({"one": first, "two": second}) == [problem]
+def test_the_lint_compares_a_block_with_its_header(block: str, problem: str) -> None:
+    if "-- defines: " not in block and not problem.startswith("defines"):
+        block = "-- defines: a\n" * ("local" in block) + block
+    assert lint_block("x", f"-- x: …\n{block}") == [f"shared/x.lua: {problem}"] * bool(problem)
+
+
+def test_the_lint_refuses_a_block_without_its_name() -> None:
+    assert lint_block("x", "-- y: …\n\nreturn 1\n") == [
+        "shared/x.lua: the header does not begin with x: …"
+    ]
+
+
+def test_the_lint_refuses_a_block_that_is_used_once() -> None:
+    scripts = {"one": "-- use: x\n-- use: y\n", "two": "if a then\n  -- use: x\nend\n"}
+    assert lint_uses(scripts, ["x", "y", "z"]) == [
+        "shared/y.lua is used 1 times",
+        "shared/z.lua is used 0 times",
+    ]
 
 
 async def test_every_script_compiles_under_the_name_that_we_call_it_by(raw: Redis) -> None:

@@ -177,7 +177,7 @@ async def test_a_queue_is_opened_once_at_a_time_and_again_after_it_was_closed(
     mq = MessageQueue(server.url)
     async with mq:
         assert mq.is_open
-        with pytest.raises(InvalidInput, match="open already"):
+        with pytest.raises(InvalidInput, match="already open"):
             await mq.open()
         await mq.produce("t", 1)
     assert not mq.is_open
@@ -345,6 +345,12 @@ async def test_a_bad_option_is_refused_and_nothing_is_stored(
             "t", [1, 2], **({"ids": ["ok", options["id"]]} if "id" in options else options)
         )
     assert await raw_count(mq) == 0
+
+
+@on_servers
+async def test_an_option_that_produce_does_not_have_is_named(mq: MessageQueue) -> None:
+    with pytest.raises(TypeError, match=r"no option 'eta'; its options are delay"):
+        await mq.produce("t", 1, eta=5)  # type: ignore[call-arg]
 
 
 async def raw_count(mq: MessageQueue) -> int:

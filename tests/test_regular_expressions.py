@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from mx_rmq.core.names import PARTITION
-from mx_rmq.store.lane import _GENERATED
-from mx_rmq.store.strays import _HOLDS
+from mx_rmq.doctor.unlisted_topics import _HOLDS
+from mx_rmq.store.lanes import _GENERATED
 from tests.lab.growth import grows_gently
 from tests.tour.pages import ROOT
 
@@ -50,12 +50,12 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ('"', "a\\a", "\\\n"),
     ],
     ("core/codec.py", r"\{\}|\[\]"): [("", "{[", ""), ("", "{}", "")],
-    ("core/login.py", r"(\[[0-9A-Za-z:.%]*\]|[^:\[\]]*)(:\d{1,5})?"): [
+    ("login.py", r"(\[[0-9A-Za-z:.%]*\]|[^:\[\]]*)(:\d{1,5})?"): [
         ("", "a", "["),
         ("[", ":", "!"),
         ("", "1", ":1:"),
     ],
-    ("core/login.py", r"/?\d*"): [("/", "1", "!")],
+    ("login.py", r"/?\d*"): [("/", "1", "!")],
     ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"): [("", "a", "!")],
     ("core/names.py", "PARTITION"): [
         ("", "a", "!"),
@@ -74,39 +74,46 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("", "-" + "1" * 15, ""),
         ("", "-1.1", "!"),
     ],
-    ("dashboard/act.py", "[0-9]{1,15}"): [("", "1", "x")],
+    ("dashboard/actions.py", "[0-9]{1,15}"): [("", "1", "x")],
     (
         "dashboard/render.py",
         "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]",
     ): [("", "\x00", ""), ("", "a", "")],
-    ("store/call.py", "(?i)no permissions|can't (run|access)|NOPERM"): [
+    ("net/caller.py", "(?i)no permissions|can't (run|access)|NOPERM"): [
         ("", "no permission", ""),
         ("", "can't ru", ""),
     ],
-    ("store/call.py", r"user_script: ?(\d+)"): [
-        ("", "user_script: ", ""),
-        ("user_script:", "1", ""),
-    ],
-    ("store/connect.py", r":(\d+)(?=,|$)"): [("", ":1", "x"), (":", "1", "x")],
-    ("store/connect.py", r":\w+$"): [("", ":a", "!"), (":", "a", "!")],
-    ("store/connect.py", r"/([^/]+)(/\d*)?"): [("/", "a", "/x"), ("/a/", "1", "x")],
-    ("store/connect.py", r"/?\d*"): [("/", "1", "x")],
-    ("store/connect.py", r"unexpected keyword argument '(\w+)'"): [
+    ("net/url.py", r":(\d+)(?=,|$)"): [("", ":1", "x"), (":", "1", "x")],
+    ("net/url.py", r":\w+$"): [("", ":a", "!"), (":", "a", "!")],
+    ("net/url.py", r"/([^/]+)(/\d*)?"): [("/", "a", "/x"), ("/a/", "1", "x")],
+    ("net/url.py", r"/?\d*"): [("/", "1", "x")],
+    ("net/url.py", r"unexpected keyword argument '(\w+)'"): [
         ("", "unexpected keyword argument '", ""),
         ("unexpected keyword argument '", "a", "!"),
     ],
-    ("store/flaws.py", r"(Redis|Valkey) (\d+)\.(\d+)\.(\d+)"): [
+    ("doctor/vulnerabilities.py", r"(Redis|Valkey) (\d+)\.(\d+)\.(\d+)"): [
         ("Redis ", "1", "x"),
         ("Redis 1.", "1", "x"),
         ("Redis 1.1.", "1", ""),
     ],
-    ("store/lane.py", "_GENERATED"): [("", "k", "!"), ("k" * 13 + "-", "1", "x")],
-    ("store/script.py", r"^local (\w+) *= KEYS\[(\d+)\] *-- (\w+)"): [
+    ("store/lanes.py", "_GENERATED"): [("", "k", "!"), ("k" * 13 + "-", "1", "x")],
+    ("store/script.py", r"( *)-- use: (\w+)"): [("", " ", "!"), ("-- use: ", "a", "!")],
+    ("store/script.py", r"@?user_script: ?(\d+)"): [
+        ("", "@user_script: ", ""),
+        ("user_script:", "1", ""),
+    ],
+    (
+        "store/script.py",
+        r"^local (\w+(?:, \w+)*) *= (KEYS\[\d+\](?:, KEYS\[\d+\])*) *-- (\w+)",
+    ): [
         ("local ", "a", "!"),
+        ("local a", ", a", "!"),
         ("local a", " ", "!"),
+        ("local a = KEYS[1]", ", KEYS[1]", "!"),
         ("local a = KEYS[1]", " ", "!"),
         ("", "local a = KEYS[1] \n", ""),
     ],
+    ("store/script.py", r"\d+"): [("", "1", ""), ("", "1, ", "")],
     ("store/script.py", r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]"): [
         ("local ", "a", "!"),
         ("local a", " ", "!"),
@@ -128,16 +135,16 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("redis.call('", "A", "!"),
         ("redis.call('A', ", "a", ""),
     ],
-    ("store/slow.py", r"-- (\w+):"): [("-- ", "a", "!")],
-    ("store/strays.py", "holds"): [
+    ("doctor/slow_scripts.py", r"-- (\w+):"): [("-- ", "a", "!")],
+    ("doctor/unlisted_topics.py", "holds"): [
         ("mx_rmq:{", "a", "!"),
         ("mx_rmq:{", "a", "}:payloads"),
     ],
-    ("store/trouble.py", "DB index is out of range|SELECT is not allowed in cluster mode"): [
+    ("net/redis_errors.py", "DB index is out of range|SELECT is not allowed in cluster mode"): [
         ("", "DB index is out of ", ""),
         ("", "SELECT is not allowed in ", ""),
     ],
-    ("store/trouble.py", r"of a cluster: use redis\S*:// for it"): [
+    ("net/redis_errors.py", r"of a cluster: use redis\S*:// for it"): [
         ("", "of a cluster: use redis", ""),
         ("of a cluster: use redis", "://", ""),
     ],

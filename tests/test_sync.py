@@ -129,7 +129,7 @@ def test_inside_a_running_loop_it_is_refused_with_the_way_out(mq: MessageQueue) 
     async def inside() -> None:
         mq.sync.produce("t", 1)
 
-    with pytest.raises(NotOpen, match="await the same call"):
+    with pytest.raises(NotOpen, match="await the same method"):
         asyncio.run(inside())
 
 

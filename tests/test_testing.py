@@ -28,14 +28,15 @@ from mx_rmq import (
     Worker,
     testing,
 )
-from mx_rmq.store.wipe import wipe
+from mx_rmq.store.delete_keys import wipe
 from mx_rmq.testing import ANY, Containing
 from mx_rmq.testing.fixtures import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mx_rmq.core.middleware import Handle, Outgoing, Produce
+    from mx_rmq.core.middleware import Handle, Produce
+    from mx_rmq.core.outgoing import Outgoing
 
     Use = Callable[..., MessageQueue]
     Run = Callable[..., pytest.RunResult]

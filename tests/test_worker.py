@@ -24,7 +24,7 @@ import mx_rmq
 from mx_rmq import Delivery, Drained, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import Priority, State
-from mx_rmq.runtime import cast
+from mx_rmq.runtime import consumer, engine
 from mx_rmq.runtime.slots import Slots
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
@@ -229,9 +229,9 @@ async def test_a_worker_runs_once_at_a_time_and_again_after_it_was_stopped(
     sleeper(mq)
     worker = Worker(mq)
     async with worker:
-        with pytest.raises(InvalidInput, match="runs already"):
+        with pytest.raises(InvalidInput, match="already running"):
             await worker.start()
-        with pytest.raises(InvalidInput, match="runs already"):
+        with pytest.raises(InvalidInput, match="already running"):
             await worker.drain()
     async with worker:
         pass
@@ -348,7 +348,7 @@ async def test_what_waits_for_a_slot_is_handed_back_to_its_own_level_while_handl
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Slots, "ahead", lambda self, topic: 10)
-    monkeypatch.setattr(cast, "HOARD", 60.0)
+    monkeypatch.setattr(consumer, "WAIT_HERE", 60.0)
     seen, runs, go = Seen(mq.events), [], asyncio.Event()
 
     @mq.handler("t")
@@ -419,6 +419,27 @@ async def test_a_handler_that_ignores_its_cancellation_is_handed_back_all_the_sa
     gate.set()
     await asyncio.sleep(0.05)
     assert (await mq.admin.stats("t")).pending == 1
+
+
+async def test_a_stop_is_not_clean_if_a_dispatch_was_cancelled_whose_answer_may_be_lost(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, asked = Worker(mq), asyncio.Event()
+
+    async def never_answers(*_: Any, **__: Any) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    mq.handler("t")(lambda payload: None)
+    await worker.start()
+    monkeypatch.setattr(mq.store, "dispatch_message", never_answers)
+    await mq.produce("t", 1)
+    await asked.wait()
+    for task in asyncio.all_tasks():
+        if task.get_name() == "mx-rmq dispatch":
+            task.cancel()
+    await until(lambda: "mx-rmq dispatch" not in {task.get_name() for task in asyncio.all_tasks()})
+    assert not await worker.stop()
 
 
 @on_a_server
@@ -632,7 +653,7 @@ async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: Message
 async def test_a_handler_that_swallows_its_cancellation_is_cancelled_again(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "CANCEL_WITHIN", 0.5)
+    monkeypatch.setattr(engine, "CANCEL_WITHIN", 0.5)
     running, swallowed = [], []
 
     @mq.handler("t")
@@ -919,8 +940,8 @@ async def test_stopping_does_not_wait_for_the_default_executor(mq: MessageQueue)
 
 def test_nothing_of_ours_runs_in_the_default_executor() -> None:
     allowed = {
-        "cli/asking.py": "an editor, while nothing else runs",
-        "testing/use.py": "a test's server, before and after the test",
+        "cli/confirm.py": "an editor, while nothing else runs",
+        "testing/use_in_tests.py": "a test's server, before and after the test",
     }
     package = Path(mx_rmq.__file__).parent
     found = {
@@ -939,14 +960,14 @@ async def test_who_stops_a_worker_that_is_starting_finds_it_stopped(
     async def handle(payload: int) -> None: ...
 
     entered, leave = asyncio.Event(), asyncio.Event()
-    original = cast.Cast.beat
+    original = engine.Engine.beat
 
-    async def beat(self: cast.Cast) -> float:
+    async def beat(self: engine.Engine) -> float:
         entered.set()
         await leave.wait()
         return await original(self)
 
-    monkeypatch.setattr(cast.Cast, "beat", beat)
+    monkeypatch.setattr(engine.Engine, "beat", beat)
     worker = Worker(mq)
     starting = asyncio.create_task(worker.start())
     await entered.wait()
@@ -956,7 +977,7 @@ async def test_who_stops_a_worker_that_is_starting_finds_it_stopped(
     leave.set()
     assert await stopping
     await starting
-    assert worker._cast is None
+    assert worker._engine is None
     assert not [one for one in threading.enumerate() if one.name == "mx-rmq-keeper"]
 
 

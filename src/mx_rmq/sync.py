@@ -1,7 +1,7 @@
-"""mq.sync: the queue for code without an event loop. A thin front, not a second implementation.
+"""mq.sync: the queue for code without an event loop. A thin wrapper, not a second implementation.
 
-One background thread a process runs an event loop with an open copy of the queue; calls from any
-thread are carried over to it and waited for.
+One background thread per process runs an event loop with an open copy of the queue. Calls from any
+thread run there, and the caller waits for the result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 
 FINISH_WITHIN: Final = 1.0
-"""Seconds that calls have to end when the queue is closed under them."""
+"""Seconds that running calls get to finish when the queue is closed."""
 
 
 class SyncQueue:
-    """Calls a MessageQueue from plain code. Opens by itself at the first call."""
+    """Calls a MessageQueue from synchronous code. The first call opens it."""
 
     def __init__(self, mq: MessageQueue) -> None:
         self._original = mq
@@ -41,11 +41,11 @@ class SyncQueue:
         self._mq: MessageQueue | None = None
 
     def produce(self, topic: str, payload: Any, **options: Any) -> str:
-        """Produce a message and return its id; the options are those of `mq.produce`."""
+        """Produce a message and return its id. Same options as `mq.produce`."""
         return self.call(lambda mq: mq.produce(topic, payload, **options))
 
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[str]:
-        """Produce many messages, return their ids; the options are those of `mq.produce_many`."""
+        """Produce many messages, return their ids. Same options as `mq.produce_many`."""
         return self.call(lambda mq: mq.produce_many(topic, payloads, **options))
 
     def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
@@ -55,7 +55,7 @@ class SyncQueue:
         except RuntimeError:
             pass
         else:
-            raise NotOpen("mq.sync would block this event loop: await the same call of mq instead")
+            raise NotOpen("mq.sync would block this event loop: await the same method of mq")
         loop, mq = self._opened()
 
         async def run() -> T:
@@ -103,7 +103,7 @@ class SyncQueue:
             return self._loop, self._mq
 
     def _after_fork(self) -> None:
-        """The thread and the connections are the parent's: the child begins anew."""
+        """Start over in a child process: the thread and the connections are the parent's."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._loop = self._thread = self._mq = None
@@ -112,21 +112,21 @@ class SyncQueue:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Run the loop until it is stopped.
 
-    A task that raises SystemExit or KeyboardInterrupt breaks the loop off. It goes on: the caller
-    gets the exception, and the others their answers.
+    A task that raises SystemExit or KeyboardInterrupt ends `run_forever`. Run it again: the caller
+    gets the exception, and the other calls get their results.
     """
     stopped = False
     while not stopped:
         try:
             loop.run_forever()
             stopped = True
-        except BaseException as error:  # noqa: BLE001 - it is its caller's, not this thread's
-            logger.warning("a call of mq.sync raised %r; its event loop goes on", error)
+        except BaseException as error:  # noqa: BLE001 - for its caller, not for this thread
+            logger.warning("a call through mq.sync raised %r; its event loop keeps running", error)
     loop.close()
 
 
 async def _close(mq: MessageQueue) -> None:
-    """Finish what is being produced; end whatever else is under way."""
+    """Finish pending produces; end all other calls."""
     await mq.close()
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
         _, late = await asyncio.wait(others, timeout=FINISH_WITHIN)
@@ -141,7 +141,7 @@ def _wait(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
     try:
         return future.result()
     except CancelledError:
-        raise NotOpen("mq.sync was closed while this call was under way") from None
+        raise NotOpen("mq.sync was closed during this call") from None
     except BaseException:
         future.cancel()
         raise

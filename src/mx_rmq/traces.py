@@ -2,8 +2,8 @@
 
     mq = MessageQueue(url, middleware=[Traces()])
 
-Each produce is a span, and so is each attempt to handle a message, linked to that of its produce.
-Names and attributes are those of the semantic conventions for messaging.
+Each produce is a span. Each attempt to handle a message is a span too, linked to that of its
+produce. Names and attributes follow the semantic conventions for messaging.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, TracerProvider
 
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.middleware import Handle, Outgoing, Produce
+    from mx_rmq.core.middleware import Handle, Produce
+    from mx_rmq.core.outgoing import Outgoing
 
 LONGEST: Final = 200
-"""Characters of a topic or an id that nobody has checked yet."""
+"""Maximum characters of a topic or an id that is not validated yet."""
 
 
 class Traces(Middleware):
-    """Makes a span of each produce, and of each attempt to handle a message.
+    """Creates one span per produce, and one per attempt to handle a message.
 
-    `tracer_provider`: None takes the global one. `join`: handling belongs to the trace of the
-    produce; False begins a trace for each attempt, linked as well. `error_texts`: False keeps what
-    errors say out of the spans, where a handler's errors may quote payloads.
+    `tracer_provider`: None uses the global one. `join`: handling belongs to the trace of the
+    produce; False starts a new, linked trace for each attempt. `error_texts`: False keeps the texts
+    of errors out of the spans, because a handler's errors may quote payloads.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Traces(Middleware):
     async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
         """Produce in a span whose context goes into the headers of each message.
 
-        A context of its own that a message brings stays, and the span is linked to it; one that
+        If a message already has a context, it stays and the span is linked to it. A context that
         cannot be read is replaced.
         """
         headers = {id(one.headers): one.headers for one in messages}  # a batch shares them
@@ -101,7 +102,7 @@ class Traces(Middleware):
         context = propagate.extract(delivery.headers, get_current())
         creation = trace.get_current_span(context)
         links = []
-        if creation is not around:  # the headers hold one
+        if creation is not around:  # it came from the headers
             links.append(Link(creation.get_span_context()))
             if not self._join:
                 context = trace.set_span_in_context(around, context)
@@ -124,7 +125,7 @@ class Traces(Middleware):
             span.end()
 
     def _judge(self, span: Span, error: BaseException) -> None:
-        """Note how a handler ended that did not return: not all of that is a failure."""
+        """Record how a handler ended that raised: not every exception is a failure."""
         why = current.stopped(error)
         if isinstance(error, Retry):
             span.set_attribute("messaging.mx_rmq.result", "retry")
@@ -138,7 +139,7 @@ class Traces(Middleware):
             self._fail(span, error)
 
     def _fail(self, span: Span, error: BaseException) -> None:
-        """Record an error. Not as the SDK does it: texts of errors are anybody's."""
+        """Record an error. The SDK's own way would store the text unchecked."""
         failure = Failure.of(error, at=0)
         kind = _type(error)
         said = f"{kind}: {failure.text}" if self._error_texts else kind
@@ -152,12 +153,12 @@ class Traces(Middleware):
 
 
 def _are_texts(headers: object) -> TypeGuard[dict[str, str]]:
-    """Say whether headers can be read; others are about to be refused."""
+    """Say whether headers are valid; invalid ones are refused a moment later."""
     return isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())
 
 
 def _marked(headers: dict[str, str], span: Span) -> dict[str, str]:
-    """Return headers with the current context. What they say of a span themselves is no use."""
+    """Return headers with the current context in place of any context they had."""
     context: dict[str, str] = {}
     propagate.inject(context)
     if headers.keys().isdisjoint(context):
@@ -168,7 +169,7 @@ def _marked(headers: dict[str, str], span: Span) -> dict[str, str]:
 
 
 def _creation(headers: object) -> SpanContext | None:
-    """Return the context that the headers of a message hold already."""
+    """Return the context that a message's headers already contain."""
     if not _are_texts(headers):
         return None
     context = trace.get_current_span(propagate.extract(headers, Context())).get_span_context()
@@ -176,7 +177,7 @@ def _creation(headers: object) -> SpanContext | None:
 
 
 def _named(operation: str, topics: set[str], attributes: dict[str, str | int]) -> dict[str, Any]:
-    """Return a span's name and attributes. A destination is named if all messages share it."""
+    """Return a span's name and attributes. The topic is named if all messages share it."""
     attributes |= {
         "messaging.system": "mx_rmq",
         "messaging.operation.name": operation,
@@ -201,7 +202,7 @@ def _about(delivery: Delivery) -> dict[str, str | int]:
 
 
 def _identify(span: Span, ids: Sequence[str]) -> None:
-    """Name the message, if it is one: of many, each has its own span when it is handled."""
+    """Return the id if there is one message. Of many, each gets a span when it is handled."""
     if len(ids) == 1:
         span.set_attribute("messaging.message.id", ids[0])
 

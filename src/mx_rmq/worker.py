@@ -1,8 +1,7 @@
-"""Worker: takes messages of a queue and runs its handlers.
+"""Worker: takes messages from a queue and runs its handlers.
 
-Every worker runs the whole cast: dispatcher, consumer, lifecycle, scheduler, monitor, the crons,
-the lookout that wakes them, the keeper of the leases and the caretaker of topics that it does not
-serve. All of them can safely run in every worker, so there is no leader.
+`runtime/engine.py` builds, starts and stops its parts. Every part can safely run in every worker,
+so there is no leader.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mx_rmq.core import events
-from mx_rmq.core.config import WorkerSettings
 from mx_rmq.core.errors import InvalidInput, WorkerBroken
 from mx_rmq.core.names import check_worker
 from mx_rmq.runtime import current
-from mx_rmq.runtime.cast import Cast
+from mx_rmq.runtime.engine import Engine
+from mx_rmq.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +34,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain has done."""
+    """What a drain did."""
 
     completed: int = 0
     retried: int = 0
@@ -69,49 +68,50 @@ class Worker:
         )
         self.name = check_worker(self.settings.name) if self.settings.name else _name()
         self.mq = mq
-        self._cast: Cast | None = None
+        self._engine: Engine | None = None
         self._runs = False
         self._opened = False
         self._broken = ""
-        """Why it stopped by itself; empty: it did not."""
+        """Why the worker failed; empty: it did not."""
         self._stopping: asyncio.Task[bool] | None = None
         self._starting: asyncio.Future[None] | None = None
-        """Done when the start that is under way has ended, well or not."""
+        """Done when the current start has succeeded or failed."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def running(self) -> int:
-        """How many handlers run now."""
-        return 0 if self._cast is None else self._cast.running
+        """How many handlers are running."""
+        return 0 if self._engine is None else self._engine.running
 
     @property
     def held(self) -> int:
-        """How many messages it holds now: running, about to run, and being settled."""
-        return 0 if self._cast is None else self._cast.held
+        """How many messages it holds: running, about to run, and being settled."""
+        return 0 if self._engine is None else self._engine.held
 
     @property
     def trouble(self) -> str:
-        """Why it takes no messages now; empty: it does."""
+        """Why it takes no messages right now; empty: it takes them."""
         if self._broken:
             return self._broken
         if self._stopping is not None:
             return "the worker is stopping"
-        if self._cast is None:
+        if self._engine is None:
             return "the worker has not started"
-        if down := self._cast.down():
+        if down := self._engine.down():
             return "; ".join(f"the {part} is down: {why}" for part, why in down.items())
         return "the server is away" if self.mq.store.links.lost() else ""
 
     @property
     def down(self) -> dict[str, str]:
-        """The parts that are down now and being restarted, each with the reason."""
-        return {} if self._cast is None else self._cast.down()
+        """The parts that are down and being restarted, each with the reason."""
+        return {} if self._engine is None else self._engine.down()
 
     async def run(self) -> bool:
-        """Work until SIGTERM or SIGINT; say whether everything was settled or handed back.
+        """Work until SIGTERM or SIGINT; return whether everything was settled or handed back.
 
-        The first signal lets handlers finish within the grace; a second one cancels them. If a part
-        of the worker keeps dying, the worker stops in the same order, and this raises WorkerBroken.
+        After the first signal, handlers may finish within the grace period; a second signal cancels
+        them. If a part of the worker keeps dying, the worker stops in the same order, and this
+        raises WorkerBroken.
         """
         stop = asyncio.Event()
 
@@ -132,17 +132,17 @@ class Worker:
         return clean
 
     async def _until(self, stop: asyncio.Event) -> None:
-        """Wait for the signal, or until the worker has stopped by itself."""
-        while not stop.is_set() and self._cast is not None and self._stopping is None:
+        """Wait for the signal, or for the worker to fail or stop."""
+        while not stop.is_set() and self._engine is not None and self._stopping is None:
             waiting = asyncio.create_task(stop.wait(), name="mx-rmq signal")
-            either: list[asyncio.Future[Any]] = [waiting, self._cast.failed]
+            either: list[asyncio.Future[Any]] = [waiting, self._engine.failed]
             try:
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 waiting.cancel()
 
     async def _started_before(self, stop: asyncio.Event) -> bool:
-        """Start, unless the signal to stop comes first; say whether it has."""
+        """Start, unless a signal to stop comes first; return whether it started."""
         starting = asyncio.create_task(self.start(), name="mx-rmq start")
         stopping = asyncio.create_task(stop.wait(), name="mx-rmq signal")
         try:
@@ -167,9 +167,9 @@ class Worker:
 
         unsubscribe = self.mq.events.subscribe(count, *counts)
         try:
-            cast = await self._start()
+            engine = await self._start()
             try:
-                await cast.until_empty(delayed=delayed)
+                await engine.until_empty(delayed=delayed)
             finally:
                 await self.stop()
         finally:
@@ -179,15 +179,15 @@ class Worker:
         return Drained(*counts.values())
 
     async def start(self) -> None:
-        """Begin to work. Installs no signal handlers."""
+        """Start to work. Installs no signal handlers."""
         await self._start()
 
-    async def _start(self) -> Cast:
+    async def _start(self) -> Engine:
         if self._loop is not None and self._loop.is_closed():  # it was never stopped
-            self._cast = self._stopping = self._loop = None
+            self._engine = self._stopping = self._loop = None
             self._runs = self._opened = False
         if self._runs:
-            raise InvalidInput(f"worker {self.name} runs already")
+            raise InvalidInput(f"worker {self.name} is already running")
         handlers = self._handlers()
         self._broken = ""
         self._runs = True
@@ -198,9 +198,9 @@ class Worker:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
-            cast = await self._cast_of(mq, handlers)
-            self._cast = cast
-            cast.failed.add_done_callback(self._on_failed)
+            engine = await self._engine_of(mq, handlers)
+            self._engine = engine
+            engine.failed.add_done_callback(self._on_failed)
             mq.on_close.append(self.stop)
         except BaseException:
             await self._close()
@@ -208,21 +208,21 @@ class Worker:
         finally:
             self._starting = None
             starting.set_result(None)
-        return cast
+        return engine
 
     def _on_failed(self, failed: asyncio.Future[str]) -> None:
-        """A part keeps dying: stop cleanly."""
-        if self._cast is None or self._cast.failed is not failed:
+        """Stop cleanly: a part keeps dying."""
+        if self._engine is None or self._engine.failed is not failed:
             return
         self._broken = f"the worker has failed: {failed.result()}"
         if self._stopping is None:
-            self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
+            self._stopping = asyncio.create_task(self._stop(self._engine), name="mx-rmq stop")
 
-    async def _cast_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Cast:
-        """Start the cast, all of whose tasks know the worker's name."""
+    async def _engine_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Engine:
+        """Start the engine. All its tasks inherit the worker's name."""
         before = current.worker.set(self.name)
         try:
-            cast = Cast(
+            engine = Engine(
                 mq.store,
                 mq.events,
                 handlers,
@@ -232,26 +232,27 @@ class Worker:
                 lease=mq.settings.lease,
                 name=self.name,
             )
-            await cast.start()
+            await engine.start()
         finally:
             current.worker.reset(before)
-        return cast
+        return engine
 
     async def stop(self) -> bool:
-        """Stop in good order; say whether everything was settled or handed back.
+        """Stop in order; return whether everything was settled or handed back.
 
-        Take nothing more; let handlers finish within the grace, their leases kept; cancel the
-        rest; hand back what is not finished, uncounted; settle; close what was opened.
+        Take no more messages. Let handlers finish within the grace period, and keep their leases.
+        Cancel the rest, and hand their messages back without counting the attempt. Settle, then
+        close what was opened.
         """
         if self._starting is not None:
             await asyncio.shield(self._starting)
         if self._stopping is None:
-            if self._cast is None:
+            if self._engine is None:
                 return True
-            if self._cast.runs_in(asyncio.current_task()):
+            if self._engine.runs_in(asyncio.current_task()):
                 raise InvalidInput("a handler cannot wait for its own worker to stop")
-            self._stopping = asyncio.create_task(self._stop(self._cast), name="mx-rmq stop")
-        stopping = self._stopping  # at its end it forgets itself
+            self._stopping = asyncio.create_task(self._stop(self._engine), name="mx-rmq stop")
+        stopping = self._stopping  # it sets self._stopping to None at its end
         try:
             return await asyncio.shield(stopping)
         except asyncio.CancelledError:
@@ -260,9 +261,9 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Do not wait any longer for handlers: `stop` goes on to cancel them."""
-        if self._cast is not None:
-            self._cast.hurry.set()
+        """Stop waiting for handlers: `stop` cancels them now."""
+        if self._engine is not None:
+            self._engine.hurry.set()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -273,12 +274,12 @@ class Worker:
         if self._broken and kind is None:
             raise WorkerBroken(self._broken)
 
-    async def _stop(self, cast: Cast) -> bool:
+    async def _stop(self, engine: Engine) -> bool:
         try:
-            return await cast.stop(grace=self.settings.grace)
+            return await engine.stop(grace=self.settings.grace)
         finally:
             self.mq.on_close.remove(self.stop)
-            self._cast = self._stopping = None
+            self._engine = self._stopping = None
             await self._close()
 
     async def _close(self) -> None:
@@ -298,7 +299,7 @@ class Worker:
             return dict(known)
         if unknown := [topic for topic in wanted if topic not in known]:
             raise InvalidInput(
-                f"no handler for {', '.join(map(repr, unknown))}; there are some for "
+                f"no handler for {', '.join(map(repr, unknown))}; the topics with handlers are "
                 + ", ".join(known)
             )
         return {topic: known[topic] for topic in wanted}
@@ -306,7 +307,7 @@ class Worker:
 
 @contextmanager
 def _signals(on_signal: Callable[[], None]) -> Iterator[None]:
-    """Call back at SIGTERM and SIGINT; afterwards everything is as it was."""
+    """Call `on_signal` on SIGTERM and SIGINT; restore the old handlers afterwards."""
     loop = asyncio.get_running_loop()
     before = {}
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
@@ -322,6 +323,6 @@ def _signals(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _name() -> str:
-    """Return a name that no other worker has. It is long: see docs/decisions.md."""
+    """Return a unique name. Why it is long: see docs/decisions.md."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:20] or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(16)}"

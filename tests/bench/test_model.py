@@ -1,4 +1,4 @@
-"""The formula of a cost, the spread of partitions, and what is reckoned from them."""
+"""The formula of a cost, the spread of partitions, and what is estimated from them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from itertools import pairwise, product
 import pytest
 from redis.crc import key_slot
 
-from mx_rmq.bench.capacity import MAXCLIENTS, Load, Plan, shipped
-from mx_rmq.bench.model import PHASES, Cell, Costs, Line, Model, Point, Share, Spent, Weight, fit
-from mx_rmq.bench.spread import busiest, counts, shard_of, slot_of, usual_busiest
+from bench.capacity.model import PHASES, Cell, Costs, Line, Model, Point, Share, Spent, Weight, fit
+from bench.capacity.plan import MAXCLIENTS, Load, Plan, shipped
+from bench.capacity.spread import busiest, counts, shard_of, slot_of, usual_busiest
 from mx_rmq.core.partition import MOST, partitions
 
 PAYLOADS = (100, 1_000, 10_000, 100_000)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.capacity.page import MARK, fill
 from bench.crowd import QUICK, STATES, Crowd
 from bench.environments import ROOT
 from bench.extras import AGAINST, FIGURES, SETTINGS
 from bench.looks import SEEN_US, paths
 from bench.operate import PAGE, last
 from bench.operating import MOMENTS, blocks
-from bench.page import MARK, fill
 from mx_rmq.dashboard.app import _routes
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ APART = {"/jobs/{job}", "/live", "/static/{version}/{name}", "/{path:path}/"}
 """A job is looked at while it works; the others ask the server for nothing, or never end."""
 
 
+@pytest.mark.measures
 @pytest.mark.timeout(120)
 def test_a_small_run_looks_at_everything_and_makes_every_figure_of_the_page(
     tmp_path: Path,

@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 from tests.cli.calls import MX_RMQ
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 
 class Running:
     """A running command, whose temporary directory is ours to look into."""
 
-    def __init__(self, directory: Path, *words: str, **environment: str) -> None:
+    def __init__(
+        self, directory: Path, *words: str, program: Sequence[str], **environment: str
+    ) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [MX_RMQ, *words],
+            [*program, *words],
             cwd=directory,
             env={**os.environ, "TMPDIR": str(directory), **environment},
             stdin=subprocess.DEVNULL,
@@ -59,9 +61,11 @@ class Running:
 
 
 @contextmanager
-def running(directory: Path, *words: str, **environment: str) -> Iterator[Running]:
+def running(
+    directory: Path, *words: str, program: Sequence[str] = (MX_RMQ,), **environment: str
+) -> Iterator[Running]:
     """Run a command; end it, if it has not ended by itself."""
-    command = Running(directory, *words, **environment)
+    command = Running(directory, *words, program=program, **environment)
     try:
         yield command
     finally:

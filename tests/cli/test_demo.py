@@ -149,19 +149,19 @@ def account(**changes: Any) -> Account:
         ({"done": {"good": 2}}, []),
         ({"done": {}}, ["1 lost: good"]),
         ({"dead": {}}, ["1 lost: bad"]),
-        ({"unsettled": 2}, ["2 are not settled"]),
-        ({"violations": ("it is bad",)}, ["the audit says: it is bad"]),
-        ({"done": {"good": 1, "odd": 1}}, ["1 never produced, but there: odd"]),
+        ({"unsettled": 2}, ["2 not settled"]),
+        ({"violations": ("it is bad",)}, ["audit: it is bad"]),
+        ({"done": {"good": 1, "odd": 1}}, ["1 found, but never produced: odd"]),
         (
             {"done": {"good": 1, "bad": 1}},
             [
                 "1 in two final states at once: bad",
-                "1 carried through against all expectation: bad",
+                "1 unexpectedly completed: bad",
             ],
         ),
         (
             {"done": {}, "dead": {"good": "why", "bad": "why"}},
-            ["1 given up against all expectation: good"],
+            ["1 unexpectedly dead or quarantined: good"],
         ),
         (
             {"produced": frozenset("abcd"), "done": {}, "dead": {}, "quarantined": {}},

@@ -60,11 +60,11 @@ async def test_what_is_not_archived_is_not_there(store: Store, server: Server) -
     [
         (("--payload", "{", "--yes"), "Error: the payload is not JSON: { (Expecting"),
         (("--payload", HOSTILE, "--yes"), "Error: the payload is not JSON: \\x1b[2J"),
-        (("--payload", '"x"'), "nobody is there to be asked whether to requeue dead message"),
-        ((), "Error: nobody is there to edit it: say --payload or --payload-file"),
+        (("--payload", '"x"'), "cannot ask for confirmation to requeue dead message"),
+        ((), "Error: not a terminal, cannot open an editor: pass --payload or --payload-file"),
         (("--payload", "NaN", "--yes"), "Error: a payload of type float is not JSON: nan has no"),
         (("--payload", f'"{"x" * 1_048_577}"', "--yes"), "the payload is 1,048,579 bytes; the"),
-        (("--payload", "1", "--payload-file", "-"), "Either --payload or --payload-file."),
+        (("--payload", "1", "--payload-file", "-"), "Pass either --payload or --payload-file"),
     ],
 )
 async def test_what_cannot_be_a_payload_is_refused_and_nothing_done(
@@ -82,7 +82,7 @@ async def test_what_cannot_be_a_payload_is_refused_and_nothing_done(
     ("change", "code", "said", "left"),
     [
         ("s/0/42/", 0, "edited and requeued", 0),
-        ("s/x/y/", 2, "the payload was not changed, so nothing was done", 1),
+        ("s/x/y/", 2, "the payload was not changed", 1),
     ],
 )
 async def test_a_payload_is_edited_in_the_editor(
@@ -115,7 +115,7 @@ async def test_a_payload_is_edited_in_the_editor(
     ("written", "said"),
     [
         ('{"a": 1,\n"b": }\n', 'not JSON: "b": } (Expecting value: line 2 column 6'),
-        ('{"a":\n 1}\n', "Error: nothing was done"),
+        ('{"a":\n 1}\n', "Error: cancelled, nothing was changed"),
     ],
 )
 async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
@@ -135,7 +135,7 @@ async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
     assert said in told.decode()
     assert "//" not in told.decode()
     (file,) = kept.iterdir()
-    assert f"What you wrote is kept: --payload-file {file}\n" in told.decode()
+    assert f"Your text is kept: --payload-file {file}\n" in told.decode()
     assert (file.read_text(), file.stat().st_mode & 0o777) == (written.strip(), 0o600)
     assert (await store.views.counts(TOPIC)).dead == 1
 
@@ -143,8 +143,8 @@ async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
 async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_path: Path) -> None:
     one = await bring(store, State.DEAD)
     for editor, code, said in (
-        ("kill -INT $PPID $$", 130, "Error: interrupted; nothing was done\n"),
-        ("exit 1", 2, "Editing failed; nothing was done\n"),
+        ("kill -INT $PPID $$", 130, "Error: interrupted, nothing was changed\n"),
+        ("exit 1", 2, "Editing failed; nothing was changed\n"),
         ("kill -INT $PPID; echo 42 > $1", 0, ""),
     ):
         script = tmp_path / "editor"
@@ -192,7 +192,7 @@ async def test_of_an_unreadable_record_the_payload_or_the_whole_is_mended(
     assert process.returncode == code, told
     assert said in told.decode()
     hint = (tmp_path / "seen").read_text().splitlines()[0]
-    assert hint.startswith(f"// The record of dead message {one.id} of orders: mend it, or leave")
+    assert hint.startswith(f"// The record of dead message {one.id} of orders: fix it, or replace")
     view = await Admin(store).get(TOPIC, one.id)
     assert view is not None
     assert (view.state is State.PENDING, view.payload) == (not code, payload)
@@ -218,5 +218,5 @@ async def test_what_died_anew_while_it_was_edited_is_not_overwritten(
         (tmp_path / "open").unlink()
         _, told = await asyncio.to_thread(process.communicate, timeout=30)
     assert process.returncode == 2
-    assert b"is not as it was seen: it has been archived anew since then" in told
+    assert b"is not the one you saw: another was archived since then" in told
     assert (await store.views.counts(TOPIC)).dead == 1

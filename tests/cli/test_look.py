@@ -145,7 +145,7 @@ async def test_every_state_can_be_listed_in_words_and_as_json(
 async def test_a_list_goes_on_where_its_cursor_says(store: Store, server: Server) -> None:
     ids = await pending(store, 3, priority=Priority.HIGH) + await pending(store, 2)
     told = await run(server, "list", TOPIC, "--state", "pending", "--limit", "2")
-    assert "there are more: --cursor 2.0.0\n" in told.stdout
+    assert "more: --cursor 2.0.0\n" in told.stdout
     found: list[str] = []
     words: list[str] = []
     while True:
@@ -326,7 +326,7 @@ async def test_a_message_is_found_by_its_id_alone(store: Store, server: Server) 
     told = await run(server, "show", "own")
     assert told.exit_code == 2
     assert told.stderr == (
-        "Error: message 'own' is in several topics, so say which: orders, other\n"
+        "Error: message 'own' is in several topics, pass one of them: orders, other\n"
     )
     assert (await run(server, "show", "other", "own")).exit_code == 0
     assert (await run(server, "show", "a", "b", "c")).exit_code == 2
@@ -400,7 +400,7 @@ async def test_workers_are_listed_with_what_they_do(
     store: Store, server: Server, clock: Clock
 ) -> None:
     clock.now = int(time.time() * 1000)
-    assert (await run(server, "workers")).stdout == "no worker was heard of\n"
+    assert (await run(server, "workers")).stdout == "no workers\n"
     assert await run_json(server, "workers") == {"workers": []}
     info = {"host": HOSTILE, "pid": 4242, "topics": ["a", "b"], "concurrency": 10, "running": 3}
     await store.beat_worker("w1", msgspec.json.encode(info))

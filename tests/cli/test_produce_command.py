@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from click.testing import CliRunner
 
 from mx_rmq import MessageQueue
+from mx_rmq.cli import main
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for
-from tests.cli.calls import MX_RMQ
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind
 
@@ -48,16 +51,14 @@ class Shell:
     def produce(
         self, *words: str, piped: str | None = None, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [MX_RMQ, "produce", *words],
-            cwd=self._directory,
-            env={**os.environ, "MX_RMQ_URL": self._url, **environment},
-            input="" if piped is None else piped,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        """Run it in this process, in a thread: it has an event loop of its own."""
+        runner = CliRunner(env={"MX_RMQ_URL": self._url, **environment})
+        call = partial(runner.invoke, main, ["produce", *words], input=piped or "")
+        with chdir(self._directory), ThreadPoolExecutor(1) as thread:
+            done = thread.submit(call).result(60)
+        if done.exception is not None and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
 
     def refused(self, *words: str, piped: str | None = None, **environment: str) -> str:
         """Run it in vain; return the one line that says why."""
@@ -98,6 +99,14 @@ async def test_the_payload_may_come_from_a_pipe(
     done = shell.produce("orders", *words, piped='{"a":\n 1}\n')
     assert done.returncode == 0, done.stderr
     assert (await only(mq, "orders", State.PENDING)).payload == {"a": 1}
+
+
+async def test_an_embedded_server_that_does_not_exist_is_not_created(
+    shell: Shell, tmp_path: Path
+) -> None:
+    said = shell.refused("t", "1", "--url", f"embedded://{tmp_path}/mistyped")
+    assert "no such directory" in said
+    assert not (tmp_path / "mistyped").exists()
 
 
 async def test_every_option_reaches_the_message(shell: Shell, mq: MessageQueue) -> None:
@@ -210,7 +219,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
     assert shell.produce("orders", "1", "--confirm", "stored").returncode == 0
     failed = shell.refused("orders", "2", "--id", "two", "--confirm", "replicated")
     assert "the message is stored, but not replicated within 1 s" in failed
-    assert failed.endswith("; to wait for it again: --id two\n")
+    assert failed.endswith("; to wait again, pass --id two\n")
     done = shell.produce("orders", "--many", "--confirm", "replicated", piped="3\n4\n")
     assert done.returncode == 2
     counted, error = done.stderr.splitlines()
@@ -245,10 +254,10 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         (["t", "1", "--header", "a"], "--header 'a' is not of the form name=value"),
         (["t", "1", "--header", "a=1", "--header", "a=2"], "--header 'a' is given twice"),
         (["t", "1", "--id", "a b"], "message id 'a b' does not match"),
-        (["t", "1", "--many"], "--many reads the payloads from standard input"),
-        (["t", "--many", "--id", "a"], "--many reads the payloads from standard input"),
+        (["t", "1", "--many"], "--many takes neither PAYLOAD nor --id"),
+        (["t", "--many", "--id", "a"], "--many takes neither PAYLOAD nor --id"),
         (["t", "1", "--prefix", "{"], "prefix="),
-        (["t", "1", "--key", ""], "key='' is not a text"),
+        (["t", "1", "--key", ""], "key='' is not a string"),
         (["t", "1", "--patience", "-1"], "patience=-1.0 is not between 0 and 300"),
         (["t", "1", "--url", "http://x"], "URL 'http://x' does not begin with one of redis://"),
         (
@@ -262,7 +271,7 @@ async def test_wrong_input_gets_one_line(shell: Shell, words: list[str], line: s
 
 
 async def test_what_is_not_json_gets_a_hint(shell: Shell) -> None:
-    assert shell.refused("orders", "text").endswith("""; a text is written '"text"'\n""")
+    assert shell.refused("orders", "text").endswith("""; write a string as '"text"'\n""")
 
 
 async def test_no_url_gets_one_line(shell: Shell) -> None:

@@ -22,7 +22,7 @@ async def test_a_topic_is_paused_and_resumed(store: Store, server: Server) -> No
     assert (await run(server, "pause", TOPIC)).stdout == "orders: paused\n"
     assert (await store.views.counts(TOPIC)).paused
     again = await run(server, "pause", TOPIC)
-    assert (again.exit_code, again.stdout) == (0, "orders: nothing to do, it was so already\n")
+    assert (again.exit_code, again.stdout) == (0, "orders: already paused\n")
     assert await run_json(server, "resume", TOPIC) == {
         "topic": TOPIC,
         "state": "resumed",

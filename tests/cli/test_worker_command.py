@@ -259,21 +259,24 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere:mq"], "there is no module 'nowhere', neither in"),
-        (["app.deeper:mq"], "there is no module 'app.deeper', neither in"),
+        (["nowhere:mq"], "no module 'nowhere' in"),
+        (["app.deeper:mq"], "no module 'app.deeper' in"),
         (["app:nothing"], "module app has no 'nothing'; its queues are app:mq, app:empty"),
-        (["app:make"], "app:make is not a MessageQueue but of type function; its queues are"),
+        (["app:make"], "app:make is not a MessageQueue but a function; its queues are"),
         (["app:empty"], "app:empty has no handlers: declare one with @empty.handler(topic)"),
-        (["app.py"], "'app.py' is a file; name its module: app:mq"),
-        (["app:"], "'app:' is not of the form module:attribute"),
-        (["app", "--topics", "orderz"], "no handler for 'orderz'; there are some for orders, "),
+        (["app.py"], "'app.py' is a file; pass its module: app:mq"),
+        (["app:"], "'app:' must have the form module:attribute"),
+        (
+            ["app", "--topics", "orderz"],
+            "no handler for 'orderz'; the topics with handlers are orders, ",
+        ),
         (["app", "--topics", ","], "topics=() names no topic"),
         (["app", "--concurrency", "0"], "concurrency=0 is not between 1 and 10,000"),
         (["app", "--grace", "-1"], "grace=-1.0 is not between"),
-        (["app", "--reload", "--processes", "2"], "--reload is for one process"),
-        (["app", "--reload", "--drain"], "--reload is for one process"),
+        (["app", "--reload", "--processes", "2"], "--reload cannot be combined"),
+        (["app", "--reload", "--drain"], "--reload cannot be combined"),
         (["app", "--processes", "2", "--topics", "orderz"], "no handler for 'orderz'"),
-        (["nowhere", "--processes", "2"], "there is no module 'nowhere', neither in"),
+        (["nowhere", "--processes", "2"], "no module 'nowhere' in"),
     ],
 )
 async def test_wrong_input_gets_one_line(app: App, words: list[str], line: str) -> None:
@@ -312,7 +315,7 @@ async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[st
     ("words", "said"),
     [
         ([], "cannot use redis://***@127.0.0.1:1: "),
-        (["--mask", "."], "mask '.' is neither"),
+        (["--mask", "."], "mask '.' is not"),
         (["--concurrency", "0"], "concurrency=0 is"),
     ],
 )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
-from mx_rmq.core.message import VERSION, Draft, Failure, Message, Priority
+from mx_rmq.core.message import VERSION, Failure, Message, Priority
 
 LIMIT = 1_048_576
 
@@ -97,8 +97,7 @@ messages = st.builds(
 @given(json_values)
 def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
     payload = codec.encode_payload(value, LIMIT)
-    draft = Draft(payload=payload)
-    stored = codec.decode(codec.encode(draft.message("t", "a")))
+    stored = codec.decode(codec.encode(Message.new(payload, topic="t", id="a")))
     assert msgspec.json.decode(stored.payload) == value
     assert json.loads(bytes(stored.payload)) == value
 
@@ -112,7 +111,7 @@ def test_a_message_comes_back_as_it_was(message: Message) -> None:
 
 
 def test_a_new_record_is_plain_json_that_the_server_can_stamp() -> None:
-    data = codec.encode(Draft(payload=msgspec.Raw(b'{"b":2}')).message("t", "a"))
+    data = codec.encode(Message.new(msgspec.Raw(b'{"b":2}'), topic="t", id="a"))
     assert data == b'{"v":1,"id":"a","topic":"t","payload":{"b":2}}'
     stamped = codec.decode(b'{"created_at":17,' + data[1:])
     assert stamped.created_at == 17
@@ -170,7 +169,7 @@ def test_a_glance_at_a_newer_record_takes_what_it_can(
 
 @pytest.mark.parametrize("field", ["headers", "retry"])
 def test_a_message_that_json_cannot_hold_is_refused(field: str) -> None:
-    message = Draft(payload=msgspec.Raw(b"1")).message("t", "a")
+    message = Message.new(msgspec.Raw(b"1"), topic="t", id="a")
     bad = msgspec.structs.replace(message, **{field: {"k": "\udcff"}})
     with pytest.raises(InvalidInput, match="message 'a' has no JSON form"):
         codec.encode(bad)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from mx_rmq.core.config import QueueSettings
 from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput, NotConfirmed
+from mx_rmq.settings import QueueSettings
 
 
 @pytest.mark.parametrize("level", ["stored", "replicated", "fsynced", *Level])

@@ -9,7 +9,8 @@ import pytest
 
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.middleware import Middleware, Outgoing, around_handle, around_produce
+from mx_rmq.core.middleware import Middleware, around_handle, around_produce
+from mx_rmq.core.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

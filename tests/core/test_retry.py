@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import Draft
+from mx_rmq.core.message import Message
 from mx_rmq.core.retry import (
     MAX_DELAY,
     ByError,
@@ -220,11 +220,11 @@ LONG = "is not a number of seconds from 0 to 315,360,000 (10 years)"
         ({OSError: -1}, f"retry rule for OSError: retry delay -1 {LONG}"),
         ({OSError: []}, "retry rule for OSError: retry delays=() is empty"),
         ({OSError: "no"}, "retry rule for OSError: retry='no' is not a number"),
-        ({OSError: {KeyError: 1}}, "retry rule for OSError: {<class 'KeyError'>: 1} chooses by"),
+        ({OSError: {KeyError: 1}}, "{<class 'KeyError'>: 1} is a dict of errors too"),
         ({OSError: ByError({KeyError: 1})}, "rules do not nest"),
-        ({int: 1}, "retry rules: <class 'int'> is not an exception type, nor the name of one"),
+        ({int: 1}, "<class 'int'> is not an exception type"),
         ({5: 1}, "retry rules: 5 is not an exception type"),
-        ({"a.b": 1}, "retry rules: 'a.b' is not an exception type, nor the name of one without"),
+        ({"a.b": 1}, "'a.b' is not an exception type"),
         ({OSError: 1, "OSError": 2}, "retry rules name 'OSError' twice"),
     ],
     ids=lambda value: f"{type(value).__name__}" if not isinstance(value, str) else value[:40],
@@ -271,7 +271,7 @@ def test_a_policy_cannot_be_changed() -> None:
 @given(policies)
 def test_a_stored_policy_comes_back_as_it_was(policy: Policy) -> None:
     stored = as_dict(policy)
-    message = Draft(payload=msgspec.Raw(b"1"), retry=stored).message("t", "a")
+    message = Message.new(msgspec.Raw(b"1"), topic="t", id="a", retry=stored)
     read = codec.decode(codec.encode(message)).retry
     assert read == stored == json.loads(json.dumps(stored))
     assert from_dict(read) == policy

@@ -3,7 +3,8 @@
 Counts say the same on a busy machine as on an idle one, if nothing that is counted depends on
 time. Two things do. A worker takes ahead what it finishes in 20 ms, so a slow one makes more
 calls; therefore its stopwatch is replaced here: a handler takes 100 µs, and nothing else takes any.
-And it looks around in all topics every ten seconds and tells of itself; here it does not.
+And it looks around in all topics every ten seconds, tells of itself, and hands back what has
+waited for a slot for a second; here it does not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mx_rmq
 from mx_rmq import MessageQueue, Worker
-from mx_rmq.runtime import caretaker, cast, consumer, lookout, slots
+from mx_rmq.runtime import caretaker, consumer, registry, slots, wakeups
 from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.script import load, names
 from tests.runtime.stage import commands, slots_of, until
@@ -90,9 +91,10 @@ class Stopwatch:
         self.handled = 0
         for module in (slots, consumer):
             patch.setattr(module, "time", self)
-        patch.setattr(lookout, "LOOK_AROUND", 3600.0)
+        patch.setattr(wakeups, "LOOK_AROUND", 3600.0)
         patch.setattr(caretaker, "ROUND", 3600.0)
-        patch.setattr(cast, "BEAT", 3600.0)
+        patch.setattr(registry, "BEAT", 3600.0)
+        patch.setattr(consumer, "WAIT_HERE", 3600.0)
 
     def monotonic(self) -> float:
         return self.handled * 100e-6

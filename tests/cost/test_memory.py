@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from mx_rmq.bench.load import PAYLOAD
+from bench.own.load import PAYLOAD
 from tests.cost.meter import Handlers, Stopwatch
 from tests.lab.servers import Kind
 from tests.runtime.stage import on_servers, queue

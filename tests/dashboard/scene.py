@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser
     from starlette.types import ASGIApp
 
-    from mx_rmq.dashboard.access import Authorize
+    from mx_rmq.dashboard.auth import Authorize
 
 Function = TypeVar("Function", bound="Callable[..., Any]")
 
@@ -144,8 +144,8 @@ async def scene(
                 if stats.dead >= 16 and stats.quarantined >= 2:
                     break
                 await asyncio.sleep(0.02)
-            assert worker._cast is not None
-            await worker._cast.beat()
+            assert worker._engine is not None
+            await worker._engine.beat()
             await board.parts.sampler.look()
             yield Scene(mq, board, url, ids)
 

@@ -79,7 +79,7 @@ async def take(browser: Browser, url: str, name: str, size: tuple[int, int], dar
 async def act(one: Scene) -> None:
     """Do something, so that the log and a job have something to show."""
     board = one.board
-    note = board.parts.journal.note
+    note = board.parts.audit_log.note
     for who, did, topic, id, outcome in (
         ("anna", "pause", "invoices", "", "done"),
         ("anna", "edit and requeue", "payments", one.ids["quarantined"], "done"),

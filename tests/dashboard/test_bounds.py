@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mx_rmq.dashboard import look
+from mx_rmq.dashboard import pages
 from mx_rmq.store import Store
-from tests.dashboard.test_look import text_of
+from tests.dashboard.test_pages import text_of
 from tests.lab.archives import corpse, fill
 from tests.lab.messages import TOPIC
 
@@ -49,19 +49,19 @@ async def test_a_search_over_all_topics_shares_out_how_many_messages_it_looks_at
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(look, "LOOK", 100)
+    monkeypatch.setattr(pages, "LOOK", 100)
     async with await Store.open(server.url) as store:
         every = [corpse(number, payload="old" if number < 40 else "new") for number in range(80)]
         await fill(store, raw, every, at=1_700_000_000_000)
-    assert "None among the newest" not in text_of(await visitor.page("/dead?text=old"))
+    assert "No match among the newest" not in text_of(await visitor.page("/dead?text=old"))
     for number in range(4):  # now 20 for each
         await mq.produce(f"other.{number}", 1, id="x")
         keys = store.keys.of(f"other.{number}")
         await raw.zadd(keys.dlq, {"x": 1})
         await raw.hset(keys.dlq_payload, "x", b"?")
     page = await visitor.page("/dead?text=old")
-    assert "None among the newest" in text_of(page)
-    further = re.search(r'href="([^"]+)">Look further', page)
+    assert "No match among the newest" in text_of(page)
+    further = re.search(r'href="([^"]+)">Search further', page)
     assert further
     assert further[1].startswith(f"/topics/{TOPIC}?")
     assert "d-000039" in await visitor.page("/topics/orders?state=dead&text=old")

@@ -291,7 +291,7 @@ async def test_every_action_by_mouse(browser: Browser, url: str) -> None:
         await seen.go("/topics/payments?state=dead")
         await page.get_by_label("Error", exact=True).fill("bankaway")
         await page.get_by_role("button", name="Search").click()
-        await page.get_by_role("link", name="Requeue all that fit…").click()
+        await page.get_by_role("link", name="Requeue all matches…").click()
         await expect(page.locator("h1")).to_have_text("Requeue 14 dead messages?")
         await page.get_by_label("At most", exact=True).fill("5")
         await page.get_by_role("button", name="Requeue them").click()
@@ -303,7 +303,7 @@ async def test_every_action_by_mouse(browser: Browser, url: str) -> None:
         await seen.go("/log")
         rows = page.locator("section[aria-labelledby=entries-title] tbody tr")
         assert await rows.count() == 8
-        assert len(one.board.parts.journal.latest()) == 8
+        assert len(one.board.parts.audit_log.latest()) == 8
         assert await page.evaluate(SOUND) == []
 
 
@@ -353,7 +353,7 @@ async def test_everything_can_be_reached_by_keys(browser: Browser, one: Scene) -
         await page.reload()
         assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
         await page.keyboard.press("?")
-        await page.get_by_label("Keys off").check()
+        await page.get_by_label("Turn shortcuts off").check()
         await page.keyboard.press("Escape")
         await page.keyboard.press("t")
         assert await page.evaluate("document.documentElement.dataset.theme") == "dark"

@@ -20,8 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from mx_rmq.cli import main
 from mx_rmq.cli.dashboard import _name
 from mx_rmq.core.extras import how_to_install
-from mx_rmq.dashboard import journal
-from mx_rmq.dashboard.journal import REFUSED, Throttle
+from mx_rmq.dashboard import audit_log
+from mx_rmq.dashboard.audit_log import REFUSED, Throttle
 from tests.lab.messages import TOPIC, pending
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def test_of_lines_that_were_left_out_it_is_said_how_many(monkeypatch: pytest.Mon
     ]
     assert said(1, line=2) == "line 1"
     assert said(1, "mx_rmq.dashboard.audit") == "line 1"
-    monkeypatch.setattr(journal, "SPAN", -1)
+    monkeypatch.setattr(audit_log, "SPAN", -1)
     assert said(7) == "line 7 (40 more lines like this were left out)"
     assert said(8) == "line 8"
 
@@ -214,22 +214,22 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
     bytes_ = tmp_path / "bytes"
     bytes_.write_bytes(b"\xff" * 20)
     for words, said in (
-        (["--host", "0.0.0.0"], "needs a password: --password-file FILE"),
-        (["--host", "0.0.0.0", "--no-password"], "needs a password: --password-file FILE"),
+        (["--host", "0.0.0.0"], "a password is required: --password-file FILE"),
+        (["--host", "0.0.0.0", "--no-password"], "a password is required: --password-file FILE"),
         (["--origin", "https://queues.example.org"], "or --no-password, if the proxy asks"),
-        (["--origin", "https://queues.example.org", "--read-only"], "needs a password"),
+        (["--origin", "https://queues.example.org", "--read-only"], "a password is required"),
         (["--origin", "http://localhost:1", "--origin", "http://[2001:db8::1]"], "//[2001:db8::1]"),
-        (["--no-password", "--password-file", str(short)], "either --password-file or"),
+        (["--no-password", "--password-file", str(short)], "pass either --password-file or"),
         (["--password-file", str(tmp_path / "none")], "No such file"),
         (["--password-file", str(short)], "shorter than 8"),
         (["--password-file", str(bytes_)], "is not UTF-8"),
-        (["--origin", "queues.example.org"], "not of the form https://"),
-        (["--origin", "https://["], "not of the form https://"),
-        (["--tls-cert", str(short)], "go together"),
+        (["--origin", "queues.example.org"], "must have the form https://"),
+        (["--origin", "https://["], "must have the form https://"),
+        (["--tls-cert", str(short)], "pass both --tls-cert and"),
         (["--root-path", "queues", "--no-password"], "not of the form /queues"),
-        (["--root-path", "/queues"], "so it needs a password"),
+        (["--root-path", "/queues"], "so a password is required"),
         (["--audit-log", str(tmp_path)], "Is a directory"),
-        (["--url", "embedded://no/such/directory"], "there is no directory"),
+        (["--url", "embedded://no/such/directory"], "no such directory"),
     ):
         failed = CliRunner().invoke(main, ["dashboard", "--url", server.url, *words])
         assert failed.exit_code == 2

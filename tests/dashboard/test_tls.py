@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from mx_rmq.dashboard import door
+from mx_rmq.dashboard import server as dashboard_server
 from tests.dashboard.test_command import COMMAND, Running, running
 from tests.lab.tls import Authority, Pair
 from tests.runtime.stage import until
@@ -120,11 +120,14 @@ async def _app(scope: Any, receive: Any, send: Any) -> None: ...
 async def test_of_too_many_handshakes_those_of_the_peer_with_the_most_are_dropped(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "HANDSHAKES", 5)
-    monkeypatch.setattr(door, "HANDSHAKE", 60.0)
+    monkeypatch.setattr(dashboard_server, "HANDSHAKES", 5)
+    monkeypatch.setattr(dashboard_server, "HANDSHAKE", 60.0)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(pair.certificate, pair.key)
-    tls, config = door.Tls(context), uvicorn.Config(_app, lifespan="off", log_config=None)
+    tls, config = (
+        dashboard_server.Tls(context),
+        uvicorn.Config(_app, lifespan="off", log_config=None),
+    )
     of_uvicorn = {"config": config, "server_state": ServerState(), "app_state": {}}
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: tls(**of_uvicorn), "127.0.0.1", 0)

@@ -9,13 +9,15 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.store import handling, producing, scripted
+from mx_rmq.store import producer_calls as producing
+from mx_rmq.store import store as scripted
+from mx_rmq.store import worker_calls as handling
 from mx_rmq.store.script import Script, load
-from mx_rmq.store.transitions import Transitions
+from mx_rmq.store.store import Store
 from tests.lab.mutants import MUTANTS, Mutant
 
 if TYPE_CHECKING:
-    from mx_rmq.store.answers import Dispatched
+    from mx_rmq.store.results import Dispatched
 
 NO_TOKEN_CHECK: Final = "no token check"
 TIME_OUT_REMOVES: Final = "a time-out removes"
@@ -69,19 +71,17 @@ def switch_on(bug: str) -> None:
 
 
 def _dispatch_in_two_steps() -> None:
-    first_step = Transitions.dispatch_message
+    first_step = Store.dispatch_message
 
-    async def dispatch_message(
-        self: Transitions, topic: str, worker: str, **named: Any
-    ) -> Dispatched:
+    async def dispatch_message(self: Store, topic: str, worker: str, **named: Any) -> Dispatched:
         taken = await first_step(self, topic, worker, **named)
         await asyncio.sleep(STEP)
         keys = self.keys.of(topic)
         deadline = round(time.time() * 1000) + named["lease"]
         for one in taken.messages:
             lease = f"{one.token}:{worker}"
-            await self._caller.command("HSET", keys.processing, one.id, lease)
-            await self._caller.command("ZADD", keys.expire_monitor, deadline, one.id)
+            await self.caller.command("HSET", keys.processing, one.id, lease)
+            await self.caller.command("ZADD", keys.expire_monitor, deadline, one.id)
         return taken
 
-    Transitions.dispatch_message = dispatch_message  # type: ignore[method-assign,assignment]
+    Store.dispatch_message = dispatch_message  # type: ignore[assignment]

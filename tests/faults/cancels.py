@@ -249,7 +249,7 @@ class Life:
         if wanted.done.is_set():
             self._trial.count("cancellations")
         else:
-            self._trial.count("chosen in vain: the task did not come to such an await")
+            self._trial.count("chosen without effect: the task did not come to such an await")
         if act is not None:
             await asyncio.wait([doing])
             if not doing.cancelled():
@@ -264,7 +264,7 @@ class Life:
             if wanted.needs_failures:
                 self._proxy.choose = lambda _: Order(Network.CUT_REQUEST)
             while wanted.needs_opening:
-                for node in self._mq.store._servers.nodes():
+                for node in self._mq.store.caller.servers.nodes():
                     node.hang_up()
                 await asyncio.sleep(0.1)
             await asyncio.sleep(WITHIN)
@@ -304,10 +304,10 @@ class Life:
             await self._cancel(first, worker.start)
         feeding = asyncio.create_task(self._feed(clean), name="feed")
         self._wanted = duty
-        while worker._cast is None:
+        while worker._engine is None:
             await self._despite_impatience(worker.start)
-        assert worker._cast is not None
-        self._watch_keeper(worker._cast._keeper)
+        assert worker._engine is not None
+        self._watch_keeper(worker._engine._lease_keeper)
         await self._cancel(duty, None)
         *rest, last = plan
         for wanted in rest:
@@ -474,7 +474,7 @@ class Life:
 
         async def ask() -> None:
             word = secrets.token_bytes(8)
-            for node in mq.store._servers.nodes():
+            for node in mq.store.caller.servers.nodes():
                 if await node.send(("ECHO", word), 30.0) != word:
                     self.violated("a caller got another's answer")
                     self._trial.count("answers to the wrong caller")

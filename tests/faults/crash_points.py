@@ -22,11 +22,12 @@ from mx_rmq.admin import Admin
 from mx_rmq.core import codec
 from mx_rmq.core.message import State
 from mx_rmq.store.keys import Keys
-from mx_rmq.store.lane import maker_of
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.lanes import maker_of
+from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
 from tests.faults.trial import Fault
+from tests.lab.archives import list_archived
 from tests.lab.injector import Journal, Line, Point, When
 from tests.lab.messages import FAILURE, draft
 from tests.lab.mortal import KINDS, Lives, Order, topic
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from tests.faults.trial import Trial
 
 AT_ONCE: Final = 24
@@ -188,8 +189,8 @@ class Run:
         shared = lab.stores[at]
         self._prefix = f"r{self._number}"
         keys = Keys(self._prefix)
-        self._store = Store(shared._caller, keys, shared._found)
-        self._aged = Store(shared._caller, keys, shared._found, clock=lambda: YEAR_2001)
+        self._store = Store(shared.caller, keys, shared._found)
+        self._aged = Store(shared.caller, keys, shared._found, clock=lambda: YEAR_2001)
         self._path: Path = lab.trial.directory / f"{self._prefix}.journal"
         self._path.touch()
         self._ends: dict[str, set[str]] = {}
@@ -356,7 +357,7 @@ class Run:
     async def _set_aside(self, life: int, name: str) -> str:
         one = await self._taken("ops", life, name, "quarantined", self._store)
         name = topic("ops", life)
-        why = Quarantined.of(id=one.id, topic=name, error=ValueError("no"), data=one.record)
+        why = QuarantineReason.of(id=one.id, topic=name, error=ValueError("no"), data=one.record)
         assert await self._store.handle_parse_error(name, "w", one.claim, why)
         return one.id
 
@@ -471,7 +472,7 @@ class Run:
         for life in range(1, len(self._points) + 1):
             for kind in (*KINDS, "tick"):
                 for state in (State.DEAD, State.QUARANTINED):
-                    for one in await self._store.views.archive(topic(kind, life), state):
+                    for one in await list_archived(self._store, topic(kind, life), state):
                         label = self._labels.get(one.id, one.id)
                         if label in found:
                             self.violated(f"{label} is archived twice")

@@ -24,16 +24,17 @@ from mx_rmq.core import codec, events
 from mx_rmq.core.confirm import Confirm, Level
 from mx_rmq.core.errors import OutcomeUnknown
 from mx_rmq.core.message import State
-from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import connect
+from mx_rmq.net.caller import Caller
+from mx_rmq.net.topology import OneServer
+from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
 from mx_rmq.store.quarantine import read
 from mx_rmq.store.script import load, names
-from mx_rmq.store.servers import OneServer
 from mx_rmq.store.store import Store
 from tests.faults.trial import Fault, Trial
 from tests.lab import proxy
+from tests.lab.archives import list_archived
 from tests.lab.cases import CASES as EVERY_CASE
 from tests.lab.cases import DELAY, Case, Stage, drafts
 from tests.lab.clock import Clock
@@ -283,7 +284,7 @@ async def _cut_a_case(scene: Scene, cut: Cut) -> None:
 async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
     """Cut every try until patience ends; then do it again on a good network."""
     case, topic, clock = CASES[cut.number % len(CASES)], _topic(cut), Clock()
-    what, match = f"{case}, {cut.mode} for ever, cut {cut.number}", b"{%s}" % topic.encode()
+    what, match = f"{case}, {cut.mode} forever, cut {cut.number}", b"{%s}" % topic.encode()
     direct, through = scene.store(scene.direct, clock), scene.store(scene.impatient, clock)
     seeded = await case.seed(Stage(direct, clock, topic))
     before = await scene.look(topic)
@@ -423,11 +424,11 @@ async def _cut_in_a_crowd(scene: Scene, cut: Cut) -> None:
 async def _produce_together(scene: Scene, topic: str, labels: list[str]) -> list[str]:
     """Produce by a queue: calls that come at the same time share script calls."""
     async with MessageQueue(scene.proxy.url, patience=PATIENCE) as mq:
-        own, mq.store._caller = mq.store._caller, scene.through
+        own, mq.store.caller = mq.store.caller, scene.through
         try:
             return await asyncio.gather(*(mq.produce(topic, label) for label in labels))
         finally:
-            mq.store._caller = own
+            mq.store.caller = own
 
 
 # real producers and a real worker
@@ -617,7 +618,7 @@ async def _judge(trial: Trial, direct: MessageQueue, work: Work) -> None:
     ends: dict[State, set[int]] = {State.DEAD: set(), State.QUARANTINED: set()}
     for topic in TOPICS:
         for state, labels in ends.items():
-            for one in await direct.store.views.archive(topic, state, count=1000):
+            for one in await list_archived(direct.store, topic, state, count=1000):
                 data = read(one.data)[1] if state is State.QUARANTINED else one.data
                 payload = msgspec.json.decode(codec.decode_as(data, topic, one.id).payload)
                 label = int(str(payload).removeprefix("strange "))

@@ -21,7 +21,7 @@ from mx_rmq import Delivery, MessageQueue, MxRmqError, Worker
 from mx_rmq.core import codec, events
 from mx_rmq.core.codec import MAX_DEPTH
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
-from mx_rmq.core.message import Draft, Failure, Priority, State
+from mx_rmq.core.message import Failure, Message, Priority, State
 from mx_rmq.store.quarantine import read
 from tests.faults.trial import Fault, Trial
 from tests.lab.broken import broken
@@ -241,8 +241,8 @@ def _record(scene: Scene, id: str, topic: str = TOPIC) -> bytes:
     if chance.random() < 0.2:
         drawn["retry"] = {"type": "delays", "delays": [1.0, 2.0]}
     payload = codec.encode_payload({"body": chance.randbytes(20).hex(), "n": [1, None]}, 2**20)
-    message = Draft(payload=payload, **drawn).message(topic, id)
-    message = msgspec.structs.replace(message, created_at=round(time.time() * 1000))
+    message = Message.new(payload, topic=topic, **drawn)  # which refuses a strange id
+    message = msgspec.structs.replace(message, id=id, created_at=round(time.time() * 1000))
     if chance.random() < 0.3:
         message = message.failed(Failure(type="ValueError", text="no", at=1))
     return codec.encode(message)
@@ -263,7 +263,7 @@ def _data(scene: Scene, id: bytes) -> tuple[str, frozenset[str], bytes]:
         flipped = bytearray(whole)
         for _ in range(chance.choice((1, 1, 2, 8))):
             flipped[chance.randrange(len(flipped))] ^= 1 << chance.randrange(8)
-        if _is_newer(flipped):  # it would wait for a newer release, for ever
+        if _is_newer(flipped):  # it would wait for a newer release, forever
             flipped[:] = whole[1:]
         return "bits flipped", frozenset(("quarantined", "handled", "dead")), bytes(flipped)
     if drawn == 9:
@@ -336,15 +336,15 @@ def _write(scene: Scene, pipe: Any, *, leases: bool) -> Junk:
         return Junk(id, "record without a state", frozenset(("flagged",)), data)
     if drawn < 0.88:
         pipe.zadd(delayed, {id: chance.choice(FUTURE)})
-        return Junk(id, "delayed for ever, no record", frozenset(("flagged",)))
+        return Junk(id, "delayed forever, no record", frozenset(("flagged",)))
     if drawn < 0.90:
         pipe.hset(keys.payload, id, data)
         pipe.zadd(delayed, {id: chance.choice(FUTURE)})
-        return Junk(id, "delayed for ever", frozenset(("stays",)), data)
+        return Junk(id, "delayed forever", frozenset(("stays",)), data)
     if not leases:
         pipe.zadd(keys.recent, {id: chance.choice(PAST + FUTURE)})
         pipe.zadd(keys.expire_monitor, {id: chance.choice(FUTURE)})
-        return Junk(id, "deadline for ever, no lease", frozenset(("flagged", "gone")))
+        return Junk(id, "deadline forever, no lease", frozenset(("flagged", "gone")))
     return _write_lease(scene, pipe, id, (kind, ends, data))
 
 
@@ -375,7 +375,7 @@ def _write_lease(
         case 3:
             return Junk(id, "lease without a deadline", frozenset(("flagged",)), data, lease=lease)
         case 4:
-            return Junk(id, "lease for ever", ends | {"stays"}, data, lease=lease)
+            return Junk(id, "lease forever", ends | {"stays"}, data, lease=lease)
         case 5:
             return Junk(id, "deadline and record, no lease", frozenset(("flagged",)), data)
     return Junk(id, "deadline without a lease", frozenset(("gone",)))
@@ -393,7 +393,7 @@ async def _quiet(scene: Scene, junk: list[Junk], good: list[str]) -> None:
     """Wait until the worker has done what can be done."""
     keys, deadline = scene.keys, time.monotonic() + WAIT
     await scene.until_handled(good, "a batch")
-    waiting = sum(one.kind.startswith("delayed for ever") for one in junk)
+    waiting = sum(one.kind.startswith("delayed forever") for one in junk)
     held = {one.id: one.lease for one in junk if one.kind in LASTING}
     found = (-1, -1, True)
     while found != (0, waiting, False) and time.monotonic() < deadline:
@@ -413,7 +413,7 @@ async def _quiet(scene: Scene, junk: list[Junk], good: list[str]) -> None:
     )
 
 
-LASTING: Final = ("lease without a deadline", "lease for ever", "deadline for ever, no lease")
+LASTING: Final = ("lease without a deadline", "lease forever", "deadline forever, no lease")
 """Junk that stands where a held message does, and may stay there: no time runs out for it."""
 
 

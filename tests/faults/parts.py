@@ -81,7 +81,7 @@ class Life:
             worker = Worker(mq, name=self._prefix, concurrency=8, grace=5)
             mq.events.subscribe(self._on_event)
             running = asyncio.create_task(worker.run())
-            while worker._cast is None:  # noqa: ASYNC110 - nobody announces it
+            while worker._engine is None:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
             feeding = asyncio.create_task(self._feed(mq))
             protected = {running, feeding, asyncio.current_task()}
@@ -125,8 +125,8 @@ class Life:
         self._violated(f"no part lived for five seconds: {worker.trouble}")
 
     def _strike(self, worker: Worker, kind: str, protected: set[Any]) -> bool:
-        cast = worker._cast
-        if cast is None:
+        engine = worker._engine
+        if engine is None:
             return False
         if kind in LOOPS or kind in TASKS:
             tasks = [one for one in asyncio.all_tasks() if one.get_name() == f"mx-rmq {kind}"]
@@ -136,7 +136,7 @@ class Life:
                 if task.get_name() != "mx-rmq signal":  # run's own: it would only begin anew
                     task.cancel()
             return True
-        life = cast._keeper._life
+        life = engine._lease_keeper._life
         if kind == "keeper's task":
             if life is None or life.over or life.loop is None or not life.turns:
                 return False
@@ -144,9 +144,9 @@ class Life:
                 life.loop.call_soon_threadsafe(_cancel_all)
             return True
         if kind == "no threads":
-            return self._refuse_threads(cast)
+            return self._refuse_threads(engine)
         name = "mx-rmq-keeper" if kind == "keeper's thread" else "mx-rmq-handler"
-        part = cast._keeper if kind == "keeper's thread" else cast._threads
+        part = engine._lease_keeper if kind == "keeper's thread" else engine._threads
         threads = [
             thread
             for thread in threading.enumerate()
@@ -157,15 +157,15 @@ class Life:
         _raise_in(self._random.choice(threads).ident or 0, Struck)
         return True
 
-    def _refuse_threads(self, cast: Any) -> bool:
+    def _refuse_threads(self, engine: Any) -> bool:
         """Let no thread start for a moment, and kill those that there are."""
-        REFUSED.update((cast._keeper, cast._threads))
+        REFUSED.update((engine._lease_keeper, engine._threads))
         for thread in threading.enumerate():
-            if _owner(thread) is cast._threads and thread.ident is not None:
+            if _owner(thread) is engine._threads and thread.ident is not None:
                 _raise_in(thread.ident, Struck)
 
         def allow() -> None:
-            REFUSED.difference_update((cast._keeper, cast._threads))
+            REFUSED.difference_update((engine._lease_keeper, engine._threads))
 
         asyncio.get_running_loop().call_later(self._random.uniform(0.05, 0.5), allow)
         return True
@@ -174,7 +174,7 @@ class Life:
         """Kill one loop whenever it lives."""
         kind = self._random.choice(LOOPS)
         deadline = time.monotonic() + WITHIN
-        while worker._cast is not None and not worker._cast.failed.done():
+        while worker._engine is not None and not worker._engine.failed.done():
             if self._strike(worker, kind, set()):
                 self.counts[kind] += 1
             await asyncio.sleep(0.05)
@@ -256,11 +256,11 @@ class Life:
         if running.done():
             self._violated(f"the worker ended: {running.exception()!r}")
             return
-        cast = worker._cast
-        assert cast is not None
+        engine = worker._engine
+        assert engine is not None
         if self._left:
             self._violated(f"{len(self._left)} messages were not handled within {WITHIN:g} s")
-        if cast._slots.held or cast._slots.running or cast._consumer._running:
+        if engine._slots.held or engine._slots.running or engine._consumer._running:
             self._violated(f"{worker.held} messages are in hand, {worker.running} run")
         if worker.trouble:
             self._violated(f"the worker is in trouble: {worker.trouble}")

@@ -17,7 +17,7 @@ from redis.asyncio import Redis
 
 from mx_rmq import Delivery, MessageQueue, MxRmqError, OutcomeUnknown, ProduceUnknown, Worker
 from mx_rmq.core import codec
-from mx_rmq.store.answers import Retried
+from mx_rmq.store.results import RetryRequest
 from mx_rmq.store.store import Store
 from tests.faults.trial import Fault
 from tests.lab.messages import FAILURE
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from tests.faults.trial import Trial
     from tests.lab.servers import Kind
     from tests.lab.snapshot import Snapshot
@@ -212,7 +212,7 @@ class Loss:
                 if await store.move_to_dlq(TOPIC, WORKER, one.claim, message):
                     self.acknowledged.dead[one.id] = time.monotonic()
             elif chance < 0.9:
-                again = Retried(one.claim, message, 50)
+                again = RetryRequest(one.claim, message, 50)
                 if all(await store.retry_message(TOPIC, WORKER, [again])):
                     self.acknowledged.retried[one.id] = time.monotonic(), message.attempts
         except MxRmqError as error:

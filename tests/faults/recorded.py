@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
     from mx_rmq.core.message import Message
-    from mx_rmq.store.answers import Dispatched, HandedBack, Held, Retried, Settled, TimedOut
-    from mx_rmq.store.quarantine import Quarantined
+    from mx_rmq.store.quarantine import QuarantineReason
+    from mx_rmq.store.results import Dispatched, HandedBack, Held, RetryRequest, Settled, TimedOut
 
 T = TypeVar("T", "list[Settled]", "Settled")
 
@@ -55,7 +55,7 @@ class RecordedStore(Store):
         return await self._recorded("complete_message", held, call)
 
     async def retry_message(
-        self, topic: str, worker: str, retries: Sequence[Retried]
+        self, topic: str, worker: str, retries: Sequence[RetryRequest]
     ) -> list[Settled]:
         call = super().retry_message(topic, worker, retries)
         return await self._recorded("retry_message", [one.claim for one in retries], call)
@@ -71,7 +71,7 @@ class RecordedStore(Store):
         return await self._recorded("move_to_dlq", [claim], call)
 
     async def handle_parse_error(
-        self, topic: str, worker: str, claim: Held, error: Quarantined
+        self, topic: str, worker: str, claim: Held, error: QuarantineReason
     ) -> Settled:
         call = super().handle_parse_error(topic, worker, claim, error)
         return await self._recorded("handle_parse_error", [claim], call)

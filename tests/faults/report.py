@@ -1,11 +1,11 @@
-"""docs/reliability.md: its tables, written anew from what the campaign has left in results/."""
+"""docs/reliability.md: its tables, rewritten from what the campaign has left in results/."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Final
 
-from bench.page import fill
+from bench.capacity.page import fill
 from tests.faults.result import RESULTS, Result
 from tests.lab.servers import ROOT
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Message, State
-from mx_rmq.store.answers import Leased, Settled
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.settings import Limits
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import Leased, Settled
 from tests.lab.messages import FAILURE, TOPIC, leased, message
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ async def archive(store: Store, state: State, one: Leased, worker: str = "w1") -
     if state is State.DEAD:
         final = message(one).failed(FAILURE)
         return await store.move_to_dlq(TOPIC, worker, one.claim, final)
-    error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+    error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
     return await store.handle_parse_error(TOPIC, worker, one.claim, error)
 
 
@@ -57,6 +57,31 @@ async def archived(
             clock.advance(1)
         assert await archive(store, state, one) is Settled.DONE
     return [one.id for one in taken]
+
+
+class Archived(NamedTuple):
+    """A dead letter or a quarantined message."""
+
+    id: str
+    at: int
+    """When it was archived, in ms of the server's time. Requeue and discard ask for it."""
+    data: bytes
+
+
+async def find_archived(store: Store, topic: str, state: State, id: str) -> Archived | None:
+    """Return one message of an archive."""
+    found = await store.views.pages.find_archived(topic, state, id)
+    return None if found is None else Archived(id, found.archived or 0, found.data)
+
+
+async def list_archived(
+    store: Store, topic: str, state: State, *, start: int = 0, count: int = 100
+) -> list[Archived]:
+    """Return a page of an archive, newest first."""
+    pages = store.views.pages
+    entries = await pages.entries(topic, state, [start], count)
+    found = await pages.read(topic, state, entries)
+    return [Archived(one.id, one.archived or 0, one.data) for one in found if one is not None]
 
 
 def index(found: Snapshot, state: State) -> dict[str, int]:

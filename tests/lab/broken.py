@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import WrongType
-from mx_rmq.store.lane import Lane
+from mx_rmq.store.lanes import Lane
 from mx_rmq.store.script import load
 from tests.lab.messages import TOPIC
 from tests.lab.snapshot import snapshot
@@ -33,7 +33,7 @@ def key_named(store: Store, name: str) -> str:
     """Return a key of the topic by its name in the scripts; `receipt` is that of the next call."""
     keys = store.keys.of(TOPIC)
     if name == "receipt":
-        idle = store._lanes._idle[TOPIC]
+        idle = store.lanes._idle[TOPIC]
         if not idle:
             idle.append(Lane([]))
         return keys.receipt(idle[-1].name)

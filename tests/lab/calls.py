@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.errors import OutcomeUnknown
-from mx_rmq.store.call import Caller
+from mx_rmq.net.caller import Caller
 from tests.lab.messages import TOPIC
 from tests.lab.snapshot import snapshot, told
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.script import Script, Value
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.store.script import Script
     from mx_rmq.store.store import Store
-    from mx_rmq.store.wire import Check
 
 
 class _NextCall(Caller):
@@ -24,8 +24,8 @@ class _NextCall(Caller):
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._caller = store._caller
-        store._caller = self
+        self._caller = store.caller
+        store.caller = self
 
     async def run(
         self,
@@ -36,7 +36,7 @@ class _NextCall(Caller):
     ) -> Any:
         if script.name == "register_topics":  # a topic's first produce lists it before
             return await self._caller.run(script, keys, args, check)
-        self._store._caller = self._caller
+        self._store.caller = self._caller
         return await self.once(script, keys, args)
 
     async def command(self, name: str, *words: Value, at: str | None = None) -> Any:

@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Claim, HandedBack, Placed, Retried, Settled, Ticked
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import Claim, HandedBack, Placed, RetryRequest, Settled, Ticked
+from tests.lab.archives import find_archived
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, LEASE, draft, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mx_rmq.core.message import Draft
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
-    from mx_rmq.store.views import Archived
+    from tests.lab.archives import Archived
 
 WORKER: Final = "w1"
 MONITOR: Final = "m1"
@@ -84,7 +85,7 @@ class Stage:
         taken = await self.leased()
         bury = die if state is State.DEAD else set_aside
         assert await bury(self.store, self.topic, taken)
-        found = await self.store.views.archived(self.topic, state, taken[0].id)
+        found = await find_archived(self.store, self.topic, state, taken[0].id)
         assert found is not None
         return found
 
@@ -106,7 +107,7 @@ class Case:
         return self.name
 
 
-def drafts(*, own: bool, **fields: Any) -> list[Draft]:
+def drafts(*, own: bool, **fields: Any) -> list[Message]:
     """Return a message of each priority, with ids a, b, c or with none."""
     return [
         draft(id, id=id if own else None, priority=priority, **fields)
@@ -124,7 +125,7 @@ async def set_aside(store: Store, topic: str, taken: list[Leased]) -> Settled:
     """Quarantine the first one."""
     id, token, record = taken[0]
     error = DecodeError("no", record)
-    about = Quarantined.of(id=id, topic=topic, error=error, data=record, worker=WORKER)
+    about = QuarantineReason.of(id=id, topic=topic, error=error, data=record, worker=WORKER)
     return await store.handle_parse_error(topic, WORKER, Claim(id, token), about)
 
 
@@ -170,7 +171,7 @@ async def _cron(store: Store, topic: str, _: None) -> Ticked:
 async def _silent(stage: Stage) -> None:
     """Somebody took the ring for what is pending."""
     await stage.pending()
-    await stage.store._caller.command("DEL", stage.store.keys.of(stage.topic).doorbell)
+    await stage.store.caller.command("DEL", stage.store.keys.of(stage.topic).doorbell)
 
 
 async def _ring(store: Store, topic: str, _: None) -> bool:
@@ -194,10 +195,13 @@ async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settl
 async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
     messages = [codec.decode(one.record).failed(FAILURE) for one in taken]
     retries = [
-        Retried(one.claim, message, DELAY) for one, message in zip(taken, messages, strict=True)
+        RetryRequest(one.claim, message, DELAY)
+        for one, message in zip(taken, messages, strict=True)
     ]
     return await store.retry_message(
-        topic, WORKER, [*retries[1:], Retried(STALE, renamed(messages[0], STALE.id, topic), DELAY)]
+        topic,
+        WORKER,
+        [*retries[1:], RetryRequest(STALE, renamed(messages[0], STALE.id, topic), DELAY)],
     )
 
 
@@ -246,7 +250,7 @@ async def _torn(stage: Stage) -> None:
     """The first one has a lease without a deadline."""
     await stage.leased()
     keys = stage.store.keys.of(stage.topic)
-    await stage.store._caller.command("ZREM", keys.expire_monitor, "a")
+    await stage.store.caller.command("ZREM", keys.expire_monitor, "a")
 
 
 async def _repair(store: Store, topic: str, _: None) -> list[str]:
@@ -255,7 +259,7 @@ async def _repair(store: Store, topic: str, _: None) -> list[str]:
 
 async def _rung_twice(stage: Stage) -> None:
     await stage.pending()
-    await stage.store._caller.command("RPUSH", stage.store.keys.of(stage.topic).doorbell, "1")
+    await stage.store.caller.command("RPUSH", stage.store.keys.of(stage.topic).doorbell, "1")
 
 
 async def _repair_topic(store: Store, topic: str, _: None) -> list[str]:

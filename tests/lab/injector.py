@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn
 
 import msgspec
 
-from mx_rmq.store.call import Caller
-from mx_rmq.store.wire import pack
+from mx_rmq.net.caller import Caller
+from mx_rmq.net.connection import pack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from mx_rmq.core.confirm import Confirm
-    from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.wire import Check
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.store.script import Script
 
 ROLE: Final[ContextVar[str]] = ContextVar("role", default="application")
 """Who calls, where no task of the cast does."""

@@ -6,15 +6,16 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.store.call import Caller
+from mx_rmq.net.caller import Caller
+from mx_rmq.store.script import compose
 from tests.lab.lua_lint import KEYLESS, NOTES, PROBES, READS, WRITES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.servers import Servers
-    from mx_rmq.store.wire import Check
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.net.topology import Servers
+    from mx_rmq.store.script import Script
 
 
 def _set(names: Iterable[str]) -> str:
@@ -71,5 +72,6 @@ class Guarded(Caller):
         if script.name not in PROBES:
             source = PRELUDE + script.source
             sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            script = replace(script, source=source, sha=sha)
+            lines = (*compose("guard", PRELUDE), *script.lines)
+            script = replace(script, source=source, lines=lines, sha=sha)
         return await super().run(script, keys, args, check)

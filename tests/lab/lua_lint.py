@@ -7,16 +7,18 @@ key in KEYS, reads first, then writes that cannot fail, in plain Lua 5.1.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from luaparser import ast
 from luaparser import astnodes as lua
 
+from mx_rmq.store.script import compose
 from tests.lab.lua_reading import Reading, children
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 READS: Final = {
     "GET": "STRING",
@@ -88,7 +90,9 @@ Problem = tuple[int, str]
 
 
 def lint(name: str, source: str) -> list[str]:
-    """Return what is wrong with a script, each with its line."""
+    """Return what is wrong with a script, each with its file and line."""
+    lines = compose(name, source)
+    source = "".join(f"{line.text}\n" for line in lines)
     problems = [*_header(name, source), *_width(source), *_signature(source), *_items(source)]
     problems += _repetition(source)
     try:
@@ -96,23 +100,54 @@ def lint(name: str, source: str) -> list[str]:
     except (ast.SyntaxException, ValueError) as error:
         problems.append(_unreadable(error))
     else:
+        problems += _twice(tree)
         problems += list(_later_lua(tree)) or _conduct(Reading(tree), name, source)
-    return [f"{name}.lua:{line}: {text}" for line, text in sorted(problems)]
+    last = len(lines)  # luaparser finds the end of a text on the line after it
+    return [f"{lines[min(at, last) - 1].place}: {text}" for at, text in sorted(problems)]
 
 
-def lint_shared(sources: Mapping[str, str]) -> list[str]:
-    """Return which shared blocks differ between scripts, or are not closed."""
-    problems = []
-    known: dict[str, tuple[str, str]] = {}
-    for name, source in sources.items():
-        blocks = re.findall(r"^-- shared: (.+)\n((?:.*\n)*?)-- end$", source, re.MULTILINE)
-        if len(blocks) != len(re.findall("^-- shared:", source, re.MULTILINE)):
-            problems.append(f"{name}.lua: a shared block has no -- end")
-        for title, text in blocks:
-            first, wanted = known.setdefault(title, (name, text))
-            if text != wanted:
-                problems.append(f"{name}.lua: shared: {title}: differs from {first}.lua")
-    return problems
+def lint_block(name: str, source: str) -> list[str]:
+    """Return what is wrong with what a shared block says of itself."""
+    said = {
+        about: [
+            word
+            for line in re.findall(f"^-- {about}: (.+)$", source, re.MULTILINE)
+            for word in re.split(", *", line)
+            if word
+        ]
+        for about in ("needs", "defines")
+    }
+    tree = ast.parse(source)
+    reading = Reading(tree)
+    free = [used.partition(".")[0] for _, used in reading.globals if used not in NAMES]
+    free += [assigned for _, assigned in reading.assigned]
+    true = {
+        "needs": set(free),
+        "defines": {one for node in tree.body.body for one in _defined_by(node)},
+    }
+    unnamed = not re.match(f"-- {name}: .", source)
+    return [f"shared/{name}.lua: the header does not begin with {name}: …"] * unnamed + [
+        f"shared/{name}.lua: {about} {', '.join(sorted(true[about])) or 'nothing'}, "
+        f"not {', '.join(said[about]) or 'nothing'}"
+        for about in said
+        if sorted(said[about]) != sorted(true[about])
+    ]
+
+
+def lint_uses(scripts: Mapping[str, str], blocks: Iterable[str]) -> list[str]:
+    """Return which blocks are used in fewer than two places: those need no file."""
+    used = Counter(name for text in scripts.values() for name in re.findall("-- use: (.+)", text))
+    return [f"shared/{name}.lua is used {used[name]} times" for name in blocks if used[name] < 2]
+
+
+def _defined_by(node: Any) -> list[str]:
+    """Return the names that a statement makes local to all that follows."""
+    match node:
+        case lua.LocalAssign(targets=targets):
+            return [target.id for target in targets]
+        case lua.LocalFunction(name=lua.Name(id=name)):
+            return [name]
+    return []
 
 
 # The text
@@ -138,30 +173,37 @@ def _width(source: str) -> Iterator[Problem]:
 def _signature(source: str) -> Iterator[Problem]:
     """KEYS are named in their order and with their types, then ARGV in theirs."""
     seen = {"KEYS": 0, "ARGV": 0}
-    named = re.compile(r"local \w+ *= (?:tonumber\()?(KEYS|ARGV)\[(\d+)\]\)?(.*)")
+    named = re.compile(r"local (.+?) *= ((?:tonumber\()?(KEYS|ARGV)\[\d+\][^-]*)(.*)")
     for number, line in enumerate(source.splitlines(), 1):
         if found := named.fullmatch(line):
-            table, position, about = found.groups()
-            seen[table] += 1
-            if int(position) != seen[table] or (table == "KEYS" and seen["ARGV"]):
-                yield number, f"{table}[{position}] is out of order"
-            if table == "KEYS" and not re.match(
-                r" +-- (HASH|LIST|ZSET|STRING|STREAM|SET)  ", about
-            ):
-                yield number, f"{table}[{position}] does not say its type"
+            names, places, table, about = found.groups()
+            for position in re.findall(r"\[(\d+)\]", places):
+                seen[table] += 1
+                if int(position) != seen[table] or (table == "KEYS" and seen["ARGV"]):
+                    yield number, f"{table}[{position}] is out of order"
+            if len(names.split(", ")) != len(places.split(", ")):
+                yield number, f"{names} are not as many as {places}"
+            if table == "KEYS" and not re.match(r"-- (HASH|LIST|ZSET|STRING|STREAM|SET)  ", about):
+                yield number, f"KEYS[{position}] does not say its type"
+
+
+def _keys(source: str) -> dict[str, str]:
+    """Return the keys that a script names, each with its type."""
+    lines = re.findall(r"^local (.+?) *= KEYS\[.*-- (\w+)", source, re.MULTILINE)
+    return {key: kind for names, kind in lines for key in names.split(", ")}
 
 
 def _items(source: str) -> Iterator[Problem]:
     """An item has as many parts as its comment names."""
     each = re.search(r"^local each *= \d+ *-- per \w+: (.+)$", source, re.MULTILINE)
-    width = re.search(r"^local width = (\d+)$", source, re.MULTILINE)
+    width = re.search(r"^local width *= (\d+)$", source, re.MULTILINE)
     if each and width and len(each[1].split(",")) != int(width[1]):
         yield 1, f"width is {width[1]}, but an item is {each[1]}"
 
 
 def _repetition(source: str) -> Iterator[Problem]:
     """Keys that are repeated are as many as it says, and keep their names all the way."""
-    keys = re.findall(r"^local (\w+) *= KEYS\[\d+\]", source, re.MULTILINE)
+    keys = list(_keys(source))
     stride = re.search(r"^local stride *= (\d+) *-- keys per \w+", source, re.MULTILINE)
     taken = re.search(r"((?:\w+,\s*)*\w+) = unpack\(KEYS, (.*)\)", source)
     if stride and int(stride[1]) != len(keys):
@@ -198,14 +240,23 @@ def _later_lua(node: Any, line: int = 1) -> Iterator[Problem]:
         yield from _later_lua(child, line)
 
 
+def _twice(tree: Any) -> Iterator[Problem]:
+    """No block and no script hides a name that another has defined."""
+    defined = set[str]()
+    for node in tree.body.body:
+        for name in _defined_by(node):
+            if name in defined:
+                yield node.line, f"{name} is defined twice"
+            defined.add(name)
+
+
 # The conduct
 
 
 def _conduct(reading: Reading, name: str, source: str) -> Iterator[Problem]:
-    types = dict(re.findall(r"^local (\w+) *= KEYS\[\d+\] +-- (\w+)", source, re.MULTILINE))
     yield from _names(reading)
     yield from _commands(reading)
-    yield from _types(reading, types)
+    yield from _types(reading, _keys(source))
     if name not in PROBES:
         yield from _literals(reading)
         yield from _order(reading)

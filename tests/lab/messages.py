@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from mx_rmq.core import codec
-from mx_rmq.core.message import Draft, Failure, Message, Priority, State
-from mx_rmq.store.answers import HandedBack, Leased, Placed, Retried
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.core.message import Failure, Message, Priority, State
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import HandedBack, Leased, Placed, RetryRequest
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -22,11 +22,11 @@ LEASE = 30_000
 FAILURE = Failure(type="ValueError", text="no", at=1)
 
 
-def draft(payload: Any = 1, **fields: Any) -> Draft:
-    return Draft(payload=codec.encode_payload(payload, 2**30), **fields)
+def draft(payload: Any = 1, **fields: Any) -> Message:
+    return Message.new(codec.encode_payload(payload, 2**30), **fields)
 
 
-def drafts(count: int, **fields: Any) -> list[Draft]:
+def drafts(count: int, **fields: Any) -> list[Message]:
     return [draft(number, **fields) for number in range(count)]
 
 
@@ -86,12 +86,12 @@ async def settle(store: Store, one: Leased, state: State | None) -> None:
     elif state is State.PENDING:
         assert await store.release_message(TOPIC, "w1", [HandedBack(one.claim)]) == ["1"]
     elif state is State.DELAYED:
-        again = Retried(one.claim, message(one).failed(FAILURE), 1000)
+        again = RetryRequest(one.claim, message(one).failed(FAILURE), 1000)
         assert await store.retry_message(TOPIC, "w1", [again]) == ["1"]
     elif state is State.DEAD:
         assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:
-        why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+        why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
         assert await store.handle_parse_error(TOPIC, "w1", one.claim, why)
 
 

@@ -211,8 +211,8 @@ MUTANTS = [
     Mutant(
         "produce leaves no receipt",
         "produce_normal_message",
-        f"-- shared: write the receipt\n{_RECEIPT}",
-        "",
+        f"\n{_RECEIPT}\n",
+        "\n",
     ),
     Mutant(
         "a refused produce is soon forgotten",

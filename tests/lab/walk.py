@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.message import Priority, State
-from mx_rmq.store.answers import Claim, HandedBack, Leased, Retried, Settled
-from mx_rmq.store.call import RECEIPT_MS, Caller
-from mx_rmq.store.connect import connect
+from mx_rmq.net.caller import RECEIPT_MS, Caller
+from mx_rmq.net.url import connect
+from mx_rmq.settings import Limits
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import Preflight, preflight
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
 from tests.lab.messages import FAILURE, TOPIC, draft
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
-    from mx_rmq.store.answers import TakenOver
-    from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.servers import Servers
-    from mx_rmq.store.wire import Check
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.net.topology import Servers
+    from mx_rmq.store.results import TakenMessage
+    from mx_rmq.store.script import Script
 
 READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
 BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
@@ -134,20 +134,20 @@ class Walk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         # Names of lanes that come by chance would break ties differently in a second run.
-        self.names = patch("mx_rmq.store.lane.secrets", Random(0))
+        self.names = patch("mx_rmq.store.lanes.secrets", Random(0))
         self.names.start()
         # A list of three has a middle that is too deep to be walked to.
         self.shallow = [
-            patch("mx_rmq.store.operating.WALK", 1),
-            patch("mx_rmq.store.handling.WINDOW", 1),
-            patch("mx_rmq.store.handling.WALK", 1),
-            patch("mx_rmq.store.handling.SPARE", 1),
+            patch("mx_rmq.store.operator_calls.WALK", 1),
+            patch("mx_rmq.store.worker_calls.WINDOW", 1),
+            patch("mx_rmq.store.worker_calls.WALK", 1),
+            patch("mx_rmq.store.worker_calls.SPARE", 1),
         ]
         for one in self.shallow:
             one.start()
         self.clock = Clock()
         self.model = Model()
-        self.claims: list[tuple[str, Leased | TakenOver]] = []
+        self.claims: list[tuple[str, Leased | TakenMessage]] = []
         """Every lease that a worker ever learned of: most of them are stale."""
         self.ids: list[str] = []
         self.steps = 0
@@ -290,7 +290,7 @@ class Walk(RuleBasedStateMachine):
         if held := [one for name, one in self.claims if name == worker][-20:]:
             self.play(fault, self._settle(worker, held, what))
 
-    def _pick(self, position: int) -> tuple[str, Leased | TakenOver]:
+    def _pick(self, position: int) -> tuple[str, Leased | TakenMessage]:
         """Return a lease: every other time one that is still good, if there is any."""
         leases = self.model.leases
         good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
@@ -298,7 +298,7 @@ class Walk(RuleBasedStateMachine):
         return chosen[-1 - position % len(chosen)]
 
     async def _settle(
-        self, worker: str, held: Sequence[Leased | TakenOver], what: str, delay: int = 0
+        self, worker: str, held: Sequence[Leased | TakenMessage], what: str, delay: int = 0
     ) -> Any:
         claims = [one.claim for one in held]
         if what == "complete":
@@ -313,7 +313,7 @@ class Walk(RuleBasedStateMachine):
             ]
             return await self.store.release_message(TOPIC, worker, handed_back)
         retries = [
-            Retried(claim, message.failed(FAILURE), delay)
+            RetryRequest(claim, message.failed(FAILURE), delay)
             for claim, message in zip(claims, messages, strict=True)
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
@@ -332,9 +332,9 @@ class Walk(RuleBasedStateMachine):
             worker, one = self._pick(position)
             self.play(fault, self._archive(worker, one, parse=parse))
 
-    async def _archive(self, worker: str, one: Leased | TakenOver, *, parse: bool) -> Settled:
+    async def _archive(self, worker: str, one: Leased | TakenMessage, *, parse: bool) -> Settled:
         if parse:
-            error = Quarantined.of(
+            error = QuarantineReason.of(
                 id=one.id, topic=TOPIC, error=ValueError("bad\n"), data=one.record
             )
             return await self.store.handle_parse_error(TOPIC, worker, one.claim, error)

@@ -10,7 +10,7 @@ import pytest
 from mx_rmq import MessageQueue
 from mx_rmq.core import events
 from mx_rmq.metrics import Recorder, render
-from mx_rmq.metrics.tally import BOUNDS, OUTCOMES
+from mx_rmq.metrics.counters import BOUNDS, OUTCOMES
 from tests.metrics.asking import Samples, parsed, rendered
 
 QUEUE = MessageQueue("redis://nowhere")

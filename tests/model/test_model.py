@@ -16,7 +16,7 @@ from tests.lab.walk import Walk
 if TYPE_CHECKING:
     from tests.lab.servers import Server
 
-EXAMPLES = int(os.environ.get("MX_RMQ_MODEL_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("MX_RMQ_MODEL_EXAMPLES", "40"))
 STEPS = 50
 
 

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from mx_rmq.runtime import clock, monitor, scheduler
+from mx_rmq.net import availability as link
+from mx_rmq.runtime import clock, deadlines, monitor, scheduler
 from mx_rmq.runtime.slots import Slots
-from mx_rmq.store import link
 
 
 class Steady:
@@ -26,7 +26,7 @@ class Steady:
 def steady(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let a busy machine shorten no pause, for those who compute it and for the test."""
     one = Steady()
-    for module in (clock, link, monitor, scheduler, request.module):
+    for module in (clock, deadlines, link, monitor, scheduler, request.module):
         monkeypatch.setattr(module, "time", one)
 
 

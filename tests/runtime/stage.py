@@ -11,7 +11,11 @@ import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.handler import Handler
-from mx_rmq.store.answers import Leased
+from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.lifecycle import Lifecycle
+from mx_rmq.runtime.recovery import Recovery
+from mx_rmq.runtime.slots import Slots
+from mx_rmq.store.results import Leased
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.runtime.bus import Events
-    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.runtime.event_bus import Events
+    from mx_rmq.runtime.slots import Held, TopicSlots
+    from mx_rmq.store import Store
     from mx_rmq.worker import Worker
 
 T = TypeVar("T")
@@ -36,8 +41,16 @@ on_a_server = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
 
 def slots_of(worker: Worker) -> Slots:
     """Return the local slots of a running worker."""
-    assert worker._cast is not None
-    return worker._cast._slots
+    assert worker._engine is not None
+    return worker._engine._slots
+
+
+def recovery(store: Store, bus: Events, worker: str) -> Recovery:
+    """What decides about messages that were taken over; its chance is a half."""
+    slots = Slots((), concurrency=1, prefetch=0)
+    dispatcher = Dispatcher(store, slots, worker=worker, lease=30_000)
+    lifecycle = Lifecycle(store, slots, dispatcher, bus, worker=worker)
+    return Recovery(lifecycle, bus, worker=worker, chance=lambda: 0.5)
 
 
 class Seen:

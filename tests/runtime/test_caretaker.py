@@ -11,16 +11,18 @@ from mx_rmq import Worker
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
-from mx_rmq.core.outcome import Circumstances
+from mx_rmq.net import availability as link_module
 from mx_rmq.runtime import caretaker as module
 from mx_rmq.runtime import clock as clock_module
-from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime import deadlines as deadlines_module
 from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
-from mx_rmq.store import link as link_module
+from mx_rmq.runtime.event_bus import Events
+from mx_rmq.settings import LONGEST_LEASE
+from tests.lab.archives import find_archived
 from tests.lab.cluster import Cluster, slot_of
 from tests.lab.crew import crew
 from tests.lab.messages import LEASE, TOPIC, delayed, draft, leased, take
-from tests.runtime.stage import Seen, on_a_server, queue, until_so
+from tests.runtime.stage import Seen, on_a_server, queue, recovery, until_so
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +34,8 @@ if TYPE_CHECKING:
     from tests.lab.clock import Clock
     from tests.lab.servers import Kind, Server
 
-HOLD_BACK = 2.0
-"""Seconds, at a lease of 3."""
+HOLD_BACK = 11.0
+"""Seconds in which holders extend their leases, however long those are."""
 
 
 class Rounds:
@@ -41,7 +43,7 @@ class Rounds:
 
     def __init__(self, store: Store, clock: Clock, patch: pytest.MonkeyPatch, *served: str) -> None:
         self.now = 1000.0
-        for one in (module, clock_module, link_module):
+        for one in (module, clock_module, deadlines_module, link_module):
             patch.setattr(one, "time", self)
         self._clock = clock
         self.bus = Events()
@@ -50,10 +52,10 @@ class Rounds:
         self.caretaker = Caretaker(
             store,
             self.bus,
+            recovery(store, self.bus, "c"),
             served,
             worker="c",
             lease=3.0,
-            circumstances=lambda clock: Circumstances(now=clock.now(), worker="c", chance=0.5),
         )
         self.caretaker._expected_at = self.now
 
@@ -250,14 +252,24 @@ async def test_a_clock_that_is_set_between_the_look_and_the_act_stops_it(
     assert len(rounds.taken()) == 1
 
 
-async def test_after_the_clock_was_set_back_deadlines_far_ahead_do_not_count(
+async def test_after_the_clock_was_set_back_deadlines_that_no_lease_can_have_do_not_count(
     rounds: Rounds, clock: Clock
 ) -> None:
     (lost,) = await leased(rounds.store)
-    clock.advance(-3_600_000)
+    clock.advance(-round(LONGEST_LEASE * 1000) - 60_000)
     await rounds.make()
     await rounds.make(after=HOLD_BACK)
     assert rounds.taken() == [lost.id]
+
+
+async def test_after_the_clock_was_set_back_a_holder_with_a_longer_lease_keeps_its_message(
+    rounds: Rounds, clock: Clock
+) -> None:
+    (held,) = await leased(rounds.store)
+    clock.advance(-120_000)
+    await rounds.store.extend_lease(TOPIC, "w1", [held.claim], lease=300_000)
+    await rounds.make_until(60)
+    assert rounds.taken() == []
 
 
 async def test_a_message_that_has_lost_its_worker_three_times_is_dead(rounds: Rounds) -> None:
@@ -279,7 +291,7 @@ async def test_what_cannot_be_read_is_quarantined(rounds: Rounds, raw: Redis) ->
     await rounds.make_until(GRACE)
     (one,) = rounds.seen.of(events.Quarantined)
     assert one.id == lost.id
-    assert await rounds.store.views.archived(TOPIC, State.QUARANTINED, lost.id)
+    assert await find_archived(rounds.store, TOPIC, State.QUARANTINED, lost.id)
 
 
 async def test_many_lost_messages_are_taken_over_in_one_round(rounds: Rounds) -> None:
@@ -295,7 +307,8 @@ async def test_many_lost_messages_are_taken_over_in_one_round(rounds: Rounds) ->
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let caretakers be quicker than they are, so that a test need not wait for a minute."""
-    for name, seconds in {"ROUND": 0.2, "TURN": 1.0, "GRACE": 0.5}.items():
+    brisk = {"ROUND": 0.2, "TURN": 1.0, "GRACE": 0.5, "LONGEST_LEASE": 3.0}
+    for name, seconds in brisk.items():
         monkeypatch.setattr(module, name, seconds)
 
 

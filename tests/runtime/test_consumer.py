@@ -16,7 +16,7 @@ import pytest
 from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.runtime.keeper import Keeper
+from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until
 
 if TYPE_CHECKING:
@@ -859,8 +859,8 @@ async def test_more_time_asked_for_just_before_the_end_leaves_nothing_behind(
     async with Worker(mq) as worker:
         await mq.produce_many("t", range(10))
         await seen.wait(events.Completed, 10)
-        assert worker._cast is not None
-        assert worker._cast._consumer._timeouts._deadlines == {}
+        assert worker._engine is not None
+        assert worker._engine._consumer._timeouts._deadlines == {}
 
 
 class Unequal:
@@ -915,8 +915,8 @@ async def test_a_consumer_that_is_cancelled_when_it_wakes_costs_no_wake_up(
         async with Worker(mq) as worker:
             await mq.produce("t", 1)
             await until(lambda: runs == [1] and not slots_of(worker).held)
-            assert worker._cast is not None
-            consumer = worker._cast._consumer
+            assert worker._engine is not None
+            consumer = worker._engine._consumer
             wake = consumer._wake
 
             def wake_and_cancel() -> None:  # a timer that the handler left behind strikes now
@@ -958,7 +958,7 @@ async def test_middleware_may_hand_on_a_copy_to_a_plain_function(
 async def test_what_became_stale_while_the_process_stood_still_is_not_started(
     raw: Redis, server: Server, ten_ahead: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Keeper, "start", lambda self: None)  # it stands still, too
+    monkeypatch.setattr(LeaseKeeper, "start", lambda self: None)  # it stands still, too
     async with queue(server.url, lease=0.5) as mq:
         started: list[int] = []
         stale: set[int] = set()

@@ -10,9 +10,9 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.crons import LONGEST_SLEEP, TICK, Crons
+from mx_rmq.runtime.event_bus import Events
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, take
 from tests.lab.proxy import Proxy

@@ -10,14 +10,13 @@ import pytest
 from mx_rmq import Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.core.outcome import Circumstances
-from mx_rmq.runtime import caretaker, expirer, lookout
-from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime import caretaker, expirer, wakeups
+from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.expirer import PAUSE, Expirer
-from mx_rmq.runtime.recovery import recover
+from tests.lab.archives import find_archived
 from tests.lab.messages import TOPIC, delayed, draft, leased, message, pending, take
 from tests.lab.snapshot import snapshot
-from tests.runtime.stage import Seen, on_a_server, queue, until_so
+from tests.runtime.stage import Seen, on_a_server, queue, recovery, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +39,8 @@ class Stage:
     def __init__(self, store: Store) -> None:
         self.bus = Events()
         self.seen = Seen(self.bus)
-        self.expirer = Expirer(store, self.bus, worker="e", lease=30.0)
+        self.recovery = recovery(store, self.bus, "e")
+        self.expirer = Expirer(store, self.recovery, worker="e", lease=30.0)
 
     async def act(self) -> float | None:
         """Tell it that something has expired, and let it act."""
@@ -140,7 +140,7 @@ async def test_what_cannot_be_read_is_quarantined(
     await stage.act()
     (one,) = stage.seen.of(events.Quarantined)
     assert one.id == id
-    assert await store.views.archived(TOPIC, State.QUARANTINED, id)
+    assert await find_archived(store, TOPIC, State.QUARANTINED, id)
 
 
 @pytest.mark.corrupts
@@ -181,9 +181,8 @@ async def test_a_message_that_was_lost_after_its_time_expires_without_a_crash(
     await leased(store, ttl=TTL if past else 9 * TTL, lease=TTL)
     clock.advance(TTL)
     taken = await store.handle_timeout_message(TOPIC, "e", count=9, recovery=TTL)
-    at = Circumstances(now=taken.now, worker="e", chance=0.5)
     for one in taken.messages:
-        await recover(store, stage.bus, TOPIC, one, max_crashes=1, at=at)
+        await stage.recovery.lost(TOPIC, one, max_crashes=1, now=taken.now)
     (died,) = stage.seen.of(events.Died)
     assert died.attempts == (0 if past else 1)
     assert died.reason.partition(":")[0] == ("expired" if past else "crashed")
@@ -197,7 +196,7 @@ async def mq(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MessageQueue]:
     """A queue whose workers look around and make their rounds more often than they do."""
-    monkeypatch.setattr(lookout, "LOOK_AROUND", 0.2)
+    monkeypatch.setattr(wakeups, "LOOK_AROUND", 0.2)
     monkeypatch.setattr(caretaker, "ROUND", 0.2)
     async with queue(server.url) as mq:
         yield mq

@@ -13,8 +13,8 @@ from mx_rmq import Worker
 from mx_rmq.core import codec, events
 from mx_rmq.core.message import Priority
 from mx_rmq.core.outcome import Complete, DeadLetter, Quarantine, Release, RetryLater
-from mx_rmq.runtime import cast
-from mx_rmq.runtime.bus import Events
+from mx_rmq.runtime import engine
+from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.store import Store
@@ -47,11 +47,11 @@ class Work:
         self.seen = Seen(self.bus)
         self.slots = Slots([handler(TOPIC)], concurrency=size, prefetch=0)
         self.settled = 0
-        self.lifecycle = Lifecycle(
-            store, self.slots, self.bus, worker="w1", on_settled=self._on_settled
-        )
+        dispatcher: Any = self
+        self.lifecycle = Lifecycle(store, self.slots, dispatcher, self.bus, worker="w1")
 
-    def _on_settled(self, topic: TopicSlots) -> None:
+    def freed(self, topic: TopicSlots) -> None:
+        """Stand in for the dispatcher."""
         assert topic.topic == TOPIC
         self.settled += 1
 
@@ -392,7 +392,7 @@ async def test_rights_that_are_missing_for_a_moment_cost_no_result(
 async def test_a_worker_that_cannot_settle_takes_no_more_and_stops_in_time(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "CANCEL_WITHIN", 0.2)
+    monkeypatch.setattr(engine, "CANCEL_WITHIN", 0.2)
     runs = []
     async with queue(server.url, audit=False) as mq:
 

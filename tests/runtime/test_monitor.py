@@ -12,12 +12,12 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import VERSION, Priority, State
-from mx_rmq.core.outcome import Circumstances
-from mx_rmq.runtime.bus import Events
 from mx_rmq.runtime.clock import ServerClock
-from mx_rmq.runtime.monitor import LOOK, STOOD_STILL, Monitor
+from mx_rmq.runtime.deadlines import STOOD_STILL
+from mx_rmq.runtime.event_bus import Events
+from mx_rmq.runtime.monitor import LOOK, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, rewrite, take
-from tests.runtime.stage import Seen, handler, on_a_server
+from tests.runtime.stage import Seen, handler, on_a_server, recovery
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -42,11 +42,10 @@ class Watch:
             store,
             {topic: handler(topic, **options) for topic in topics or (TOPIC,)},
             self.clock,
-            self.bus,
+            recovery(store, self.bus, "m"),
             worker="m",
             lease=lease,
             link=store.link_of(0),
-            circumstances=lambda clock: Circumstances(now=clock.now(), worker="m", chance=0.5),
         )
         self.store = store
         self.know()
@@ -68,9 +67,9 @@ class Watch:
         """Let it be so much later, by our clock alone."""
         self.clock.jumped_at -= seconds
         monitor = self.monitor
-        monitor._silent_at -= seconds
-        monitor._heard_first_at -= seconds
-        for times in (monitor._looked_at, monitor._busy_since, monitor._behind_since):
+        monitor.deadlines._silent_at -= seconds
+        monitor.deadlines._asked_first_at -= seconds
+        for times in (monitor._looked_at, monitor._busy_since, monitor.deadlines._behind_since):
             for topic in times:
                 times[topic] -= seconds
 
@@ -392,7 +391,7 @@ async def test_a_server_that_was_not_heard_lately_is_heard_first(
     await watch.monitor.step()
     assert await watch.monitor.step() == pytest.approx(0.75, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
-    watch.monitor._heard_first_at -= 0.75
+    watch.monitor.deadlines._asked_first_at -= 0.75
     await watch.monitor.step()
     assert len(watch.seen.of(events.TakenOver)) == 2
 
@@ -419,18 +418,20 @@ async def test_it_holds_back_after_an_answer_that_was_long_in_coming_but_not_for
     for _ in range(2):
         store.link_of(0).late_at = time.monotonic()
         assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-        watch.monitor._silent_at -= HOLD_BACK
+        watch.monitor.deadlines._silent_at -= HOLD_BACK
         store.link_of(0).late_at = time.monotonic()
         await watch.step()
         assert [event.id for event in watch.seen.of(events.TakenOver)] == [stuck.id]
-        watch.monitor._silent_at -= 4 * HOLD_BACK
+        watch.monitor.deadlines._silent_at -= 4 * HOLD_BACK
 
 
 async def test_it_holds_back_after_its_process_stood_still(store: Store, clock: Clock) -> None:
     await leased(store, lease=4000)
     watch = Watch(store, lease=3.0)
     assert await watch.step() == pytest.approx(4, abs=0.1)
-    watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1  # it should have run then
+    watch.monitor.deadlines._expected_at = (
+        time.monotonic() - STOOD_STILL - 0.1
+    )  # it should have run then
     clock.advance(4000)
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
@@ -466,9 +467,9 @@ async def test_it_does_not_hold_back_again_and_again_for_a_loop_that_is_always_l
     watch = Watch(store, lease=3.0)
     for _ in range(2):  # the second time the first pause is over, and it comes late again
         assert watch.seen.of(events.TakenOver) == []
-        watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        watch.monitor.deadlines._expected_at = time.monotonic() - STOOD_STILL - 0.1
         await watch.step()
-        watch.monitor._stood_still_at -= HOLD_BACK + 0.1
+        watch.monitor.deadlines._stood_still_at -= HOLD_BACK + 0.1
     assert len(watch.seen.of(events.TakenOver)) == 1
 
 
@@ -479,9 +480,9 @@ async def test_it_holds_back_anew_when_its_process_stands_still_much_later(
     clock.advance(LEASE)
     watch = Watch(store, lease=3.0)
     for _ in range(2):
-        watch.monitor._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        watch.monitor.deadlines._expected_at = time.monotonic() - STOOD_STILL - 0.1
         assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-        watch.monitor._stood_still_at -= 4 * HOLD_BACK + 0.1
+        watch.monitor.deadlines._stood_still_at -= 4 * HOLD_BACK + 0.1
     assert watch.seen.of(events.TakenOver) == []
 
 

@@ -12,7 +12,6 @@ from mx_rmq import InvalidInput, Reject, Worker
 from mx_rmq.admin import Admin
 from mx_rmq.core import events
 from mx_rmq.core.message import VERSION, State
-from mx_rmq.runtime import report
 from tests.lab.messages import TOPIC, bring, rewrite
 from tests.runtime.stage import Seen, on_a_server, queue, until, until_so
 
@@ -83,7 +82,6 @@ async def test_unknown_fields_survive_retry_death_and_requeue(
 async def test_a_newer_record_waits_unchanged_and_uncounted(
     mq: MessageQueue, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    report._newer_at.clear()
     seen, keys = Seen(mq.events), mq.store.keys.of(TOPIC)
     handled: list[int] = []
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.core.message import Draft
+    from mx_rmq.core.message import Message
     from tests.lab.servers import Server
 
 
@@ -314,7 +314,7 @@ def _waiting(mq: MessageQueue) -> int:
 # chunks
 
 
-def cut(some: list[Draft], places: Sequence[int] | None = None) -> list[list[int]]:
+def cut(some: list[Message], places: Sequence[int] | None = None) -> list[list[int]]:
     """Return the places in each chunk."""
     everywhere = range(len(some)) if places is None else places
     return [list(chunk) for chunk in chunks(some, everywhere)]

@@ -54,6 +54,34 @@ def finish(slots: Slots, held: Held) -> None:
 # room
 
 
+def test_what_a_full_worker_handed_back_is_not_taken_again_before_a_slot_is_free() -> None:
+    slots = make("busy", "waiting", concurrency=1)
+    busy, waiting = slots.topics.values()
+    take_in(slots, busy, 1)
+    (running,) = run_all(slots)
+    assert slots.room(waiting) == 1
+    take_in(slots, waiting, 1)
+    for held in slots.take_back():
+        slots.gone(held)
+    assert slots.room(waiting) == 0
+    finish(slots, running)
+    assert slots.room(waiting) == 1
+
+
+def test_topics_that_can_take_no_more_do_not_share_the_free_slots() -> None:
+    limits = {f"limited{n}": 1 for n in range(8)}
+    slots = make("free", *limits, concurrency=16, **limits)
+    free, *limited = slots.topics.values()
+    for topic in limited:
+        take_in(slots, topic, 1)
+        slots.ready[topic] = None  # each has more, and may not run it yet
+    slots.ready[free] = None
+    run_all(slots)
+    take_in(slots, free, slots.room(free))
+    take_in(slots, free, slots.room(free))
+    assert free.held == 8
+
+
 def test_a_lone_topic_may_take_as_much_as_there_are_slots() -> None:
     slots = make("a", concurrency=4)
     (a,) = slots.topics.values()

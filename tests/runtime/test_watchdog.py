@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq import Delivery, Middleware, Worker, WorkerBroken
-from mx_rmq.cli.checkup import look_at_queue
 from mx_rmq.core import events
+from mx_rmq.doctor.finding import Severity
+from mx_rmq.doctor.queue import check_queue
 from mx_rmq.runtime import watchdog
 from mx_rmq.runtime.watchdog import MOST, Watchdog
-from mx_rmq.store.finding import Severity
 from mx_rmq.store.store import Store
 from tests.runtime.stage import Seen, on_a_server, queue, until, until_so
 
@@ -110,8 +110,8 @@ async def test_every_part_is_watched_under_its_name(raw: Redis, server: Server) 
     async with queue(server.url) as mq:
         mq.cron("0 0 1 1 *", topic="t")(lambda: None)
         async with Worker(mq) as worker:
-            assert worker._cast is not None
-            watched = worker._cast._watchdog._parts
+            assert worker._engine is not None
+            watched = worker._engine._watchdog._parts
             assert sorted(part.name for part in watched) == sorted(events.PARTS)
 
 
@@ -144,8 +144,8 @@ async def test_consumers_that_are_cancelled_before_they_begin_are_replaced(
         seen = Seen(mq.events)
         mq.handler("t")(lambda payload: None)
         async with Worker(mq) as worker:
-            assert worker._cast is not None
-            consumer = worker._cast._consumer
+            assert worker._engine is not None
+            consumer = worker._engine._consumer
             for _ in range(10):  # more often than consumers are woken at once
                 consumer._wake()
                 for task in list(consumer._starting):
@@ -171,7 +171,7 @@ async def test_a_part_that_keeps_dying_lets_the_worker_fail(
         await seen.one(events.WorkerStarted)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "survey_topics", die)
-            worker._cast._sites[0].look_around()  # type: ignore[union-attr]
+            worker._engine._sites[0].look_around()  # type: ignore[union-attr]
             await until(lambda: "the lookout is down" in worker.trouble)
             failed = await seen.one(events.WorkerFailed)
             with pytest.raises(WorkerBroken, match="the lookout was restarted 10 times"):
@@ -229,7 +229,7 @@ async def test_nothing_is_restarted_when_the_loop_ends(raw: Redis, server: Serve
                 await worker.start()
                 await until(lambda: worker.running)
                 mq.on_close.clear()  # so that nobody stops it
-                worker._cast._keeper._life.ended = True  # type: ignore[union-attr]
+                worker._engine._lease_keeper._life.ended = True  # type: ignore[union-attr]
 
         asyncio.run(main())
         return loop_ended
@@ -284,7 +284,7 @@ async def test_a_keeper_that_dies_is_restarted_and_costs_nobody_a_lease(
         async with Worker(mq) as worker, Worker(mq):
             await until(lambda: runs)
             for mine in (worker,):
-                life = mine._cast._keeper._life  # type: ignore[union-attr]
+                life = mine._engine._lease_keeper._life  # type: ignore[union-attr]
                 assert life is not None
                 assert life.loop is not None
                 life.loop.call_soon_threadsafe(life.loop.stop)
@@ -311,8 +311,8 @@ async def test_while_no_keeper_can_be_had_leases_are_kept_and_nothing_more_is_ta
         async with Worker(mq) as worker:
             await mq.produce("t", 1)
             await until(lambda: runs)
-            assert worker._cast is not None
-            keeper = worker._cast._keeper
+            assert worker._engine is not None
+            keeper = worker._engine._lease_keeper
             start = keeper.start
 
             def refuse() -> None:
@@ -330,7 +330,7 @@ async def test_while_no_keeper_can_be_had_leases_are_kept_and_nothing_more_is_ta
                 return list(view.down) == ["lease keeper"]
 
             await until_so(is_told)
-            found = await look_at_queue(mq.admin, audit=False)
+            found = await check_queue(mq.admin, audit=False)
             bad = [one.what for one in found if one.severity is Severity.BAD]
             assert any("its lease keeper is down: RuntimeError" in what for what in bad)
             await mq.produce("t", 2)

@@ -19,12 +19,12 @@ from mx_rmq import MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
+from mx_rmq.doctor.acl import OPERATOR
+from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.server import examine
 from mx_rmq.metrics import Endpoint
-from mx_rmq.store.finding import Finding, Severity
-from mx_rmq.store.health import examine
-from mx_rmq.store.loading import Loaded, load_scripts
-from mx_rmq.store.rights import OPERATOR
-from mx_rmq.store.script import load, names
+from mx_rmq.net.script_loading import Loaded, load_scripts
+from mx_rmq.store.script import load, names, sources
 from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
@@ -182,7 +182,7 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
     assert await admin.requeue_all(TOPIC, State.DEAD) == 0
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
-    await mq.store._caller.command("HSET", PAYLOAD, "stray", "?")
+    await mq.store.caller.command("HSET", PAYLOAD, "stray", "?")
     assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]
     assert [one.id for one in await admin.repair(TOPIC)] == ["stray"]
     assert await admin.cancel(TOPIC, "stray")
@@ -295,10 +295,10 @@ async def test_what_a_worker_may_not_tell_is_logged(
     assert "mx_rmq_workers{state=alive}" not in shown
     said = [one.getMessage() for one in warnings(caplog) if "workers" in one.getMessage()]
     assert len(said) == 1
-    assert re.match(r"the workers cannot be counted: HSCAN: .*permissions", said[0])
+    assert re.match(r"cannot count the workers: HSCAN: .*permissions", said[0])
     shown = await told_by_a_worker(await admit("worker", without(rules, "(+hkeys ~mx-rmq:topics)")))
     assert shown["mx_rmq_depth_up"] == 0
-    assert re.search(r"the depth of the queue cannot be had: HKEYS: .*permissions", caplog.text)
+    assert re.search(r"cannot read the depth of the queue: HKEYS: .*permissions", caplog.text)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
@@ -638,7 +638,7 @@ async def test_each_role_can_do_without_scripts_of_its_own(
                 async with loaded_only(url):
                     pass
             assert PASSWORD not in str(caught.value)
-            assert await load_scripts(loader, patience=3) == [all_loaded(server)]
+            assert await load_scripts(loader, sources(), patience=3) == [all_loaded(server)]
             if role != "operator":  # who finds what the others have done
                 async with loaded_only(url) as mq:
                     await act(mq)
@@ -660,7 +660,7 @@ async def test_a_worker_whose_scripts_are_forgotten_goes_on_when_they_are_loaded
     admit: Admit, kind: Kind, raw: Redis, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = await admit("worker", without_eval("worker", kind))
-    assert await load_scripts(server.url, patience=3) == [all_loaded(server)]
+    assert await load_scripts(server.url, sources(), patience=3) == [all_loaded(server)]
     handled: list[int] = []
     async with loaded_only(url) as mq, MessageQueue(server.url) as other:
 
@@ -675,7 +675,7 @@ async def test_a_worker_whose_scripts_are_forgotten_goes_on_when_they_are_loaded
             with pytest.raises(ServerUnavailable, match=r"are not loaded on .*load-scripts"):
                 await mq.produce("fresh", 2)
             await until(lambda: "load-scripts" in caplog.text)  # the log names the cure, too
-            assert await load_scripts(server.url, patience=3) == [all_loaded(server)]
+            assert await load_scripts(server.url, sources(), patience=3) == [all_loaded(server)]
             await mq.produce("fresh", 3)
             await until(lambda: handled == [1, 3])
     async with MessageQueue(server.url) as mq:
@@ -771,7 +771,7 @@ async def test_a_server_starts_with_the_files_and_lets_nobody_else_in(
         async with MessageQueue(f"redis://producer:{PASSWORD}@{node.address}") as mq:
             await mq.produce(TOPIC, 1)
         for login in ("", "producer:wrong@"):
-            with pytest.raises(ServerUnavailable, match=r"let this user in|wants a login"):
+            with pytest.raises(ServerUnavailable, match=r"refused this user|requires a login"):
                 async with MessageQueue(f"redis://{login}{node.address}", patience=30):
                     pass
 

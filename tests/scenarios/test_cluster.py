@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from bench.own.gauge import Gauge
 from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core.message import State
-from mx_rmq.store.call import Caller
-from mx_rmq.store.connect import connect
-from mx_rmq.store.gauge import Gauge
-from mx_rmq.store.health import examine
+from mx_rmq.doctor.server import examine
+from mx_rmq.net.caller import Caller
+from mx_rmq.net.url import connect
+from mx_rmq.store.delete_keys import wipe
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.preflight import preflight
 from mx_rmq.store.script import names
 from mx_rmq.store.store import Store
-from mx_rmq.store.wipe import wipe
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import NODES, Cluster, slot_of
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from mx_rmq.store.script import Script, Value
-    from mx_rmq.store.wire import Check
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.store.script import Script
 
 
 class Recorder(Caller):

@@ -15,7 +15,7 @@ import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.partition import partition
-from mx_rmq.store.wire import LATE
+from mx_rmq.net.connection import LATE
 from tests.lab.cluster import Cluster, slot_of
 from tests.lab.sentinel import Watched
 from tests.lab.servers import Kind

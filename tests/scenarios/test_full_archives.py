@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import ServerFull
 from mx_rmq.core.message import State
-from mx_rmq.store import budgets, memory
-from mx_rmq.store.answers import Placed
+from mx_rmq.settings import Limits
+from mx_rmq.store import archive_budgets as budgets
+from mx_rmq.store import memory_use as memory
+from mx_rmq.store.results import Placed
 from tests.lab.archives import ARCHIVES, archive, archived
 from tests.lab.messages import TOPIC, draft, take
 from tests.lab.servers import Kind, Server, chosen
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 

@@ -8,7 +8,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from mx_rmq.core.errors import ServerFull
-from mx_rmq.store.answers import Placed
+from mx_rmq.store.results import Placed
 from mx_rmq.store.store import Store
 from tests.conftest import assert_clean
 from tests.lab.cases import CASES, Case, Stage

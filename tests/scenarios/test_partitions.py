@@ -13,7 +13,7 @@ import pytest
 
 from mx_rmq import Delivery, InvalidInput, MessageQueue, PartlyProduced, Worker
 from mx_rmq.core.partition import number_in, partition
-from mx_rmq.runtime import cast, producer
+from mx_rmq.runtime import producer, registry
 from tests.lab.cluster import Cluster
 from tests.lab.nodes import until_true
 from tests.lab.servers import Kind
@@ -34,7 +34,7 @@ async def url(
     if request.param == "one server":
         server = running(Kind.VALKEY_9_1)
         async with MessageQueue(server.url) as mq:
-            await mq.store._servers.nodes()[0].client.flushall()
+            await mq.store.caller.servers.nodes()[0].client.flushall()
         yield server.url
     else:
         async with Cluster(short_path) as cluster:
@@ -155,7 +155,7 @@ async def test_an_own_id_is_one_message_whatever_partition_it_is_in(url: str) ->
 
 
 async def test_a_topic_grows_while_it_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cast, "BEAT", 0.2)
+    monkeypatch.setattr(registry, "BEAT", 0.2)
     monkeypatch.setattr(producer, "LEARN_EVERY", 0.2)
     done: Counter[str] = Counter()
     old, new = MessageQueue(url, lease=2), MessageQueue(url, lease=2)

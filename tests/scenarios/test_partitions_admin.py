@@ -11,7 +11,7 @@ from mx_rmq import MessageQueue, Reject, Worker, testing
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partition, partitions
-from mx_rmq.runtime import cast, producer
+from mx_rmq.runtime import producer, registry
 from tests.cli.calls import run, run_json
 from tests.lab.cluster import Cluster
 from tests.lab.nodes import until_true
@@ -104,7 +104,7 @@ async def test_archives_of_all_nodes_are_requeued_and_discarded(
 async def test_a_topic_grows_while_producers_and_workers_run(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cast, "BEAT", 0.2)
+    monkeypatch.setattr(registry, "BEAT", 0.2)
     monkeypatch.setattr(producer, "LEARN_EVERY", 0.2)
 
     @mq.handler(TOPIC)

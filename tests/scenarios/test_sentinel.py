@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
-from mx_rmq.store.loading import load_scripts
+from mx_rmq.net.script_loading import load_scripts
+from mx_rmq.store.script import sources
 from mx_rmq.store.store import Store
 from tests.lab.nodes import until_true
 from tests.lab.sentinel import Watched
@@ -41,7 +42,7 @@ async def test_servers_and_sentinels_have_logins_of_their_own(
             async with mq:
                 await mq.produce("t", 1)
                 await Worker(mq).drain()
-            loaded = await load_scripts(url, patience=5)
+            loaded = await load_scripts(url, sources(), patience=5)
             assert [(one.role, one.error) for one in loaded] == [("primary", ""), ("replica", "")]
         assert done == [1, 1]
         for url, what in (
@@ -88,6 +89,6 @@ async def test_sentinels_that_are_away_do_not_matter_while_the_primary_is_there(
 
 @pytest.mark.parametrize("option", ["sentinel_pasword=hunter2", "sentinel_ssl_ca_certs=/hunter2"])
 def test_an_option_that_is_none_is_refused_and_its_value_not_shown(option: str) -> None:
-    with pytest.raises(InvalidInput, match="is no option of a Sentinel's URL") as caught:
+    with pytest.raises(InvalidInput, match="is not an option of a Sentinel URL") as caught:
         MessageQueue(f"redis+sentinel://h/shop?{option}")
     assert "hunter2" not in str(caught.value)

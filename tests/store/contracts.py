@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import (
     InvalidInput,
     PayloadTooLarge,
@@ -18,9 +17,10 @@ from mx_rmq.core.errors import (
     ScriptFailed,
 )
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Claim, HandedBack, Leased, Placed, Settled
+from mx_rmq.settings import Limits
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.results import Claim, HandedBack, Leased, Placed, Settled
 from mx_rmq.store.script import load
-from mx_rmq.store.scripted import MAX_BATCH
 from mx_rmq.store.store import Store
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import lose_next, resend_next
@@ -34,6 +34,7 @@ from tests.lab.messages import (
     drafts,
     leased,
     pending,
+    renamed,
     settle,
     take,
 )
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.core.message import Draft
-    from mx_rmq.store.answers import Produced
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.results import Produced
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -98,11 +99,11 @@ class ProduceContract:
 
     name: ClassVar[str]
 
-    def given(self, new: Sequence[Draft]) -> Sequence[Draft]:
+    def given(self, new: Sequence[Message]) -> Sequence[Message]:
         """Return drafts as the script is given them."""
         return new
 
-    async def produce(self, store: Store, new: Sequence[Draft]) -> list[Produced]:
+    async def produce(self, store: Store, new: Sequence[Message]) -> list[Produced]:
         raise NotImplementedError
 
     def waiting(self, found: Snapshot) -> list[str]:
@@ -131,7 +132,7 @@ class ProduceContract:
         produced = await self.produce(store, [plain, rich])
         found = await snapshot(raw, TOPIC)
         assert [codec.decode_as(found.records[id], TOPIC, id) for id, _ in produced] == [
-            msgspec.structs.replace(one.message(TOPIC, id), created_at=clock.now)
+            msgspec.structs.replace(renamed(one, id), created_at=clock.now)
             for one, (id, _) in zip(self.given([plain, rich]), produced, strict=True)
         ]
 
@@ -737,7 +738,7 @@ async def foreign(store: Store, raw: Redis, id: bytes) -> Leased:
     """Let somebody else put a message into the topic under any bytes; dispatch it to w1."""
     keys = store.keys.of(TOPIC)
     await store.register(TOPIC)
-    await raw.hset(keys.payload, id, codec.encode(draft().message(TOPIC, "foreign")))
+    await raw.hset(keys.payload, id, codec.encode(renamed(draft(), "foreign")))
     await raw.lpush(keys.pending, id)
     (one,) = await take(store)
     assert one.id == id.decode("utf-8", "surrogateescape")

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import SECOND_NET
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Settled
+from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.quarantine import read
-from tests.lab.archives import ARCHIVES, archive, archived, contents, limits
+from mx_rmq.store.results import Settled
+from tests.lab.archives import ARCHIVES, archive, archived, contents, find_archived, limits
 from tests.lab.messages import TOPIC, draft, leased, settle, take
 from tests.lab.servers import USUAL, chosen
 from tests.lab.snapshot import snapshot
@@ -20,7 +20,7 @@ from tests.lab.snapshot import snapshot
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.core.config import Limits
+    from mx_rmq.settings import Limits
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -40,7 +40,7 @@ async def kept(raw: Redis, state: State) -> list[str]:
 
 async def revive(store: Store, state: State, id: str) -> None:
     """Requeue an archived message."""
-    entry = await store.views.archived(TOPIC, state, id)
+    entry = await find_archived(store, TOPIC, state, id)
     assert entry is not None
     record = entry.data if state is State.DEAD else read(entry.data)[1]
     done = await store.requeue_message(
@@ -253,7 +253,7 @@ async def load(raw: Redis, state: State) -> int:
 
 
 async def noted(store: Store, raw: Redis, state: State) -> int:
-    """Return how many bytes are noted for an archive, without what each message adds."""
+    """Return how many bytes are recorded for an archive, without what each message adds."""
     return int(await raw.hget(store.keys.of(TOPIC).archive_bytes, state) or 0)
 
 
@@ -335,7 +335,7 @@ async def test_requeue_and_discard_give_their_bytes_back(
 ) -> None:
     first, second, third = await archived(store, state, 3, clock=clock)
     await revive(store, state, first)
-    entry = await store.views.archived(TOPIC, state, second)
+    entry = await find_archived(store, TOPIC, state, second)
     assert entry is not None
     assert await store.discard_message(TOPIC, state, second, archived=entry.at)
     assert await noted(store, raw, state) == await load(raw, state) - OVERHEAD
@@ -391,7 +391,7 @@ async def test_a_large_archive_is_counted_in_steps_while_it_changes(
     for step in range(4):
         await archived(store, state, clock=clock)
         gone = ids[10 * step]  # one that is counted already, or none
-        entry = await store.views.archived(TOPIC, state, gone)
+        entry = await find_archived(store, TOPIC, state, gone)
         assert entry is not None
         assert await store.discard_message(TOPIC, state, gone, archived=entry.at)
     assert await noted(store, raw, state) == sum(map(len, await raw.hvals(payload)))
@@ -406,7 +406,7 @@ async def test_the_audit_tells_of_a_wrong_count_and_the_janitor_counts_again(
     right = await noted(store, raw, state)
     await raw.hincrby(store.keys.of(TOPIC).archive_bytes, state, 1_000)
     (wrong,) = await store.audit.topic(TOPIC)
-    said = f"{state} messages: {right + 1_000:,} bytes are noted, {right:,} are there"
+    said = f"{state} messages: {right + 1_000:,} bytes are recorded, {right:,} are there"
     assert wrong.what == said
     clock.advance(6 * 3_600_000 + 1)
     assert await store.trim_archive(TOPIC, state) == 0

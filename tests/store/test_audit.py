@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import pytest
 from redis.asyncio import Redis
 
-from mx_rmq.core.config import Limits
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import HandedBack, Retried
+from mx_rmq.net.caller import Caller
+from mx_rmq.net.topology import Node, OneServer
+from mx_rmq.settings import Limits
 from mx_rmq.store.audit import STEP, SUSPECTS, Audit, Violation
-from mx_rmq.store.call import Caller
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.results import HandedBack, RetryRequest
 from mx_rmq.store.script import load, names
-from mx_rmq.store.servers import Node, OneServer
 from mx_rmq.store.store import Store
 from tests.conftest import assert_clean
-from tests.lab.archives import ARCHIVES, archive, archived
+from tests.lab.archives import ARCHIVES, archive, archived, list_archived
 from tests.lab.broken import broken, wrong_type
 from tests.lab.messages import (
     FAILURE,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from mx_rmq.store.answers import Leased
     from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.results import Leased
     from tests.lab.clock import Clock
     from tests.lab.servers import Kind
 
@@ -218,11 +218,11 @@ BREAKS: dict[str, tuple[Break, list[tuple[str, str]]]] = {
     ),
     "a doorbell rung twice": (
         lambda raw, keys, ids: [raw.rpush(keys.doorbell, "1", "1")],
-        [("", "{keys.doorbell} is rung 3 times")],
+        [("", "{keys.doorbell} holds 3 rings")],
     ),
     "the scheduler's doorbell rung twice": (
         lambda raw, keys, ids: [raw.rpush(keys.doorbell_delay, "1")],
-        [("", "{keys.doorbell_delay} is rung 2 times")],
+        [("", "{keys.doorbell_delay} holds 2 rings")],
     ),
 }
 
@@ -490,7 +490,7 @@ class Traffic:
             TOPIC,
             self.worker,
             [
-                Retried(one.claim, message(one).failed(FAILURE), chance.randrange(5))
+                RetryRequest(one.claim, message(one).failed(FAILURE), chance.randrange(5))
                 for one in again
             ],
         )
@@ -502,7 +502,7 @@ class Traffic:
                 await archive(store, state, one, self.worker)
         await store.process_delay_message(TOPIC, count=20)
         await store.trim_archive(TOPIC, State.DEAD)
-        for entry in await store.views.archive(TOPIC, State.QUARANTINED, count=1):
+        for entry in await list_archived(store, TOPIC, State.QUARANTINED, count=1):
             await store.discard_message(TOPIC, State.QUARANTINED, entry.id, archived=entry.at)
 
 

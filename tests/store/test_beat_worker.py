@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import InvalidInput, WrongType
+from mx_rmq.store.reads import WorkerSeen
 from mx_rmq.store.store import Store
-from mx_rmq.store.views import WorkerSeen
 from tests.store.contracts import ONE_SERVER
 
 if TYPE_CHECKING:

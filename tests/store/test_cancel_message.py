@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import QueueFull
 from mx_rmq.core.message import State
-from mx_rmq.store import operating
-from mx_rmq.store.answers import Settled
+from mx_rmq.settings import Limits
+from mx_rmq.store import operator_calls as operating
+from mx_rmq.store.results import Settled
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
@@ -24,6 +24,7 @@ from tests.lab.messages import (
     draft,
     leased,
     pending,
+    renamed,
     settle,
     take,
 )
@@ -105,7 +106,7 @@ async def test_a_message_that_waits_again_can_be_cancelled(
 ) -> None:
     if how == "requeued":
         one = await bring(store, State.DEAD)
-        again = draft(priority=Priority.LOW).message(TOPIC, one.id)
+        again = renamed(draft(priority=Priority.LOW), one.id)
         await store.requeue_message(TOPIC, State.DEAD, one.id, archived=clock.now, message=again)
     else:
         one = await bring(store, State.DELAYED if how == "retried" else State.PENDING)

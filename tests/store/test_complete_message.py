@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mx_rmq.store.answers import Settled
+from mx_rmq.store.results import Settled
 from tests.lab.messages import TOPIC, leased, pending
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ReceiptContract, claims
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Settled
+from mx_rmq.store.results import Settled
 from mx_rmq.store.store import Store
 from tests.lab.archives import ARCHIVES, archived, contents, index, key_name
 from tests.lab.broken import assert_refused, vital
@@ -70,7 +70,7 @@ async def test_what_is_not_in_the_archive_is_not_discarded(
 
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
 async def test_only_archives_can_be_discarded_from(store: Store, state: State) -> None:
-    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
+    with pytest.raises(InvalidInput, match="has no archive; only dead"):
         await store.discard_message(TOPIC, state, "id", archived=1)
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import HandedBack, Leased
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.settings import Limits
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.results import HandedBack, Leased
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (

@@ -10,9 +10,10 @@ import pytest
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store import handling, operating
-from mx_rmq.store.answers import HandedBack, Placed, Retried, Settled
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.store import operator_calls as operating
+from mx_rmq.store import worker_calls as handling
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.results import HandedBack, Placed, RetryRequest, Settled
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
@@ -35,7 +36,7 @@ from tests.store.contracts import ONE_SERVER
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Expired, Leased
+    from mx_rmq.store.results import Expired, Leased
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -230,7 +231,7 @@ async def test_it_has_none_while_a_worker_holds_it_and_its_own_again_when_it_wai
     assert (await snapshot(raw, TOPIC)).expiries == {}
     back = [HandedBack(first.claim, Priority.LOW, message(first).expires_at)]
     assert await store.release_message(TOPIC, "w1", back) == [Settled.DONE]
-    again = Retried(second.claim, message(second).failed(FAILURE), 10)
+    again = RetryRequest(second.claim, message(second).failed(FAILURE), 10)
     assert await store.retry_message(TOPIC, "w1", [again]) == [Settled.DONE]
     assert (await snapshot(raw, TOPIC)).expiries == ends
     clock.advance(10)
@@ -331,7 +332,7 @@ async def test_a_message_that_waits_again_runs_once_while_its_old_place_is_there
     clock.advance(TTL)
     (one,) = (await expire(store)).messages
     if how == "retried":
-        again = Retried(one, message(one).revived(), 0)
+        again = RetryRequest(one, message(one).revived(), 0)
         assert await store.retry_message(TOPIC, "m1", [again]) == [Settled.DONE]
         await store.process_delay_message(TOPIC, count=9)
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.answers import Claim, Settled
+from mx_rmq.store.results import Claim, Settled
 from tests.lab.calls import resend_next
 from tests.lab.messages import LEASE, TOPIC, leased
 from tests.lab.snapshot import snapshot
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 

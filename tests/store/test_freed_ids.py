@@ -8,8 +8,10 @@ import pytest
 
 from mx_rmq.core.errors import ProduceUnknown
 from mx_rmq.core.message import State
-from mx_rmq.store import lane, operating
-from mx_rmq.store.answers import Placed, Settled
+from mx_rmq.store import lanes as lane
+from mx_rmq.store import operator_calls as operating
+from mx_rmq.store.results import Placed, Settled
+from tests.lab.archives import find_archived
 from tests.lab.calls import lose_next, resend_next
 from tests.lab.messages import TOPIC, Priority, bring, delayed, draft, pending, settle, take
 from tests.lab.snapshot import snapshot
@@ -36,7 +38,7 @@ async def remove(store: Store, state: State, id: str) -> None:
     if state in (State.PENDING, State.DELAYED):
         assert await store.cancel_message(TOPIC, id) is Settled.DONE
         return
-    found = await store.views.archived(TOPIC, state, id)
+    found = await find_archived(store, TOPIC, state, id)
     assert found is not None
     assert await store.discard_message(TOPIC, state, id, archived=found.at) is Settled.DONE
 
@@ -181,7 +183,7 @@ async def test_a_lane_is_replaced_so_that_its_ids_are_not_taken_for_ever(
     first, second = (*await pending(store), *await pending(store))
     assert lane.maker_of(first) == lane.maker_of(second)
     monkeypatch.setattr(lane, "LIFETIME", 0.0)
-    store._lanes = lane.Lanes()
+    store.lanes = lane.Lanes()
     third, *_ = await pending(store, 8)
     (fourth,) = await pending(store)
     assert lane.maker_of(third) != lane.maker_of(fourth)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
 from mx_rmq.core.text import MAX_ERROR_TEXT
-from mx_rmq.store.answers import Claim, Leased, Settled
-from mx_rmq.store.quarantine import Quarantined, read
-from tests.lab.archives import archive, archived, key_name
+from mx_rmq.settings import Limits
+from mx_rmq.store.quarantine import QuarantineReason, read
+from mx_rmq.store.results import Claim, Leased, Settled
+from tests.lab.archives import archive, archived, find_archived, key_name, list_archived
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import LEASE, TOPIC, bring, leased, message, settle, take
@@ -41,16 +41,18 @@ async def odd(store: Store, raw: Redis, data: bytes, id: bytes = b"odd") -> Leas
     return one
 
 
-async def quarantine(store: Store, one: Leased) -> Quarantined:
+async def quarantine(store: Store, one: Leased) -> QuarantineReason:
     """Do what a consumer does with bytes that it cannot read."""
     with pytest.raises(DecodeError) as caught:
         message(one)
-    error = Quarantined.of(id=one.id, topic=TOPIC, error=caught.value, data=one.record, worker="w1")
+    error = QuarantineReason.of(
+        id=one.id, topic=TOPIC, error=caught.value, data=one.record, worker="w1"
+    )
     assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
     return error
 
 
-async def only_entry(raw: Redis) -> tuple[Quarantined, bytes]:
+async def only_entry(raw: Redis) -> tuple[QuarantineReason, bytes]:
     after = await snapshot(raw, TOPIC)
     ((id, data),) = after.quarantined.items()
     assert after == Snapshot(
@@ -89,7 +91,7 @@ async def test_the_exact_bytes_are_kept_whatever_they_are(
     assert await only_entry(raw) == (error, data)
     assert (error.id, error.topic, error.worker) == ("odd", TOPIC, "w1")
     assert (error.error_type, error.length) == ("DecodeError", len(data))
-    entry = await store.views.archived(TOPIC, State.QUARANTINED, "odd")
+    entry = await find_archived(store, TOPIC, State.QUARANTINED, "odd")
     assert entry is not None
     assert entry.at == at
 
@@ -124,7 +126,7 @@ async def test_any_error_text_is_kept_and_does_not_touch_the_bytes(
     store: Store, raw: Redis, text: str, shown: str
 ) -> None:
     one = await odd(store, raw, b"bytes\n\xff")
-    error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError(text), data=one.record)
+    error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError(text), data=one.record)
     assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
     about, data = await only_entry(raw)
     assert (about.error_type, about.error) == ("ValueError", shown)
@@ -139,9 +141,9 @@ async def test_an_id_that_is_none_of_ours_is_quarantined_and_discarded_like_any_
 ) -> None:
     one = await odd(store, raw, b"bytes", id)
     await quarantine(store, one)
-    (entry,) = await store.views.archive(TOPIC, State.QUARANTINED)
+    (entry,) = await list_archived(store, TOPIC, State.QUARANTINED)
     assert entry.id.encode("utf-8", "surrogateescape") == id
-    assert await store.views.archived(TOPIC, State.QUARANTINED, entry.id) == entry
+    assert await find_archived(store, TOPIC, State.QUARANTINED, entry.id) == entry
     about, data = read(entry.data)
     assert about.id == entry.id.encode("utf-8", "backslashreplace").decode()
     assert data == b"bytes"
@@ -155,7 +157,7 @@ async def test_only_the_message_that_cannot_be_read_goes(
 ) -> None:
     first, one, last = await leased(store, 3)
     before = await snapshot(raw, TOPIC)
-    error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
+    error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
     assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
     assert await snapshot(raw, TOPIC) == replace(
         before,

@@ -11,9 +11,9 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import HandedBack, Retried, Settled
-from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import HandedBack, RetryRequest, Settled
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, draft, leased, pending, take
@@ -23,7 +23,7 @@ from tests.store.contracts import ONE_SERVER, foreign
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased, TakenOver
+    from mx_rmq.store.results import Leased, TakenMessage
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -32,12 +32,12 @@ RECOVERY = 2000
 
 async def take_over(
     store: Store, monitor: str = "m1", *, count: int = MAX_BATCH, recovery: int = RECOVERY
-) -> list[TakenOver]:
+) -> list[TakenMessage]:
     timed_out = await store.handle_timeout_message(TOPIC, monitor, count=count, recovery=recovery)
     return timed_out.messages
 
 
-def ids(messages: list[TakenOver] | list[Leased]) -> list[str]:
+def ids(messages: list[TakenMessage] | list[Leased]) -> list[str]:
     return [one.id for one in messages]
 
 
@@ -129,10 +129,12 @@ async def test_the_old_holder_is_shut_out(store: Store, raw: Redis, clock: Clock
     await take_over(store, "w1")  # the same process may be worker and monitor
     before = await snapshot(raw, TOPIC)
     record = codec.decode(old.record).failed(FAILURE)
-    why = Quarantined.of(id=old.id, topic=TOPIC, error=ValueError(), data=b"")
+    why = QuarantineReason.of(id=old.id, topic=TOPIC, error=ValueError(), data=b"")
     claim = old.claim
     assert await store.complete_message(TOPIC, "w1", [claim]) == [Settled.LOST]
-    assert await store.retry_message(TOPIC, "w1", [Retried(claim, record, 1)]) == [Settled.LOST]
+    assert await store.retry_message(TOPIC, "w1", [RetryRequest(claim, record, 1)]) == [
+        Settled.LOST
+    ]
     assert await store.release_message(TOPIC, "w1", [HandedBack(claim, Priority.LOW)]) == [
         Settled.LOST
     ]
@@ -151,7 +153,7 @@ async def test_the_monitor_decides_with_its_own_token(
     (one,) = await take_over(store)
     record = codec.decode_as(one.record, TOPIC, one.id).failed(FAILURE)
     if state is State.DELAYED:
-        answers = await store.retry_message(TOPIC, "m1", [Retried(one.claim, record, 5)])
+        answers = await store.retry_message(TOPIC, "m1", [RetryRequest(one.claim, record, 5)])
         assert answers == [Settled.DONE]
     else:
         assert await store.move_to_dlq(TOPIC, "m1", one.claim, record)
@@ -272,7 +274,7 @@ async def test_a_message_with_an_id_that_is_not_utf8_can_be_taken_over_and_settl
     clock.advance(LEASE)
     (one,) = await take_over(store)
     assert one.id == stuck.id
-    why = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError("bad id"), data=one.record)
+    why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("bad id"), data=one.record)
     assert await store.handle_parse_error(TOPIC, "m1", one.claim, why)
     assert list((await snapshot(raw, TOPIC)).quarantine) == [one.id]
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import QueueFull
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import HandedBack, Retried, Settled
-from mx_rmq.store.lane import Lanes
+from mx_rmq.settings import Limits
+from mx_rmq.store.lanes import Lanes
+from mx_rmq.store.results import HandedBack, RetryRequest, Settled
 from mx_rmq.store.script import load, names
 from tests.lab.calls import double_next
 from tests.lab.cases import CASES, WORKER, Case, Stage, die, set_aside
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
-    from mx_rmq.store.views import Archived
+    from tests.lab.archives import Archived
     from tests.lab.clock import Clock
     from tests.lab.servers import Kind
 
@@ -134,7 +134,7 @@ async def release(stage: Stage, taken: list[Leased]) -> list[Settled]:
 
 
 async def retry(stage: Stage, taken: list[Leased]) -> list[Settled]:
-    retries = [Retried(one.claim, codec.decode(one.record), 5) for one in taken]
+    retries = [RetryRequest(one.claim, codec.decode(one.record), 5) for one in taken]
     return await stage.store.retry_message(TOPIC, WORKER, retries)
 
 
@@ -224,7 +224,7 @@ async def test_a_late_copy_of_a_refused_call_changes_nothing(
     seeded = await refusal.seed(stage)
     copy = double_next(store)
     assert await refusal.act(stage, seeded) == refusal.refused
-    store._lanes = Lanes()  # what follows is another client's doing
+    store.lanes = Lanes()  # what follows is another client's doing
     await refusal.then(stage, seeded)
     before = await snapshot(raw, TOPIC), await told(raw, TOPIC)
     await copy.arrive(clock.now)
@@ -257,7 +257,7 @@ async def test_a_late_copy_of_a_call_that_was_done_changes_nothing(
     await store.register(TOPIC)
     copy = double_next(store)
     assert await case.act(store, TOPIC, seeded) == case.done
-    store._lanes = Lanes()  # what follows is another client's doing
+    store.lanes = Lanes()  # what follows is another client's doing
     clock.advance(LEASE + 1)
     await store.produce_normal_message(TOPIC, [draft(id=id) for id in "xyz"])
     await store.dispatch_message(TOPIC, WORKER, count=9, lease=LEASE)

@@ -14,11 +14,11 @@ from redis.asyncio import Redis
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import OutcomeUnknown, ProduceUnknown, ServerUnavailable
-from mx_rmq.store import lane
+from mx_rmq.net.caller import RECEIPT_MS
+from mx_rmq.store import lanes as lane
 from mx_rmq.store import store as store_module
-from mx_rmq.store.answers import Placed, Retried, Settled
-from mx_rmq.store.call import RECEIPT_MS
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.results import Placed, RetryRequest, Settled
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import PATIENCE, Store
 from tests.conftest import assert_clean
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from pathlib import Path
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
 
     class OpenScene(Protocol):
         async def __call__(self, patience: float = ..., on: Server = ...) -> Scene: ...
@@ -298,7 +298,7 @@ async def test_a_retry_repeated_after_the_next_dispatch_leaves_the_new_lease_alo
     scene.proxy.cut_reply(then=redeliver)
     message = codec.decode(one.record).failed(FAILURE)
     (settled,) = await scene.through.retry_message(
-        TOPIC, WORKER, [Retried(one.claim, message, DELAY)]
+        TOPIC, WORKER, [RetryRequest(one.claim, message, DELAY)]
     )
 
     found = await scene.snapshot

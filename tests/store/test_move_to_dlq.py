@@ -12,7 +12,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Claim, Settled
+from mx_rmq.store.results import Claim, Settled
 from tests.lab.archives import archive, archived, key_name
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
@@ -174,7 +174,7 @@ async def test_what_is_buried_under_an_id_is_that_message(store: Store, raw: Red
     await raw.lpush(keys.pending, b"\xff\xfe")
     (odd,) = await take(store)
     before = await snapshot(raw, TOPIC)
-    with pytest.raises(InvalidInput, match="the record is of message"):
+    with pytest.raises(InvalidInput, match="the record belongs to message"):
         await store.move_to_dlq(TOPIC, "w1", odd.claim, message(one))
     with pytest.raises(InvalidInput, match="has no JSON form"):
         await store.move_to_dlq(TOPIC, "w1", odd.claim, renamed(message(one), odd.id))

@@ -10,7 +10,7 @@ import pytest
 
 from mx_rmq.core.errors import MissingRights, NewerLayout, UnsafeServer
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Retried, Settled
+from mx_rmq.store.results import RetryRequest, Settled
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
 from tests.lab.archives import archived
@@ -147,7 +147,7 @@ async def live(store: Store, clock: Clock) -> None:
     first, second = await leased(store, 2)
     await store.extend_lease(TOPIC, "w1", [first.claim], lease=1000)
     assert await store.retry_message(
-        TOPIC, "w1", [Retried(first.claim, message(first).failed(FAILURE), 10)]
+        TOPIC, "w1", [RetryRequest(first.claim, message(first).failed(FAILURE), 10)]
     ) == [Settled.DONE]
     assert await store.get_next_delay_task(TOPIC) == 10
     clock.advance(10)

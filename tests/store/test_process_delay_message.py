@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.store.arguments import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import TOPIC, Priority, delayed, draft, drafts, pending, take

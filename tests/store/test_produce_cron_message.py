@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, PayloadTooLarge
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Placed, Ticked
+from mx_rmq.settings import Limits
+from mx_rmq.store.results import Placed, Ticked
 from mx_rmq.store.store import Store
 from tests.lab.broken import assert_refused
 from tests.lab.calls import lose_next, resend_next
@@ -262,9 +262,9 @@ async def test_a_tick_keeps_all_its_digits(store: Store, clock: Clock, tick: int
 async def test_a_draft_that_cannot_be_a_ticks_message_is_refused(
     store: Store, raw: Redis, clock: Clock
 ) -> None:
-    for bad in (draft(delay=1), draft(at=1), draft(id="a:b")):
+    for bad in ({"delay": 1}, {"at": 1}, {"id": "a:b"}):
         with pytest.raises(InvalidInput):
-            await store.produce_cron_message(TOPIC, clock.now, bad)
+            await store.produce_cron_message(TOPIC, clock.now, draft(**bad))
     with pytest.raises(InvalidInput, match="is not JSON"):
         await store.produce_cron_message(TOPIC, clock.now, store.draft(msgspec.Raw(b"{broken")))
     store.limits = Limits(max_payload=10)

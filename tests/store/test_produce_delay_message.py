@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.answers import Placed
+from mx_rmq.store.results import Placed
 from tests.lab.messages import TOPIC, Priority, delayed, draft
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ONE_SERVER, ProduceContract, placed
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.core.message import Draft
-    from mx_rmq.store.answers import Produced
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.results import Produced
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 class TestProduceDelayMessage(ProduceContract):
     name = "produce_delay_message"
 
-    def given(self, new: Sequence[Draft]) -> Sequence[Draft]:
+    def given(self, new: Sequence[Message]) -> Sequence[Message]:
         return [msgspec.structs.replace(one, delay=1000 + number) for number, one in enumerate(new)]
 
-    async def produce(self, store: Store, new: Sequence[Draft]) -> list[Produced]:
+    async def produce(self, store: Store, new: Sequence[Message]) -> list[Produced]:
         return await store.produce_delay_message(TOPIC, self.given(new))
 
     def waiting(self, found: Snapshot) -> list[str]:

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.config import Limits
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.answers import Placed
-from tests.lab.messages import TOPIC, Priority, draft, drafts, pending
+from mx_rmq.settings import Limits
+from mx_rmq.store.results import Placed
+from tests.lab.messages import TOPIC, Priority, draft, drafts, pending, renamed
 from tests.lab.snapshot import Snapshot, snapshot
 from tests.store.contracts import ProduceContract, placed
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.core.message import Draft
-    from mx_rmq.store.answers import Produced
+    from mx_rmq.core.message import Message
+    from mx_rmq.store.results import Produced
     from mx_rmq.store.store import Store
 
 
 class TestProduceNormalMessage(ProduceContract):
     name = "produce_normal_message"
 
-    async def produce(self, store: Store, new: Sequence[Draft]) -> list[Produced]:
+    async def produce(self, store: Store, new: Sequence[Message]) -> list[Produced]:
         return await store.produce_normal_message(TOPIC, new)
 
     def waiting(self, found: Snapshot) -> list[str]:
@@ -128,5 +128,5 @@ async def test_what_is_sent_of_a_message(
     one = draft({"a": 1}, id=own, priority=priority, ttl=ttl)
     call = store.prepare("produce_normal_message", TOPIC, [one])
     (id,) = call.ids
-    assert call.items == [id, how, codec.encode(one.message(TOPIC, id)).removeprefix(b"{")]
+    assert call.items == [id, how, codec.encode(renamed(one, id)).removeprefix(b"{")]
     await store.produce(call)

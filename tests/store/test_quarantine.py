@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.text import MAX_ERROR_TEXT
-from mx_rmq.store.quarantine import Quarantined, read
+from mx_rmq.store.quarantine import QuarantineReason, read
 
 any_text = st.text(st.characters(exclude_categories=()), max_size=100)
 
 
 @given(any_text, any_text, st.binary(max_size=1000))
 def test_any_error_over_any_bytes_comes_back_exactly(id: str, text: str, data: bytes) -> None:
-    about = Quarantined.of(id=id, topic="orders", error=ValueError(text), data=data, worker="w1")
+    about = QuarantineReason.of(
+        id=id, topic="orders", error=ValueError(text), data=data, worker="w1"
+    )
     line = about.line()
     assert b"\n" not in line
     assert read(line + b"\n" + data) == (about, data)
@@ -25,21 +27,21 @@ def test_any_error_over_any_bytes_comes_back_exactly(id: str, text: str, data: b
 
 @pytest.mark.parametrize("text", ["plain", "ünï\n\0\"'\\", "x" * MAX_ERROR_TEXT, ""])
 def test_what_utf8_can_hold_is_kept_as_it_is(text: str) -> None:
-    about = Quarantined.of(id=text, topic="orders", error=KeyError(), data=b"")
+    about = QuarantineReason.of(id=text, topic="orders", error=KeyError(), data=b"")
     assert about.id == text
-    about = Quarantined.of(id="id", topic="orders", error=RuntimeError(text), data=b"")
+    about = QuarantineReason.of(id="id", topic="orders", error=RuntimeError(text), data=b"")
     assert about.error == text
 
 
 def test_bytes_of_an_id_that_are_not_utf8_are_shown_by_their_numbers() -> None:
     id = b"a\xff".decode("utf-8", "surrogateescape")
-    about = Quarantined.of(id=id, topic="orders", error=ValueError("lone \ud800"), data=b"")
+    about = QuarantineReason.of(id=id, topic="orders", error=ValueError("lone \ud800"), data=b"")
     assert (about.id, about.error) == ("a\\udcff", "lone \\ud800")
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "\0", "\ud800"])
 def test_a_long_text_is_cut_by_characters(letter: str) -> None:
-    about = Quarantined.of(id="id", topic="t", error=ValueError(letter * 9999), data=b"")
+    about = QuarantineReason.of(id="id", topic="t", error=ValueError(letter * 9999), data=b"")
     assert len(about.error) <= MAX_ERROR_TEXT
     assert about.error.endswith("…")
 
@@ -56,7 +58,7 @@ def test_a_long_text_is_cut_by_characters(letter: str) -> None:
         b"{}\nbytes",
         b'{"id":1,"topic":"t","error_type":"E","error":"e","length":0}\nbytes',
         b"[" * 100_000 + b"\nbytes",
-        Quarantined.of(id="id", topic="t", error=ValueError("no"), data=b"").line(),
+        QuarantineReason.of(id="id", topic="t", error=ValueError("no"), data=b"").line(),
     ],
     ids=lambda data: repr(data[:20]),
 )
@@ -68,7 +70,7 @@ def test_what_is_not_such_a_line_is_an_error_that_keeps_the_bytes(data: bytes) -
 
 def test_a_line_of_a_later_release_can_be_read() -> None:
     line = msgspec.json.decode(
-        Quarantined(id="id", topic="t", error_type="E", error="e", length=1).line()
+        QuarantineReason(id="id", topic="t", error_type="E", error="e", length=1).line()
     )
     about, data = read(msgspec.json.encode({**line, "new": [1]}) + b"\n\xff")
     assert (about.id, data) == ("id", b"\xff")

@@ -9,9 +9,9 @@ import pytest
 from mx_rmq.core.errors import InvalidInput, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.store.audit import Places
+from mx_rmq.store.reads import Counts
 from mx_rmq.store.script import load
-from mx_rmq.store.views import Archived, Counts
-from tests.lab.archives import ARCHIVES, archived
+from tests.lab.archives import ARCHIVES, Archived, archived, find_archived, list_archived
 from tests.lab.broken import assert_refused, broken, vital
 from tests.lab.messages import TOPIC, Priority, bring, delayed, leased, pending
 from tests.lab.snapshot import snapshot
@@ -28,7 +28,7 @@ NOWHERE = Places(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 async def inspect(store: Store, *ids: str | bytes, walk: bool = True) -> list[Places]:
     """Ask where messages stand."""
     keys = store.keys.of(TOPIC)
-    reply = await store._run("inspect_message", keys, {"walk": int(walk)}, ids)
+    reply = await store.run("inspect_message", keys, {"walk": int(walk)}, ids)
     return [Places(*(code - ord("0") for code in counts)) for counts in reply]
 
 
@@ -38,7 +38,7 @@ async def scan(store: Store, key: str, step: int) -> list[list[bytes]]:
     cursor, steps = b"0", []
     while True:
         args = script.arguments({"cursor": cursor, "step": step})
-        cursor, *fields = await store._caller.run(script, [key], args)
+        cursor, *fields = await store.caller.run(script, [key], args)
         steps.append(fields)
         if cursor == b"0":
             return steps
@@ -141,14 +141,14 @@ async def test_fields_are_weighed_whatever_they_are_called(store: Store, raw: Re
         ([], []),
     ):
         args = script.arguments({}, asked)
-        assert await store._caller.run(script, [key], args) == weights
+        assert await store.caller.run(script, [key], args) == weights
 
 
 async def test_weigh_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> None:
     key, script = store.keys.of(TOPIC).payload, load("weigh_fields")
     async with broken(raw, key):
         with pytest.raises(WrongType, match=rf"weigh_fields: key {key} holds a set, not a hash"):
-            await store._caller.run(script, [key], script.arguments({}, [b"a"]))
+            await store.caller.run(script, [key], script.arguments({}, [b"a"]))
 
 
 # count_messages
@@ -235,17 +235,17 @@ async def test_the_record_of_a_live_message_can_be_read(store: Store) -> None:
 async def test_an_archive_is_read_in_pages_newest_first(
     store: Store, raw: Redis, clock: Clock, state: State
 ) -> None:
-    assert await store.views.archive(TOPIC, state) == []
+    assert await list_archived(store, TOPIC, state) == []
     began = clock.now
     ids = await archived(store, state, 7, clock=clock)
     found = await snapshot(raw, TOPIC)
     kept = found.dead_letters if state is State.DEAD else found.quarantined
     whole = [Archived(id, began + at, kept[id]) for at, id in enumerate(ids, 1)][::-1]
-    assert await store.views.archive(TOPIC, state) == whole
-    pages = [await store.views.archive(TOPIC, state, start=at, count=3) for at in (0, 3, 6, 9)]
+    assert await list_archived(store, TOPIC, state) == whole
+    pages = [await list_archived(store, TOPIC, state, start=at, count=3) for at in (0, 3, 6, 9)]
     assert pages == [whole[:3], whole[3:6], whole[6:], []]
-    assert await store.views.archived(TOPIC, state, ids[0]) == whole[-1]
-    assert await store.views.archived(TOPIC, state, "unknown") is None
+    assert await find_archived(store, TOPIC, state, ids[0]) == whole[-1]
+    assert await find_archived(store, TOPIC, state, "unknown") is None
 
 
 @pytest.mark.corrupts
@@ -256,13 +256,11 @@ async def test_an_entry_whose_bytes_are_gone_is_not_shown(
     gone, stays = await archived(store, state, 2)
     _, payload = store.keys.of(TOPIC).archive_of(state)
     await raw.hdel(payload, gone)
-    assert [entry.id for entry in await store.views.archive(TOPIC, state)] == [stays]
-    assert await store.views.archived(TOPIC, state, gone) is None
+    assert [entry.id for entry in await list_archived(store, TOPIC, state)] == [stays]
+    assert await find_archived(store, TOPIC, state, gone) is None
 
 
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
-async def test_only_archives_can_be_paged_through(store: Store, state: State) -> None:
-    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
-        await store.views.archive(TOPIC, state)
-    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
-        await store.views.archived(TOPIC, state, "id")
+async def test_only_archives_can_be_searched_for_an_id(store: Store, state: State) -> None:
+    with pytest.raises(InvalidInput, match="has no archive; only dead"):
+        await find_archived(store, TOPIC, state, "id")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mx_rmq.store.answers import HandedBack, Settled
+from mx_rmq.store.results import HandedBack, Settled
 from tests.lab.messages import TOPIC, Priority, draft, leased, pending, take
 from tests.lab.snapshot import snapshot
 from tests.store.contracts import ReceiptContract
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
 
 

@@ -13,7 +13,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.message import State
 from tests.lab.broken import broken
 from tests.lab.crew import until
-from tests.lab.messages import TOPIC, Priority, delayed, draft, leased, pending, take
+from tests.lab.messages import TOPIC, Priority, delayed, draft, leased, pending, renamed, take
 from tests.lab.servers import Kind, chosen
 from tests.lab.snapshot import snapshot
 from tests.store.test_audit import BREAKS, Ids, one_of_each
@@ -224,7 +224,7 @@ async def test_a_repair_beside_live_traffic_repairs_only_what_is_wrong(
             keys, repairs = mq.store.keys.of(TOPIC), []
             for number in range(30):
                 await other.produce_many(TOPIC, [f"{number}-{n}" for n in range(20)])
-                record = codec.encode(draft(f"stray-{number}").message(TOPIC, f"s{number}"))
+                record = codec.encode(renamed(draft(f"stray-{number}"), f"s{number}"))
                 await raw.hset(keys.payload, f"s{number}", record)
                 if number % 5 == 4:
                     repairs += await other.admin.repair(TOPIC)

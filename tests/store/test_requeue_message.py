@@ -13,10 +13,10 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.answers import Settled
 from mx_rmq.store.quarantine import read
+from mx_rmq.store.results import Settled
 from mx_rmq.store.store import Store
-from tests.lab.archives import ARCHIVES, archived, contents, index, key_name
+from tests.lab.archives import ARCHIVES, archived, contents, find_archived, index, key_name
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
@@ -28,6 +28,7 @@ from tests.lab.messages import (
     leased,
     message,
     pending,
+    renamed,
     settle,
     take,
 )
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.message import Message
-    from mx_rmq.store.views import Archived
+    from tests.lab.archives import Archived
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -45,7 +46,7 @@ every_archive = pytest.mark.parametrize("state", ARCHIVES)
 
 
 async def entry_of(store: Store, state: State, id: str) -> Archived:
-    entry = await store.views.archived(TOPIC, state, id)
+    entry = await find_archived(store, TOPIC, state, id)
     assert entry is not None
     return entry
 
@@ -125,7 +126,7 @@ async def test_quarantined_bytes_that_are_none_are_replaced_by_the_operators_mes
     (one,) = await take(store)
     await settle(store, one, State.QUARANTINED)
     entry = await entry_of(store, State.QUARANTINED, id)
-    mended = draft("mended", priority=Priority.HIGH, at=1).message(TOPIC, id)
+    mended = renamed(draft("mended", priority=Priority.HIGH, at=1), id)
     assert await store.requeue_message(
         TOPIC, State.QUARANTINED, id, archived=entry.at, message=mended
     )
@@ -199,7 +200,7 @@ async def test_what_is_not_in_the_archive_is_not_requeued(
         named = msgspec.structs.replace(message(one), topic=topic, id=id)
         done = await store.requeue_message(topic, state, id, archived=clock.now, message=named)
         assert done is Settled.LOST
-        with pytest.raises(InvalidInput, match="the record is of message 'another' of topic"):
+        with pytest.raises(InvalidInput, match="the record belongs to message 'another' of topic"):
             await store.requeue_message(
                 topic,
                 state,

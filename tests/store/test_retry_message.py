@@ -9,8 +9,8 @@ import pytest
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.answers import Retried, Settled
-from mx_rmq.store.quarantine import Quarantined
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import RetryRequest, Settled
 from tests.lab.messages import (
     FAILURE,
     TOPIC,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
 
-def again(one: Leased, delay: int = 1000) -> Retried:
+def again(one: Leased, delay: int = 1000) -> RetryRequest:
     message = renamed(codec.decode(one.record), one.id)
-    return Retried(one.claim, message.failed(FAILURE), delay)
+    return RetryRequest(one.claim, message.failed(FAILURE), delay)
 
 
 class TestRetryMessage(ReceiptContract):
@@ -55,11 +55,11 @@ class TestRetryMessage(ReceiptContract):
         one = await foreign(store, raw, b"\xff\x00\xfe")
         with pytest.raises(InvalidInput, match="has no JSON form"):
             await self.settle(store, [one])
-        with pytest.raises(InvalidInput, match="the record is of message"):
+        with pytest.raises(InvalidInput, match="the record belongs to message"):
             await store.retry_message(
-                TOPIC, "w1", [Retried(one.claim, codec.decode(one.record), 1)]
+                TOPIC, "w1", [RetryRequest(one.claim, codec.decode(one.record), 1)]
             )
-        error = Quarantined.of(id=one.id, topic=TOPIC, error=ValueError(), data=one.record)
+        error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError(), data=one.record)
         assert await store.handle_parse_error(TOPIC, "w1", one.claim, error)
 
 

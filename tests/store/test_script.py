@@ -1,4 +1,4 @@
-"""The loader: a script's signature is read from its own first lines."""
+"""The loader composes a script from its file and shared blocks, and reads its signature."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.net.caller import Caller
+from mx_rmq.net.url import connect
 from mx_rmq.store import script as loader
 from mx_rmq.store.keys import Keys
-from mx_rmq.store.script import Script, load, names
-from mx_rmq.store.transitions import Transitions
+from mx_rmq.store.script import Script, load, names, parse_block
+from mx_rmq.store.store import Store
+from tests.lab.lua_blocks import with_block
 from tests.store.contracts import ONE_SERVER
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store.store import Store
+    from tests.lab.servers import Server
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "src/mx_rmq/store/lua").glob("*.lua"))
+LUA = ROOT / "src/mx_rmq/store/lua"
+FILES = sorted(LUA.glob("*.lua"))
 
 SOURCE = """\
 -- example: pending -> processing
@@ -50,9 +55,16 @@ def test_the_signature_is_read_from_the_source() -> None:
     assert script.types == ("HASH", "LIST", "STRING")
     assert script.args == ("now_ms", "call")
     assert script.each == ("id", "token", "record")
-    assert not script.repeated
     assert script.commands == {"HSET", "LLEN", "GET"}
     assert script.sha == hashlib.sha1(SOURCE.encode()).hexdigest()
+
+
+def test_keys_of_one_type_may_share_a_line() -> None:
+    source = "local high, low = KEYS[1], KEYS[2] -- LIST  ids\n"
+    script = Script.parse("example", source)
+    assert (script.keys, script.types) == (("high", "low"), ("LIST", "LIST"))
+    with pytest.raises(ValueError, match=r"KEYS are numbered \[1, 3\]"):
+        Script.parse("example", source.replace("KEYS[2]", "KEYS[3]"))
 
 
 def test_a_script_may_take_nothing() -> None:
@@ -82,8 +94,7 @@ def test_a_gap_or_a_wrong_order_is_refused(there: str, instead: str, message: st
 
 def test_keys_may_be_repeated_for_each_of_many_topics() -> None:
     keys, sign, rest = SOURCE.partition("\nlocal now_ms")
-    assert Script.parse("example", f"{keys}local stride = 3 -- keys per topic{sign}{rest}").repeated
-    assert {name for name in names() if load(name).repeated} == {"survey_topics"}
+    Script.parse("example", f"{keys}local stride = 3 -- keys per topic{sign}{rest}")
     with pytest.raises(ValueError, match=r"example.lua: stride = 2, but there are 3 keys"):
         Script.parse("example", f"{keys}local stride = 2 -- keys per topic{sign}{rest}")
 
@@ -113,6 +124,96 @@ def test_an_item_with_too_few_or_too_many_values_is_refused(item: tuple[Any, ...
 def test_a_script_without_items_refuses_one() -> None:
     with pytest.raises(TypeError):
         load("pause_topic").arguments({}, ["a"])
+
+
+# composition
+
+USER = """\
+-- example: pending -> processing
+local list = KEYS[1] -- LIST  ids
+
+local id = ARGV[1] -- the message
+
+-- use: size
+if size > 0 then
+  -- use: push
+  return redis.call('LLEN', id)
+end
+return 0
+"""
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> Script:
+    with_block(
+        monkeypatch,
+        "size",
+        "-- size: x\n-- needs: list\n-- defines: size\n\nlocal size = redis.call('LLEN', list)\n",
+    )
+    with_block(
+        monkeypatch,
+        "push",
+        "-- push: x\n-- needs: id, list\n\nif #id > 0 then\n  redis.call('RPUSH', list, id)\nend\n",
+    )
+    return Script.parse("example", USER)
+
+
+def test_a_use_stands_for_a_block_with_its_own_indentation(composed: Script) -> None:
+    assert "-- use:" not in composed.source
+    assert "-- needs:" not in composed.source
+    assert "\nlocal size = redis.call('LLEN', list)\n" in composed.source
+    assert "\n  if #id > 0 then\n    redis.call('RPUSH', list, id)\n  end\n" in composed.source
+    assert composed.commands == {"LLEN", "RPUSH"}
+    assert composed.sha == hashlib.sha1(composed.source.encode()).hexdigest()
+
+
+def test_every_line_knows_its_file_and_number(composed: Script) -> None:
+    assert [line.text for line in composed.lines] == composed.source.splitlines()
+    places = {line.text.strip(): line.place for line in composed.lines}
+    assert places["local id = ARGV[1] -- the message"] == "example.lua:4"
+    assert places["local size = redis.call('LLEN', list)"] == "shared/size.lua:5"
+    assert places["redis.call('RPUSH', list, id)"] == "shared/push.lua:5"
+    assert places["return 0"] == "example.lua:11"
+
+
+def test_a_block_cannot_use_a_block() -> None:
+    with pytest.raises(ValueError, match=r"shared/x.lua:2: a block cannot use a block"):
+        parse_block("x", "-- needs: a\n  -- use: clock\n")
+
+
+def test_a_block_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(FileNotFoundError):
+        Script.parse("example", "-- use: no_such_block\n")
+
+
+@pytest.mark.parametrize("words", ["@user_script:{}: Wrong", "f_1: @user_script: {}: Wrong"])
+def test_an_error_names_the_file_and_the_line_that_we_wrote(composed: Script, words: str) -> None:
+    at = [line.text.strip() for line in composed.lines].index("redis.call('RPUSH', list, id)") + 1
+    told = composed.place_lines(f"ERR {words.format(at)} (user_script:{at}, user_script:999)")
+    assert told.count("shared/push.lua:5") == 2
+    assert "user_script:999" in told
+    assert composed.call_at(words.format(at), ["mx:{t}:pending"]) == "RPUSH mx:{t}:pending"
+    assert composed.call_at(words.format(1), ["mx:{t}:pending"]) is None
+    assert composed.call_at("ERR", ["mx:{t}:pending"]) is None
+
+
+async def test_a_server_that_fails_in_a_block_is_quoted_with_the_blocks_line(
+    store: Store, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_block(monkeypatch, "broken", "-- broken: x\n-- needs: id\n\nlocal sum = id + {}\n")
+    head, _, _ = USER.partition("-- use:")
+    script = Script.parse("example", f"{head}redis.call('LLEN', list)\n-- use: broken\n")
+    servers = await connect(server.url)
+    with pytest.raises(ScriptFailed, match=r"^example: .*shared/broken\.lua:4: .*arithmetic"):
+        await Caller(servers, patience=10.0).run(script, ["l"], ["x"])
+    await servers.close()
+
+
+def test_composition_is_deterministic() -> None:
+    for name in names():
+        source = (LUA / f"{name}.lua").read_text()
+        assert Script.parse(name, source) == load(name)
+        assert "-- use:" not in load(name).source
 
 
 # the scripts that are there
@@ -149,7 +250,7 @@ def test_every_key_of_a_script_is_a_topics_key_of_that_type() -> None:
 def test_every_transition_has_a_method_of_the_same_name() -> None:
     reads = {"inspect_message", "scan_fields", "count_messages", "find_history"}
     reads |= {"weigh_fields", "weigh_hash"}
-    assert {name for name in names() if not hasattr(Transitions, name)} == {"preflight", *reads}
+    assert {name for name in names() if not hasattr(Store, name)} == {"preflight", *reads}
 
 
 @ONE_SERVER
@@ -182,7 +283,9 @@ def test_the_wheel_carries_every_script_and_can_load_them(tmp_path: Path) -> Non
     built = wheel(tmp_path)
     with zipfile.ZipFile(built) as archive:
         held = set(archive.namelist())
-    assert {f"mx_rmq/store/lua/{file.name}" for file in FILES} <= held
+    files = {file.relative_to(LUA) for file in LUA.rglob("*.lua")}
+    assert len(files) > len(FILES)
+    assert {f"mx_rmq/store/lua/{file}" for file in files} <= held
     assert "mx_rmq/py.typed" in held
     program = (
         "from mx_rmq.store import script\n"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.store.answers import Survey, Surveyed
+from mx_rmq.store.results import Survey, Surveyed
 from mx_rmq.store.store import Store
 from tests.lab.broken import broken, key_named
 from tests.lab.calls import resend_next

@@ -113,7 +113,7 @@ async def test_a_paused_topic_is_trimmed_and_its_live_messages_stay(
 
 @pytest.mark.parametrize("state", [State.PENDING, State.DELAYED, State.PROCESSING])
 async def test_only_archives_are_trimmed(store: Store, state: State) -> None:
-    with pytest.raises(InvalidInput, match="has no archive; dead and quarantined have"):
+    with pytest.raises(InvalidInput, match="has no archive; only dead"):
         await store.trim_archive(TOPIC, state)
 
 

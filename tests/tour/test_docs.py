@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tour.pages import PAGES, ROOT
-from tests.tour.walk import Block, blocks_of, fits
+from tests.tour.walk import Block, blocks_of, fits, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,10 +53,32 @@ def test_an_example_runs_as_printed(code: str, text: str | None, short_path: Pat
         assert fits(ended.stdout, text), ended.stdout
 
 
-def test_the_readme_has_exactly_two_commands() -> None:
+def readme_commands() -> list[str]:
     shell = [block.text for block in blocks_of(ROOT / "README.md") if block.language == "sh"]
-    commands = [line.split("#")[0].strip() for text in shell for line in text.splitlines()]
-    assert commands == ["make demo", "make test"]
+    return [line.split("  #")[0].strip() for text in shell for line in text.splitlines()]
+
+
+def test_the_readme_has_exactly_two_commands_for_a_clone() -> None:
+    makes = [command for command in readme_commands() if command.startswith("make ")]
+    assert makes == ["make demo", "make test"]
+
+
+@pytest.mark.timeout(120)
+def test_the_three_commands_of_the_readme_work_together(short_path: Path) -> None:
+    server, worker, produce = [
+        command for command in readme_commands() if command.startswith("mx-rmq ")
+    ]
+    (program, *_) = [
+        block.text for block in blocks_of(ROOT / "README.md") if "shop.py" in block.text
+    ]
+    page = short_path / "quick-start.md"
+    page.write_text(
+        f"```python\n{program}```\n"
+        f"```sh\n{server} &\n```\n```text background\na server runs…\n…\n  unix:…\n```\n"
+        f"```sh\n{worker} &\n```\n```text background\n…serves order.created…\n```\n"
+        f"```sh\n{produce}\n```\n```text background\nshipping 44\n```\n"
+    )
+    walk(page, short_path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -66,6 +88,16 @@ def test_every_link_and_every_named_file_exists(page: Path) -> None:
         assert (page.parent / link).exists(), link
     for name in re.findall(r"`((?:tests|src|docs|bench)/[\w./]+)`", text):
         assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(\w+/[\w./]+\.(?:py|lua|html|js))`", text):  # also `store/keys.py`
+        folders = (ROOT, ROOT / "src/mx_rmq", ROOT / "src/mx_rmq/store", page.parent)
+        assert any((folder / name).exists() for folder in folders), name
+
+
+def test_every_module_that_the_table_of_layers_names_exists() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    for folder, row in re.findall(r"^\| `(\w+)/` \|(.*)", page, re.MULTILINE):
+        for name in re.findall(r"`([a-z_]+)`", row):
+            assert (ROOT / "src/mx_rmq" / folder / f"{name}.py").exists(), f"{folder}/{name}.py"
 
 
 def test_no_file_names_a_registry() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
@@ -26,12 +26,14 @@ from mx_rmq.admin import (
     Stats,
     WorkerView,
 )
+from mx_rmq.cli import COMMANDS as NAMES
 from mx_rmq.cli import main
-from mx_rmq.core.config import VARIABLE, QueueSettings, WorkerSettings
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.events import Event
 from mx_rmq.core.message import Priority, State
+from mx_rmq.core.outgoing import ProduceOptions
 from mx_rmq.core.retry import ByError, Delays, Exponential
+from mx_rmq.settings import VARIABLE, QueueSettings, WorkerSettings
 from mx_rmq.sync import SyncQueue
 from mx_rmq.worker import Drained
 from tests.tour.pages import DOCS
@@ -44,9 +46,15 @@ PAGE: Final = FENCE.sub("", (DOCS / "reference.md").read_text())
 CODE: Final = re.compile(r"`([^`]+)`")
 REQUIRED: Final = object()
 SHARED: Final = ("--url", "--prefix", "--patience", "--json")
-COMMANDS: Final = sorted(main.commands)
+COMMANDS: Final = sorted(NAMES)
 
 Table = list[list[str]]
+
+
+def command_of(name: str) -> click.Command:
+    found = main.get_command(click.Context(main), name)
+    assert found is not None
+    return found
 
 
 def section(title: str) -> str:
@@ -94,11 +102,16 @@ def defaults(table: Table) -> dict[str, Any]:
 def parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the parameters of a method and their defaults."""
     found = inspect.signature(function).parameters.values()
-    return {
+    named = {
         one.name: REQUIRED if one.default is one.empty else one.default
         for one in found
-        if one.name != "self"
+        if one.name != "self" and one.kind is not one.VAR_KEYWORD
     }
+    if "Unpack[ProduceOptions]" not in {one.annotation for one in found}:
+        return named
+    options = ProduceOptions.__annotations__
+    preset = {one.name: one.default for one in fields(Outgoing) if one.default is not MISSING}
+    return named | {name: preset.get(name) for name in options}
 
 
 def public(kind: type) -> set[str]:
@@ -259,7 +272,7 @@ def test_every_command_is_there() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_argument_of_a_command_is_there(name: str) -> None:
-    command = main.commands[name]
+    command = command_of(name)
     context = click.Context(command)
     wanted = [
         one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)
@@ -271,7 +284,7 @@ def test_every_argument_of_a_command_is_there(name: str) -> None:
 def test_every_option_of_a_command_is_there_with_its_default(name: str) -> None:
     found = tables(f"mx-rmq {name}")
     stated = {code(row[0]): row[1] for row in found[0]} if found else {}
-    command = main.commands[name]
+    command = command_of(name)
     options = {
         one.opts[0]: one
         for one in command.params
@@ -297,7 +310,7 @@ def test_the_shared_options_are_shared() -> None:
     assert tuple(code(row[0]) for row in tables("Shared options")[0]) == SHARED
     apart = {"completion", "dashboard", "worker", "server", "demo"}
     for name in set(COMMANDS) - apart:
-        assert set(SHARED) <= {opt for one in main.commands[name].params for opt in one.opts}, name
+        assert set(SHARED) <= {opt for one in command_of(name).params for opt in one.opts}, name
 
 
 # everything

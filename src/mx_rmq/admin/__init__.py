@@ -4,8 +4,7 @@ from mx_rmq.admin.admin import ARCHIVES, WAITING, Admin
 from mx_rmq.admin.bulk import Progress
 from mx_rmq.admin.filter import Filter
 from mx_rmq.admin.history import Happening, What
-from mx_rmq.admin.rates import Rates, Totals
-from mx_rmq.admin.view import (
+from mx_rmq.admin.models import (
     Cancelled,
     Doing,
     FailureView,
@@ -15,7 +14,9 @@ from mx_rmq.admin.view import (
     Stats,
     WorkerView,
 )
-from mx_rmq.store.views import ServerView
+from mx_rmq.admin.overview import Overview
+from mx_rmq.admin.rates import Rates, Totals
+from mx_rmq.store.reads import ServerView
 
 __all__ = [
     "ARCHIVES",
@@ -27,6 +28,7 @@ __all__ = [
     "Filter",
     "Happening",
     "MessageView",
+    "Overview",
     "Page",
     "Progress",
     "Rates",

@@ -1,6 +1,6 @@
-"""Looking into a queue and putting it right: `mq.admin`.
+"""`mq.admin`: what operators read and change in a queue.
 
-The command line and the dashboard use nothing else. A topic of several partitions is one topic
+The command line and the dashboard use nothing else. A topic with several partitions is one topic
 here. Times are seconds: since 1970 where they name an instant, and always the server's.
 """
 
@@ -12,14 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.bulk import Bulk, Scope
+from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
-from mx_rmq.admin.paging import turn_page
-from mx_rmq.admin.rates import rates, totals
-from mx_rmq.admin.revive import edited, revived
-from mx_rmq.admin.search import LOOK, search_page
-from mx_rmq.admin.spread import ask_all, ask_for
-from mx_rmq.admin.view import (
+from mx_rmq.admin.listing import LOOK, search_page, turn_page
+from mx_rmq.admin.models import (
     Cancelled,
     MessageView,
     Page,
@@ -31,17 +28,20 @@ from mx_rmq.admin.view import (
     seconds,
     worker_view,
 )
+from mx_rmq.admin.overview import MOST, Overview, ask_topics
+from mx_rmq.admin.rates import rates, totals
+from mx_rmq.admin.requeue import edited, revived
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, number_of
 from mx_rmq.core.partition import partitions as all_parts
-from mx_rmq.store.answers import Settled
-from mx_rmq.store.pages import levels
+from mx_rmq.store.messages import levels
+from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 
     from mx_rmq.admin.bulk import Act, Progress
     from mx_rmq.admin.history import Happening
@@ -49,18 +49,18 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
-    from mx_rmq.store.history import Entry
-    from mx_rmq.store.pages import Found
-    from mx_rmq.store.views import Counts, ServerView
+    from mx_rmq.store.history import HistoryEntry
+    from mx_rmq.store.messages import Found
+    from mx_rmq.store.reads import Counts, ServerView
 
 LONGEST_LOOK: Final = 60.0
-"""Seconds for which rates are measured, at the most."""
+"""Maximum seconds for measuring rates."""
 
 EDITED: Final = "with another payload"
-"""What the history says of a message that was edited."""
+"""What the history says about an edited message."""
 
 KNOWN: Final = 10
-"""Topics that are named to somebody who asked for an unknown one."""
+"""Topics named in the error about an unknown one."""
 
 ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
 """The states from which an operator requeues and discards."""
@@ -72,8 +72,8 @@ WAITING: Final = (State.PENDING, State.DELAYED)
 class Admin:
     """Everything an operator asks of a queue.
 
-    A topic that was never produced to is refused with InvalidInput, so that a typing error is
-    not taken for an empty queue.
+    A topic that was never produced to is refused with InvalidInput, so that a typo is not
+    mistaken for an empty queue.
     """
 
     def __init__(self, store: Store, *, operator: str = "") -> None:
@@ -82,7 +82,7 @@ class Admin:
         self._operator = operator
 
     def as_operator(self, name: str) -> Admin:
-        """Return the same admin under this name, which the history then shows beside its acts."""
+        """Return the same admin under this name, which the history shows beside its actions."""
         return Admin(self._store, operator=name)
 
     # look
@@ -96,7 +96,7 @@ class Admin:
         await self._parts(topic)
 
     async def stats(self, topic: str) -> Stats:
-        """Return how many messages of a topic are in which state, and how long they wait."""
+        """Return how many messages of a topic are in each state, and how long they have waited."""
         parts = await self._parts(topic)
         found = await ask_all(parts, self._counted)
         counts = [one for one, _ in found]
@@ -125,6 +125,25 @@ class Admin:
             totals=totals(one.ever for one in counts),
         )
 
+    async def overview(
+        self,
+        *,
+        most: int | None = MOST,
+        first: Collection[str] = (),
+        each: float | None = None,
+        within: float | None = None,
+    ) -> Overview[Stats]:
+        """Return the stats of every topic; one that cannot be reached hides no other.
+
+        If there are more than `most`, those in `first` are asked, then the first ones by name. One
+        answer may take `each` seconds, all together `within`.
+        """
+        began = time.monotonic()
+        async with asyncio.timeout(within):
+            topics = await self.topics()
+        left = None if within is None else within - (time.monotonic() - began)
+        return await ask_topics(topics, self.stats, most=most, first=first, each=each, within=left)
+
     async def count(
         self,
         topic: str,
@@ -133,9 +152,9 @@ class Admin:
         since: float | None = None,
         until: float | None = None,
     ) -> int:
-        """Count the messages of a state between two times, without looking at any of them.
+        """Count the messages of a state between two times, without reading them.
 
-        The time is as in a Filter, which pending ones do not have: of them all are counted.
+        The time is the one that a Filter uses. Pending messages have none: all are counted.
         """
         chosen = _state(state)
         low, high = times(Filter(since=since, until=until), chosen)
@@ -149,8 +168,8 @@ class Admin:
         return sum(await ask_all(await self._parts(topic), count))
 
     async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
-        """Return how fast messages come and go, measured for so many seconds; of all topics or of
-        these.
+        """Return how fast messages come and go, measured over `over` seconds; by default for all
+        topics.
         """
         if not 0 < over <= LONGEST_LOOK:
             raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_LOOK:g} s")
@@ -163,12 +182,12 @@ class Admin:
         return {topic: rates(topic, before[topic], after[topic], passed) for topic in names}
 
     async def history(self, topic: str, id: str) -> builtins.list[Happening]:
-        """Return what has happened to a message, oldest first; also when it is finished.
+        """Return what has happened to a message, oldest first, also after it is finished.
 
-        As far as the topic's history goes back: it is bounded by the setting `history`.
+        As far back as the topic's history goes, which the setting `history` limits.
         """
 
-        async def find(part: str) -> builtins.list[Entry] | None:
+        async def find(part: str) -> builtins.list[HistoryEntry] | None:
             return await self._store.views.history.of(part, id) or None
 
         found = await ask_for(_text(id), await self._parts(topic), find)
@@ -177,7 +196,7 @@ class Admin:
         return [one for one in seen if one is not None]
 
     async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
-        """Yield what happens from now on, or from an instant on; in all topics or in these."""
+        """Yield what happens from now on, or from a time on; by default in all topics."""
 
         async def parts() -> builtins.list[str]:
             found = await ask_all(topics or await self.topics(), self._parts)
@@ -187,7 +206,7 @@ class Admin:
             yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
-        """Return one message, in whatever state it is; None: it is finished or was never there."""
+        """Return one message, in any state; None: it is finished or never existed."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
         return (
@@ -195,7 +214,7 @@ class Admin:
         )
 
     async def find(self, id: str) -> builtins.list[MessageView]:
-        """Look for a message in every topic; return it from each that has one with this id."""
+        """Return the message with this id from every topic that has one."""
         _text(id)
         found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
         return [one for one in found if one is not None]
@@ -210,17 +229,16 @@ class Admin:
         cursor: str | None = None,
         look: int = LOOK,
     ) -> Page:
-        """Return up to `limit` (1 to 1,000) messages of a state, from where a page before ended.
+        """Return up to `limit` (1 to 1,000) messages of a state, from where the last page ended.
 
         Pending ones in the order in which they are taken: high, normal, low, and of each the
         first of every partition, then the second ones. Delayed ones by due time, those in
         processing by the deadline of their lease, dead and quarantined ones newest first. A cursor
-        is a position: a message that moves while you turn the page may be on both pages or on
-        none. What a topic has grown by meanwhile is on the pages to come. After 8 MiB of messages a
-        page ends, too.
+        is a position: a message that moves between two calls may be on both pages or on neither.
+        Partitions added meanwhile are on later pages. A page also ends after 8 MiB of messages.
 
-        With a filter, one call looks at about `look` messages (5,000) or 4 MiB of them at the most.
-        `Page.looked` says at how many; the cursor goes on behind them.
+        With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
+        says how many; the cursor continues after them.
         """
         chosen = _state(state)
         parts = await self._parts(topic)
@@ -231,25 +249,25 @@ class Admin:
         )
 
     async def now(self) -> float:
-        """Return the server's time, by which everything here goes."""
+        """Return the server's time, which everything here uses."""
         return await self._store.views.now() / 1000
 
     async def workers(self) -> builtins.list[WorkerView]:
-        """Return every worker that was heard of lately, also those that have fallen silent."""
+        """Return every worker that was seen recently, including silent ones."""
         seen = await self._store.views.workers()
         return [worker_view(one) for one in seen]
 
     async def servers(self) -> builtins.list[ServerView]:
-        """Return how full each server is, and whether it keeps what it is told.
+        """Return how full each server is, and whether it persists data.
 
-        One that is away is left out. Needs the right to run INFO.
+        A server that is away is left out. Needs the right to run INFO.
         """
         return await self._store.views.servers()
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
-        """Return every message that is not in exactly one state; none is a clean bill.
+        """Return every message that is not in exactly one state; an empty list: all is well.
 
-        It reads one partition after the other, for it keeps in mind what it has read of it.
+        It reads one partition after the other, because it keeps what it reads in memory.
         """
         return [
             violation
@@ -264,7 +282,7 @@ class Admin:
 
         Each repair checks again on the server, atomically, so it is safe under live traffic.
         No message is lost: one with a record stays alive, one with an archived copy stays archived.
-        A key of a wrong type is left alone: what it holds is not ours.
+        A key of a wrong type is left alone: its data is not ours.
         """
         repairs = []
         for part in await self._parts(topic):
@@ -295,11 +313,11 @@ class Admin:
         state: State | str | None = None,
         archived_at: float | None = None,
     ) -> bool:
-        """Send a dead or quarantined message round again, its attempts counted anew.
+        """Requeue a dead or quarantined message; its attempts start again at 0.
 
-        `state` None: whichever has it. `archived_at`: as it was seen, so that what was archived
-        under the id since then is left alone. False: it is in neither, or a live message has its
-        id. InvalidInput: it is not the message that was seen, or what is kept of it is no message,
+        `state` None: whichever archive has it. `archived_at`: as you saw it, so that a message
+        archived under the same id since then is left alone. False: it is in neither archive, or a
+        live message has its id. InvalidInput: it is not the message you saw, or it cannot be read,
         so no worker could read it either.
         """
         archived = await self._archived(topic, id, state, archived_at)
@@ -317,11 +335,11 @@ class Admin:
         state: State | str | None = None,
         archived_at: float | None = None,
     ) -> bool:
-        """Send a dead or quarantined message round again, with another payload.
+        """Requeue a dead or quarantined message with another payload.
 
-        Its id stays, and its headers, priority and errors; of a record that cannot be read, what
-        can be read of them. `state`, `archived_at` and the answer are those of `requeue`.
-        InvalidInput: produce would refuse the payload, too, or it is not the message that was seen.
+        It keeps its id, headers, priority and errors; of an unreadable record, as much of them as
+        can be read. `state`, `archived_at` and the result are those of `requeue`. InvalidInput:
+        produce would refuse the payload, or it is not the message you saw.
         """
         archived = await self._archived(topic, id, state, archived_at)
         if archived is None:
@@ -349,7 +367,7 @@ class Admin:
         return await self._discard(*archived)
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
-        """Remove a message that nobody has begun. The answer is true if that was done."""
+        """Cancel a message that no worker has taken. The result is true if that was done."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         if found is None:
@@ -360,15 +378,15 @@ class Admin:
         return Cancelled.DONE if answer else Cancelled.ABSENT
 
     async def pause(self, topic: str) -> bool:
-        """Let no worker take messages of a topic; return whether that is new."""
+        """Stop workers from taking messages of a topic; return whether that changed anything."""
         return await self._decide(topic, self._store.pause_topic)
 
     async def resume(self, topic: str) -> bool:
-        """Let workers take messages of a topic again; return whether that is new."""
+        """Let workers take messages of a topic again; return whether that changed anything."""
         return await self._decide(topic, self._store.resume_topic)
 
     async def _decide(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
-        """Do to each partition what was decided about the topic, also to those that are new."""
+        """Apply an action to each partition of a topic, including new ones."""
         done, changed = 0, False
         while new := (await self._parts(topic))[done:]:
             changed |= any(await ask_all(new, partial(act, by=self._operator)))
@@ -376,7 +394,7 @@ class Admin:
         return changed
 
     async def grow(self, topic: str, partitions: int) -> int:
-        """Give a topic so many partitions; return how many it has now. It never gets fewer.
+        """Grow a topic to this many partitions; return how many it has now. It never shrinks.
 
         Producers use the new ones within ten seconds, and running workers serve them within
         fifteen. A topic that is paused stays so.
@@ -404,10 +422,10 @@ class Admin:
     ) -> int:
         """Requeue the dead or quarantined messages that match a filter; return how many.
 
-        One partition after the other, the oldest of each first. What is archived meanwhile is left
-        alone, and so is what no worker could read. Not more than `limit`, and not more than `rate`
-        a second. `dry_run`: they are only counted. `progress` is called on the way. If it is
-        interrupted, each message is either requeued or as it was.
+        One partition after the other, the oldest of each first. Messages archived meanwhile are
+        left alone, and so are unreadable ones. At most `limit` messages, at most `rate` per second.
+        `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
+        message is either requeued or as it was.
         """
 
         async def requeue(part: str, found: Found) -> bool:
@@ -433,7 +451,7 @@ class Admin:
     ) -> int:
         """Delete the dead or quarantined messages that match a filter; return how many.
 
-        In the same order and within the same bounds as `requeue_all`.
+        Order and limits are those of `requeue_all`.
         """
 
         async def discard(part: str, found: Found) -> bool:
@@ -456,9 +474,9 @@ class Admin:
         """Remove the pending or delayed messages that match a filter; return how many.
 
         One partition after the other, the high ones before the normal and the low ones: of pending
-        ones the newest first, of delayed ones those that are due first. What is produced meanwhile
-        is left alone; what workers hand back or retry meanwhile may be passed over or not. The
-        bounds are those of `requeue_all`.
+        ones the newest first, of delayed ones those that are due first. Messages produced
+        meanwhile are left alone; those that workers hand back or retry meanwhile may be missed.
+        Limits are those of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> bool:
@@ -502,7 +520,7 @@ class Admin:
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        """Return a message of the archives; refuse another than the one that was seen."""
+        """Return an archived message; refuse one other than the one that was seen."""
         states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
 
         async def find(part: str) -> Found | None:
@@ -514,14 +532,14 @@ class Admin:
         archived = await ask_for(_text(id), await self._parts(topic), find)
         if archived and seen is not None and archived[1].archived != round(seen * 1000):
             raise InvalidInput(
-                f"message {id!r:.80} is not as it was seen: it has been archived anew since then"
+                f"message {id!r:.80} is not the one you saw: another was archived since then"
             )
         return archived
 
     # partitions
 
     async def _parts(self, topic: str) -> builtins.list[str]:
-        """Return the partitions of a topic, as the server knows them now; refuse an unknown one."""
+        """Return the current partitions of a topic; refuse an unknown topic."""
         if count := await self._store.views.partitions(check_topic(topic)):
             return all_parts(topic, count)
         known = await self.topics()
@@ -531,7 +549,7 @@ class Admin:
         )
 
     async def _counted(self, part: str) -> tuple[Counts, float | None]:
-        """Count the messages of a partition; tell how long the next one has waited."""
+        """Count the messages of a partition; return how long the next one has waited, too."""
         counts = await self._store.views.counts(part)
         if not counts.pending:
             return counts, None

@@ -1,4 +1,4 @@
-"""Which messages of a state an operator means: by error, by time, by text."""
+"""Filters messages by error, time and text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.revive import split
+from mx_rmq.admin.requeue import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
@@ -14,15 +14,15 @@ from mx_rmq.core.text import instant
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
-    from mx_rmq.store.pages import Found
-    from mx_rmq.store.quarantine import Quarantined
+    from mx_rmq.store.messages import Found
+    from mx_rmq.store.quarantine import QuarantineReason
 
 EVER: Final = (-math.inf, math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filter:
-    """What a message must have to match; None: anything will do. Case does not matter."""
+    """What a message must match; None matches everything. Case does not matter."""
 
     error: str | None = None
     """Part of the type of its last error, or of the reason for which it is dead or quarantined."""
@@ -35,15 +35,15 @@ class Filter:
     """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
     as_of: float | None = None
     """Only what came into its state by then, seconds of the server's time: dead and quarantined
-    messages that were archived, others that were produced and have last failed, not later. Of live
-    ones that cannot be read that is not known: they do not match."""
+    messages that were archived, others that were produced and have last failed, not later. Live
+    ones that cannot be read do not match."""
 
     def __post_init__(self) -> None:
         for name in ("error", "text"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
-                raise InvalidInput(f"{name}={value!r:.80} is not a text")
-            if value == "":  # which is in every message: all would be meant, by a slip of the pen
+                raise InvalidInput(f"{name}={value!r:.80} is not a string")
+            if value == "":  # it would match every message, by mistake
                 raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
         for name in ("since", "until", "as_of"):
             value = getattr(self, name)
@@ -54,12 +54,12 @@ class Filter:
             raise InvalidInput(f"since={since} is after until={until}")
 
     def __bool__(self) -> bool:
-        """Say whether anything is asked for at all."""
+        """Whether any condition is set."""
         return any(getattr(self, one.name) is not None for one in fields(self))
 
 
 def times(wanted: Filter, state: State) -> tuple[float, float]:
-    """Return between which times of its index a state is looked through, ms."""
+    """Return the range of times to read from a state's index, ms."""
     if state is State.PENDING:
         return EVER  # they are listed by no time
     low, high = _span(wanted)
@@ -69,14 +69,14 @@ def times(wanted: Filter, state: State) -> tuple[float, float]:
 
 
 def must_read(wanted: Filter, state: State) -> bool:
-    """Say whether the contents of messages decide, and not their times in the index alone."""
+    """Return whether records must be read, because index times do not decide alone."""
     if wanted.error or wanted.text or (wanted.as_of is not None and not state.is_archive):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
 
 def matches(wanted: Filter, topic: str, found: Found) -> bool:
-    """Say whether a message is meant. Whatever stands in the server, this does not fail."""
+    """Return whether a message matches. Never fails, whatever the server holds."""
     about, data = split(found)
     try:
         message = codec.decode_as(data, topic, found.id)
@@ -125,7 +125,7 @@ def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
     return came is not None and came <= round(wanted.as_of * 1000)
 
 
-def _has_error(wanted: Filter, message: Message | None, about: Quarantined | None) -> bool:
+def _has_error(wanted: Filter, message: Message | None, about: QuarantineReason | None) -> bool:
     if not wanted.error:
         return True
     said = [] if about is None else [about.error_type, about.error]

@@ -1,4 +1,4 @@
-"""What has happened, as operators see it: the life of a message, and everything live."""
+"""The history of a message, and a live tail of everything that happens."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.spread import ask_all
-from mx_rmq.admin.view import is_number
+from mx_rmq.admin.fanout import ask_all
+from mx_rmq.admin.models import is_number
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.history import BEGINNING
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from mx_rmq.store.history import Entry, History
+    from mx_rmq.store.history import History, HistoryEntry
 
 LOOK_EVERY: Final = 0.2
-"""Seconds between two looks for something new."""
+"""Seconds between two polls."""
 LEARN_EVERY: Final = 5.0
-"""Seconds after which a tail asks for topics and partitions that are new."""
+"""Seconds after which a tail looks for new topics and partitions."""
 
 
 class What(StrEnum):
@@ -66,8 +66,8 @@ class Happening:
     """The error, the reason, or the worker that went silent."""
 
 
-def happening(part: str, entry: Entry) -> Happening | None:
-    """Return an entry as operators see it; None: somebody else wrote it."""
+def happening(part: str, entry: HistoryEntry) -> Happening | None:
+    """Return an entry as operators see it; None: not written by mx-rmq."""
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about
@@ -98,7 +98,7 @@ async def follow(
             new = [part for part in await parts() if part not in places]
             ends = [start] * len(new) if start else await ask_all(new, history.last)
             places.update(zip(new, ends, strict=True))
-            start = start or BEGINNING  # what is new later, is told from its birth
+            start = start or BEGINNING  # later partitions are read from their beginning
             learn_at = loop.time() + LEARN_EVERY
         fresh = await history.after(places)
         for part, entry in fresh:

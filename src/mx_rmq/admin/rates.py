@@ -1,4 +1,4 @@
-"""How many messages went which way: ever, and in a second."""
+"""How many messages each thing has happened to: ever, and per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """To how many messages of a topic each thing has happened, since the topic exists."""
+    """How many messages of a topic each thing has happened to, since the topic exists."""
 
     produced: int = 0
     """Delayed ones included."""
@@ -41,7 +41,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Messages a second, as they were in a short time."""
+    """Messages per second, measured over a short time."""
 
     topic: str
     produced: float
@@ -61,7 +61,7 @@ def totals(counted: Iterable[Mapping[str, int]]) -> Totals:
 
 
 def rates(topic: str, before: Totals, after: Totals, seconds: float) -> Rates:
-    """Return what came between two looks, a second."""
+    """Return the rates between two readings."""
 
     def rate(was: int, now: int) -> float:
         return max(0, now - was) / seconds

@@ -1,69 +1,58 @@
-"""The command line. Signals, log configuration and exit codes live here and nowhere else."""
+"""The command line. Signals, log configuration and exit codes live here and nowhere else.
+
+One file per command. COMMANDS is all that `--help` and shell completion need, so a command's file
+is imported only when that command is called.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
-from mx_rmq.cli.act import cancel, discard, requeue
-from mx_rmq.cli.audit import audit
-from mx_rmq.cli.bench import bench
-from mx_rmq.cli.capacity import capacity
-from mx_rmq.cli.completion import completion
-from mx_rmq.cli.dashboard import dashboard
-from mx_rmq.cli.demo import demo
-from mx_rmq.cli.doctor import doctor
-from mx_rmq.cli.edit import edit
-from mx_rmq.cli.look import list_messages, stats, workers
-from mx_rmq.cli.produce import produce
 from mx_rmq.cli.program import Program
-from mx_rmq.cli.scripts import load
-from mx_rmq.cli.server import server
-from mx_rmq.cli.show import show
-from mx_rmq.cli.tail import tail
-from mx_rmq.cli.topic import grow, pause, resume
-from mx_rmq.cli.work import worker
 
-EXIT_CODES = """\b
+COMMANDS: Final = {
+    "audit": ("audit", "Check that every message is in exactly one state."),
+    "cancel": ("cancel", "Remove pending or delayed messages."),
+    "completion": ("completion", "Print the script for shell completion."),
+    "dashboard": ("dashboard", "Serve a dashboard for your browser."),
+    "demo": ("demo", "Watch a small shop survive the kill -9 of a worker."),
+    "discard": ("discard", "Delete dead or quarantined messages."),
+    "doctor": ("doctor", "Check the server and the queue, and say what to fix."),
+    "edit": ("edit", "Change the payload of a dead or quarantined message."),
+    "grow": ("grow", "Give a topic more partitions."),
+    "list": ("list_messages", "List the messages of a topic in a given state."),
+    "load-scripts": ("load_scripts", "Load the Lua scripts on every server in advance."),
+    "pause": ("pause", "Stop workers from taking messages of a topic."),
+    "produce": ("produce", "Produce messages."),
+    "requeue": ("requeue", "Move dead or quarantined messages back to pending."),
+    "resume": ("resume", "Let workers take messages of a paused topic again."),
+    "server": ("server", "Run the embedded server in the foreground."),
+    "show": ("show", "Show everything about one message."),
+    "stats": ("stats", "Count the messages of each topic by state."),
+    "tail": ("tail", "Show what happens to messages, live."),
+    "worker": ("worker", "Run a worker."),
+    "workers": ("workers", "List the workers that were seen recently."),
+}
+"""Command -> (file, which is also the name of the function in it; one line of help)."""
+
+EXIT_CODES: Final = """\b
 Exit codes:
-  0    done; nothing is wrong
-  1    it was looked for and is not there, or something wrong was found
-  2    it could not be done: a wrong call, or the server is away
-  130  interrupted; worker, server and dashboard end so: 0
-  141  nobody reads its output any more, as behind | head
+  0    success
+  1    not found, or a check found a problem
+  2    failed: wrong usage, or the server is not available
+  130  interrupted (worker, server and dashboard return 0)
+  141  the output was closed, for example by | head
 """
 
 
 @click.group(
-    cls=Program, context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES
+    cls=Program,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
 )
 @click.version_option(package_name="mx-rmq")
 def main() -> None:
     """mx-rmq: a message queue for Python on Redis and Valkey."""
-
-
-for command in (
-    audit,
-    bench,
-    cancel,
-    capacity,
-    completion,
-    dashboard,
-    demo,
-    discard,
-    doctor,
-    edit,
-    grow,
-    list_messages,
-    load,
-    pause,
-    produce,
-    requeue,
-    resume,
-    server,
-    show,
-    stats,
-    tail,
-    worker,
-    workers,
-):
-    main.add_command(command)

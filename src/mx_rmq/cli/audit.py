@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.admin import Progress
-from mx_rmq.cli.asking import ask, yes_option
-from mx_rmq.cli.completion import complete_topic
-from mx_rmq.cli.connection import on_admin
-from mx_rmq.cli.output import as_json, count, print_json, printable, say
+from mx_rmq.cli.confirm import ask, yes_option
+from mx_rmq.cli.connection import on_admin, with_topics
+from mx_rmq.cli.output import as_json, complain, count, print_json, say
 from mx_rmq.cli.progress import bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.partition import topic_of
@@ -23,27 +21,33 @@ if TYPE_CHECKING:
     from mx_rmq.store.audit import Violation
 
 
-@click.command(short_help="Check that every message is in exactly one state.")
-@click.argument("topics", nargs=-1, shell_complete=complete_topic)
-@click.option("--repair", is_flag=True, help="Show how to fix them, ask, and fix them.")
+@click.command
+@with_topics
+@click.option(
+    "--repair", is_flag=True, help="Show the repairs, ask for confirmation, then do them."
+)
 @yes_option
 @as_json
 @on_admin
 async def audit(
     admin: Admin, topics: tuple[str, ...], repair: bool, yes: bool, as_json: bool
 ) -> int:
-    """Report every message that is not in exactly one state, in TOPICS or in all.
+    """Report every message that is not in exactly one state, in TOPICS or in all topics.
 
-    Reads in small steps, so it may run beside live traffic. Exit code 0: clean. 1: violations
-    found. 2: the audit could not be made.
+    It reads in small steps, so it can run under live traffic. Exit code 0: clean. 1: violations
+    found. 2: failed.
 
-    --repair prints what it would do and asks for confirmation; --yes does not ask. A message
-    that has a record becomes or stays pending, delayed or in processing; one of which only an
-    archived copy is left stays archived. No message is lost. Each repair checks again first, so it
-    is safe under live traffic. Exit code 0: nothing is left to fix. 1: something is.
+    --repair prints what it would do and asks for confirmation. A message that has a record becomes
+    or stays pending, delayed or in processing; a message with only an archived copy stays archived.
+    No message is lost. Each repair checks again first, so it is safe under live traffic. Exit
+    code 0: nothing left to fix. 1: something is left.
     """
+    from mx_rmq.admin import Progress
+
     known = await admin.topics()
-    chosen = sorted(topics or known, key=known.__contains__)  # an unknown one is refused at once
+    chosen = sorted(
+        topics or known, key=known.__contains__
+    )  # unknown topics first: they are refused at once
     if repair:
         return await _repair(admin, chosen, yes=yes, as_json=as_json)
     messages = 0
@@ -54,13 +58,16 @@ async def audit(
             show(Progress(len(violations), number, len(chosen)))
             try:
                 violations += await admin.audit(topic)
-            except (ServerUnavailable, OutcomeUnknown) as error:  # one of a cluster's, perhaps
+            except (
+                ServerUnavailable,
+                OutcomeUnknown,
+            ) as error:  # perhaps only one node of a cluster
                 away.append(f"{topic}: {error}")
                 continue
-            with suppress(WrongType):  # of which the audit has told
+            with suppress(WrongType):  # the audit has reported it
                 messages += (await admin.stats(topic)).total
     for line in away:
-        click.echo(printable(f"not audited: {line}"), err=True)
+        complain(f"not audited: {line}")
     if as_json:
         print_json(
             {

@@ -1,11 +1,11 @@
-"""How a command reaches its server: the options that all share, and one line for each failure."""
+"""How a command reaches its server: the options and arguments that commands share.
+
+What needs a server is imported when one is asked for: `--help` and shell completion need none.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import getpass
-import logging
 import os
 import sys
 from contextlib import asynccontextmanager
@@ -15,65 +15,54 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.admin import Admin
-from mx_rmq.cli.output import printable
-from mx_rmq.core.config import QueueSettings
+from mx_rmq.cli.program import INTERRUPTED, CannotDo
 from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from mx_rmq.admin import Admin
+    from mx_rmq.settings import QueueSettings
+
+COMPLETE_WITHIN: Final = 1.0
+"""Seconds to wait for the server after a press of the tab key."""
+
+COMPLETED: Final = 100
+"""Topics offered at most."""
+
 _OPTIONS = (
     click.option(
-        "--url", help="The server, its Sentinels or the cluster; else MX_RMQ_URL, else mx-rmq.toml."
+        "--url", help="Server, Sentinels or cluster.  [default: MX_RMQ_URL, then mx-rmq.toml]"
     ),
-    click.option("--prefix", help="What all keys begin with.  [default: mx-rmq]"),
+    click.option("--prefix", help="Prefix of all keys.  [default: mx-rmq]"),
     click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]"),
 )
 
 
-INTERRUPTED: Final = 130
-"""The exit code of a command that somebody interrupted, as shells have it."""
-
-
-class CannotDo(click.ClickException):
-    """It could not be done: exit code 2, where 1 means that something was not there."""
-
-    exit_code = 2
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
-class Interrupted(CannotDo):
-    """Somebody interrupted it while it waited for them."""
-
-    exit_code = INTERRUPTED
-
-    def __init__(self) -> None:
-        super().__init__("interrupted; nothing was done")
-
-
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Which queue a command is about."""
+    """The queue that a command works on."""
 
     settings: QueueSettings
 
     def check(self) -> None:
-        """Refuse to make an embedded server only to look at it."""
+        """Refuse an embedded server that does not exist: a mistyped path must not create one."""
         directory = self.settings.url.removeprefix("embedded://")
         if directory != self.settings.url and not Path(directory).is_dir():
-            raise InvalidInput(f"there is no directory {directory}, so there is nothing to look at")
+            raise InvalidInput(f"no such directory: {directory}")
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Admin]:
         """Connect to its server."""
+        import logging
+
+        from mx_rmq.admin import Admin
+        from mx_rmq.store import Store
+
         self.check()
         log = logging.getLogger("mx_rmq")
         level = log.level
-        log.setLevel(logging.ERROR)  # what the server may lose is the doctor's to tell
+        log.setLevel(logging.ERROR)  # `doctor` reports unsafe server settings
         try:
             settings = self.settings
             store = await Store.open(
@@ -90,20 +79,26 @@ class Queue:
 
 
 def _operator() -> str:
-    """Return who sits here, for the history: as MX_RMQ_OPERATOR says, else by the login."""
+    """Return the operator's name for the history: MX_RMQ_OPERATOR, else the login name."""
+    import getpass
+
     if name := os.environ.get("MX_RMQ_OPERATOR"):
         return name
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # in a container, a user may be nothing but a number
+    except (KeyError, OSError):  # in a container the user may have no name
         return f"uid {os.getuid()}"
 
 
 def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Give a command its Queue first, from the options; end with the exit code that it returns."""
+    """Pass a Queue made from the options to a command; exit with the code that it returns."""
 
     @functools.wraps(command)
     def run(url: str | None, prefix: str | None, patience: float | None, **rest: Any) -> None:
+        import asyncio
+
+        from mx_rmq.settings import QueueSettings
+
         async def result() -> int:
             settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
             return await command(Queue(settings), **rest)
@@ -116,11 +111,11 @@ def on_queue(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
             code = INTERRUPTED
         sys.exit(code)
 
-    return with_options(run)
+    return with_server(run)
 
 
 def on_admin(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
-    """Give a command an Admin of the queue first; end with the exit code that it returns."""
+    """Pass a connected Admin to a command; exit with the code that it returns."""
 
     @functools.wraps(command)
     async def run(queue: Queue, **rest: Any) -> int:
@@ -130,8 +125,56 @@ def on_admin(command: Callable[..., Awaitable[int]]) -> Callable[..., None]:
     return on_queue(run)
 
 
-def with_options(run: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that all share."""
-    for option in reversed(_OPTIONS):
-        run = option(run)
-    return run
+def options(*every: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Combine decorators into one. They apply in the order given."""
+
+    def give(run: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(every):
+            run = option(run)
+        return run
+
+    return give
+
+
+with_server = options(*_OPTIONS)
+"""Add --url, --prefix and --patience to a command."""
+
+
+def _complete_topic(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return matching topics if the server answers in time, else none. Never fails."""
+    import asyncio
+    import logging
+
+    log = logging.getLogger("mx_rmq")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        topics = asyncio.run(_topics(context.params))
+    except Exception:  # noqa: BLE001 - completion must stay silent
+        return []
+    finally:
+        log.setLevel(level)
+    return [topic for topic in topics if topic.startswith(incomplete)][:COMPLETED]
+
+
+async def _topics(given: dict[str, str | None]) -> list[str]:
+    import asyncio
+
+    from mx_rmq.settings import QueueSettings
+
+    settings = QueueSettings.load(
+        url=given.get("url"), prefix=given.get("prefix"), patience=COMPLETE_WITHIN / 2
+    )
+    if settings.url.startswith("embedded://"):  # asking must not start it
+        return []
+    async with asyncio.timeout(COMPLETE_WITHIN), Queue(settings).open() as admin:
+        return await admin.topics()
+
+
+with_topic = click.argument("topic", shell_complete=_complete_topic)
+
+with_topics = click.argument("topics", nargs=-1, shell_complete=_complete_topic)
+
+with_topic_and_id = click.argument(
+    "words", nargs=-1, required=True, metavar="[TOPIC] ID", shell_complete=_complete_topic
+)

@@ -1,4 +1,4 @@
-"""`mx-rmq dashboard`: look into a queue, and put it right, in a browser."""
+"""`mx-rmq dashboard`: serve the dashboard with uvicorn."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 
 import click
 
-from mx_rmq.cli.connection import CannotDo, Queue, with_options
+from mx_rmq.cli.connection import Queue, with_server
 from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
-from mx_rmq.core.config import QueueSettings
+from mx_rmq.cli.program import CannotDo
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.extras import how_to_install
-from mx_rmq.queue import MessageQueue
+from mx_rmq.settings import QueueSettings
 
 if TYPE_CHECKING:
     import socket
@@ -30,34 +30,48 @@ if TYPE_CHECKING:
     import uvicorn
 
     from mx_rmq.dashboard import Dashboard
-    from mx_rmq.dashboard.live import Metrics
+    from mx_rmq.dashboard.stream import Metrics
+    from mx_rmq.queue import MessageQueue
 
 logger = logging.getLogger(__name__)
 
 PORT: Final = 8233
 USER: Final = "operator"
 LEAVE_WITHIN: Final = 3
-"""Seconds that open pages have when it stops."""
+"""Seconds for open pages to disconnect when the dashboard stops."""
 
 
-@click.command(short_help="Look into a queue in a browser, and put it right.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
-@click.option("--read-only", is_flag=True, help="Let nobody change anything.")
-@click.option("--user", default=USER, show_default=True, help="The name to sign in with.")
+@click.command
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port."
+)
+@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option("--user", default=USER, show_default=True, help="User name for signing in.")
 @click.option(
     "--password-file",
     type=click.Path(path_type=Path),
-    help="Holds the password to sign in with. Needed unless only this machine reaches it.",
+    help="File with the password for signing in. Required unless only this machine can connect.",
 )
-@click.option("--no-password", is_flag=True, help="Go without: the proxy of --origin asks for one.")
-@click.option("--origin", "origins", multiple=True, help="Its address in browsers, behind a proxy.")
-@click.option("--root-path", help="The path under which a proxy serves it, such as /queues.")
-@click.option("--tls-cert", type=click.Path(path_type=Path), help="Certificate, PEM; with its key.")
-@click.option("--tls-key", type=click.Path(path_type=Path), help="The key to it, PEM.")
-@click.option("--audit-log", type=click.Path(path_type=Path), help="Write each action there, too.")
+@click.option(
+    "--no-password", is_flag=True, help="No password: the proxy of --origin asks for one."
+)
+@click.option(
+    "--origin",
+    "origins",
+    multiple=True,
+    help="Its address in browsers, if behind a proxy. Can be repeated.",
+)
+@click.option("--root-path", help="Path under which a proxy serves it, such as /queues.")
+@click.option(
+    "--tls-cert", type=click.Path(path_type=Path), help="TLS certificate, PEM. Needs --tls-key."
+)
+@click.option("--tls-key", type=click.Path(path_type=Path), help="Key of the certificate, PEM.")
+@click.option(
+    "--audit-log", type=click.Path(path_type=Path), help="Also write each action to this file."
+)
 @log_level("warning")
-@with_options
+@with_server
 def dashboard(
     url: str | None,
     prefix: str | None,
@@ -77,18 +91,20 @@ def dashboard(
 ) -> None:
     """Serve a dashboard until Ctrl-C or SIGTERM: topics, messages, dead letters, workers.
 
-    Without a password it serves this machine alone. Everything done through it is logged, by
-    mx_rmq.dashboard.audit. Exit code 2: it could not begin.
+    Without a password it serves only this machine. Every action is logged by the logger
+    mx_rmq.dashboard.audit. Exit code 2: it could not start.
     """
+    from mx_rmq.queue import MessageQueue
+
     try:
         settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
         Queue(settings).check()
         if password_file is None:
             _check_nobody_else(host, origins, root_path, no_password=no_password)
         elif no_password:
-            raise InvalidInput("either --password-file or --no-password")
+            raise InvalidInput("pass either --password-file or --no-password, not both")
         if (tls_cert is None) != (tls_key is None):
-            raise InvalidInput("--tls-cert and --tls-key go together")
+            raise InvalidInput("pass both --tls-cert and --tls-key")
         mq = MessageQueue(url, prefix=prefix, patience=patience)
         board = _dashboard(
             mq, host, user, password_file, origins, read_only=read_only, root_path=root_path or ""
@@ -100,7 +116,7 @@ def dashboard(
             signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
         served = _serve(mq, board, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key)
         asyncio.run(served)
-    except KeyboardInterrupt:  # uvicorn has ended in good order, and says once more why
+    except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
         sys.exit(0)
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
@@ -111,22 +127,22 @@ def dashboard(
 def _check_nobody_else(
     host: str, origins: tuple[str, ...], root_path: str | None, *, no_password: bool
 ) -> None:
-    """Refuse to let others in without a password, unless the proxy in front asks for one."""
+    """Require a password if other machines can connect, unless a proxy asks for one."""
     if not _is_loopback(host):
         raise InvalidInput(
-            f"--host {host}: others can reach it there, so it needs a password: "
+            f"--host {host}: other machines can connect, so a password is required: "
             "--password-file FILE"
         )
     for origin in origins:
         if not (no_password or _is_loopback(_name(origin).strip("[]"))):
             raise InvalidInput(
-                f"--origin {origin}: others can reach it there, so it needs a password: "
+                f"--origin {origin}: other machines can connect, so a password is required: "
                 "--password-file FILE; or --no-password, if the proxy asks for one"
             )
     if root_path and not no_password:
         raise InvalidInput(
-            f"--root-path {root_path}: others can reach it through that proxy, so it needs a "
-            "password: --password-file FILE; or --no-password, if the proxy asks for one"
+            f"--root-path {root_path}: other machines can connect through the proxy, so a password "
+            "is required: --password-file FILE; or --no-password, if the proxy asks for one"
         )
 
 
@@ -142,7 +158,7 @@ def _dashboard(
 ) -> Dashboard:
     try:
         from mx_rmq.dashboard import Dashboard, Password
-        from mx_rmq.dashboard.guard import LOOPBACK
+        from mx_rmq.dashboard.security import LOOPBACK
     except ImportError as error:
         raise CannotDo(str(error)) from error
     authorize = None if password_file is None else Password(user, _password(password_file))
@@ -161,13 +177,13 @@ def _dashboard(
 
 
 def _name(origin: str) -> str:
-    """Return the host in the address of a proxy, as a browser writes it."""
+    """Return the host of an origin, as a browser writes it."""
     try:
         parts = urlsplit(origin)
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise InvalidInput(f"--origin {origin} is not of the form https://queues.example.org")
+        raise InvalidInput(f"--origin {origin} must have the form https://queues.example.org")
     return _in_url(parts.hostname)
 
 
@@ -179,7 +195,7 @@ def _password(path: Path) -> str:
 
 
 def _metrics(mq: MessageQueue) -> Metrics | None:
-    """Return what Prometheus reads; None: the extra for it is not installed."""
+    """Return the metrics for Prometheus; None if the extra is not installed."""
     try:
         from mx_rmq.metrics import Depth, Renderer
     except ImportError:
@@ -197,23 +213,23 @@ def _metrics(mq: MessageQueue) -> Metrics | None:
 async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     try:
         import uvicorn
-    except ImportError as missing:  # who mounts the dashboard does without it
+    except ImportError as missing:  # not needed to mount the dashboard in an application
         raise CannotDo(f"the command needs uvicorn: {how_to_install('dashboard')}") from missing
 
-    from mx_rmq.dashboard.door import BACKLOG, Door, Tls
+    from mx_rmq.dashboard.server import BACKLOG, HttpConnection, Tls
 
     loop = asyncio.get_running_loop()
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             if self.config.ssl is not None:
-                self.config.http_protocol_class = Tls(self.config.ssl)  # type: ignore[assignment] # it is called like one
-                self.config.ssl = None  # so that we see connections before their handshake
+                self.config.http_protocol_class = Tls(self.config.ssl)  # type: ignore[assignment] # it is called like a class
+                self.config.ssl = None  # so that we see connections before the handshake
             await super().startup(sockets)
             say(f"dashboard: {_address(self)}  (Ctrl-C stops it)")
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            """Let the pages go that listen: else it would wait for them."""
+            """End the event streams, or the shutdown would wait for them."""
             loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.hush()))
             super().handle_exit(sig, frame)
 
@@ -223,14 +239,14 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        http=Door,
+        http=HttpConnection,
         ws="none",
         backlog=BACKLOG,
         timeout_graceful_shutdown=LEAVE_WITHIN,
         **options,
     )
     log = logging.getLogger("uvicorn.error")
-    log.addFilter(lambda record: not isinstance(record.msg, OSError))  # which is raised below
+    log.addFilter(lambda record: not isinstance(record.msg, OSError))  # raised below
     async with mq:
         try:
             await Server(config).serve()
@@ -257,14 +273,14 @@ def _is_loopback(host: str) -> bool:
 
 def _throttle_logs() -> None:
     """Limit log lines: uvicorn writes one or two for every malformed request."""
-    from mx_rmq.dashboard.journal import Throttle
+    from mx_rmq.dashboard.audit_log import Throttle
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(Throttle())
 
 
 def _keep_audit_log(path: Path | None) -> None:
-    """Let the log of actions speak at every level, and into a file, if one is wanted."""
+    """Log actions at every level, and to a file if one is given."""
     audit = logging.getLogger("mx_rmq.dashboard.audit")
     audit.setLevel(logging.INFO)
     if path is not None:
@@ -275,7 +291,7 @@ def _keep_audit_log(path: Path | None) -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Make a file that only this user can read, or make the one that is there so."""
+    """Create a file that only this user can read, or restrict an existing one."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         mode = os.fstat(file).st_mode
@@ -285,7 +301,7 @@ def _make_private(path: Path) -> None:
             logger.warning("--audit-log %s had mode %04o; it is 0600 now", path, old)
     except PermissionError as error:
         raise InvalidInput(
-            f"--audit-log {path}: others can read it, and it belongs to another user"
+            f"--audit-log {path}: other users can read it, and it belongs to another user"
         ) from error
     finally:
         os.close(file)

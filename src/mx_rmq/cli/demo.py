@@ -1,4 +1,4 @@
-"""`mx-rmq demo`: a shop at work, and one of its workers killed."""
+"""`mx-rmq demo`: a small shop survives the kill -9 of a worker."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Final
 
 import click
 
-from mx_rmq.cli.connection import INTERRUPTED
 from mx_rmq.cli.output import printable
+from mx_rmq.cli.program import INTERRUPTED
 from mx_rmq.core.errors import MxRmqError
 
 KEPT: Final = "MX_RMQ_SERVER_BINARY"
@@ -27,15 +27,15 @@ Now you, in three terminals. The shop is {shop}
 ORDER: Final = {"number": 1, "item": "tea"}
 
 
-@click.command(short_help="See a shop at work, and one of its workers killed.")
+@click.command
 def demo() -> None:
-    """See a shop at work, and one of its workers killed; then count whether anything is lost.
+    """Run a small shop with two workers, kill -9 one of them, then account for every message.
 
-    It has a server of its own, takes about fifteen seconds and leaves nothing behind. Exit code 0:
-    every message is accounted for. 1: something is not as it should be.
+    It starts its own server, takes about fifteen seconds and leaves nothing behind. Exit code 0:
+    every message is accounted for. 1: something went wrong.
     """
     _forget_settings()
-    from mx_rmq.demo import shop, story  # not before: the shop's queue reads the settings
+    from mx_rmq.demo import shop, story  # after _forget_settings: the shop's queue reads them
 
     told = NEXT.format(
         program=_short(_program()), shop=_short(shop.__file__), order=f"'{json.dumps(ORDER)}'"
@@ -48,20 +48,20 @@ def demo() -> None:
 
 
 def _forget_settings() -> None:
-    """The demo, and the processes that it starts, go by nobody's settings but their own."""
+    """Ignore the user's settings, in this process and in those that it starts."""
     for name in [name for name in os.environ if name.startswith("MX_RMQ_") and name != KEPT]:
         del os.environ[name]
     os.environ["MX_RMQ_CONFIG"] = os.devnull
 
 
 def _program() -> str:
-    """Return what to type to call us again."""
+    """Return what to type to run mx-rmq."""
     ours = str(Path(sys.executable).with_name("mx-rmq"))
     return "mx-rmq" if shutil.which("mx-rmq") == ours else ours
 
 
 def _short(path: str) -> str:
-    """Return a path from here, if it is below."""
+    """Return a path relative to the current directory, if it is below."""
     return (
         str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
     )

@@ -1,4 +1,4 @@
-"""`mx-rmq edit`: another payload for a message that is dead or quarantined."""
+"""`mx-rmq edit`: change the payload of a dead or quarantined message."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.admin import ARCHIVES
-from mx_rmq.cli.asking import ask, keep, let_edit, waiting, yes_option
-from mx_rmq.cli.completion import complete_topic
-from mx_rmq.cli.connection import CannotDo, on_admin
+from mx_rmq.cli.actions import ARCHIVES
+from mx_rmq.cli.confirm import ask, keep, let_edit, waiting, yes_option
+from mx_rmq.cli.connection import on_admin, with_topic
 from mx_rmq.cli.output import as_json, cut, payload_text, print_json, printable, say
 from mx_rmq.cli.produce import parsed
+from mx_rmq.cli.program import CannotDo
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 
@@ -22,27 +22,29 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Admin, MessageView
 
 HINT: Final = "// "
-"""How a line begins in the editor that is no part of the JSON."""
+"""Start of a line in the editor that is not part of the JSON."""
 
 LONGEST_HINT: Final = 300
 
 RECORD: Final = frozenset(("v", "id", "payload"))
-"""By which a record is told from a payload."""
+"""Fields that tell a record from a payload."""
 
 
-@click.command(short_help="Give a dead or quarantined message another payload, and requeue it.")
-@click.argument("topic", shell_complete=complete_topic)
+@click.command
+@with_topic
 @click.argument("id")
-@click.option("--payload", help="The new payload, JSON. Else it is edited in $VISUAL or $EDITOR.")
+@click.option(
+    "--payload", help="The new payload as JSON.  [default: edit it in $VISUAL or $EDITOR]"
+)
 @click.option(
     "--payload-file",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="A file that holds it; -: standard input.",
+    help="Read the new payload from a file, or - for standard input.",
 )
 @click.option(
     "--state",
     type=click.Choice([state.value for state in ARCHIVES]),
-    help="Only if it is in this state.",
+    help="Only if the message is in this state.",
 )
 @yes_option
 @as_json
@@ -57,15 +59,15 @@ async def edit(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Give message ID of TOPIC another payload and send it round again.
+    """Change the payload of message ID of TOPIC, and requeue it.
 
-    Its id, headers and priority stay. Of a message that no worker could read, the editor shows the
-    record; of the mended record the payload is taken. What was edited in vain is kept in a file,
-    which is named. Exit code 1: it is neither dead nor quarantined. 2: it could not be done, the
-    payload is not JSON, or the message has died again meanwhile.
+    Its id, headers and priority stay. If no worker could decode the message, the editor shows the
+    whole record, and the payload of the fixed record is used. If the edit fails, your text is kept
+    in a file. Exit code 1: the message is neither dead nor quarantined. 2: failed, the payload is
+    not JSON, or the message was archived again while you edited.
     """
     if payload is not None and payload_file is not None:
-        raise click.UsageError("Either --payload or --payload-file.")
+        raise click.UsageError("Pass either --payload or --payload-file, not both.")
     message = await admin.get(topic, id)
     done = False
     if message is not None and message.state in ((state,) if state else ARCHIVES):
@@ -80,7 +82,7 @@ async def edit(
         finally:
             if edited and not done:
                 path = keep(edited)
-                click.echo(f"What you wrote is kept: --payload-file {path}", err=True)
+                click.echo(f"Your text is kept: --payload-file {path}", err=True)
     if as_json:
         print_json({"topic": topic, "id": id, "edited": done})
     elif done:
@@ -97,7 +99,7 @@ def _states(state: str | None) -> str:
 
 
 def _given(payload: str | None, file: Path | None) -> str | bytes | None:
-    """Return the new payload as the options have it; None: it is to be edited."""
+    """Return the payload given by the options; None: open the editor."""
     if file is None:
         return payload
     if str(file) != "-":
@@ -107,13 +109,13 @@ def _given(payload: str | None, file: Path | None) -> str | bytes | None:
 
 
 async def _edited(message: MessageView) -> str:
-    """Return what somebody has made of the payload in an editor."""
+    """Open the payload in an editor; return the result."""
     if not sys.stdin.isatty():
-        raise CannotDo("nobody is there to edit it: say --payload or --payload-file")
+        raise CannotDo("not a terminal, cannot open an editor: pass --payload or --payload-file")
     before = _before(message)
     edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
     if edited is None or _without_hint(edited) == _without_hint(before):
-        raise CannotDo("the payload was not changed, so nothing was done")
+        raise CannotDo("the payload was not changed")
     return _without_hint(edited)
 
 
@@ -122,31 +124,31 @@ def _hint(message: MessageView) -> str:
     if not message.unreadable:
         return printable(f"The payload of {whose}")
     return cut(
-        f"The record of {whose}: mend it, or leave nothing but the payload. "
-        f"Nobody could read it: {message.unreadable}",
+        f"The record of {whose}: fix it, or replace it with the payload alone. "
+        f"It cannot be decoded: {message.unreadable}",
         LONGEST_HINT,
     )
 
 
 def _without_hint(text: str) -> str:
-    """Return the text without the lines that are ours: no line of JSON begins so."""
+    """Remove our hint. No line of JSON starts like it."""
     lines = text.strip().split("\n")
     return "\n".join(line for line in lines if not line.startswith(HINT.strip())).strip()
 
 
 def _payload_in(value: Any, message: MessageView) -> Any:
-    """Return the payload; of an unreadable message's record, if somebody has mended that."""
+    """Return the payload, also if the value is the fixed record of an unreadable message."""
     if not message.unreadable or not isinstance(value, dict) or not value.keys() >= RECORD:
         return value
     try:
         record = codec.decode_as(json.dumps(value).encode(), message.topic, message.id)
     except DecodeError as error:
-        raise InvalidInput(f"{error.reason}; mend it, or write the payload alone") from None
+        raise InvalidInput(f"{error.reason}; fix it, or write the payload alone") from None
     return json.loads(bytes(record.payload))
 
 
 def _before(message: MessageView) -> str:
-    """Return the text to edit: the payload, or as much of the bytes as is text."""
+    """Return the text to edit: the payload, or the bytes of an unreadable message."""
     if message.unreadable:
         return message.raw.decode("utf-8", "replace")
     return payload_text(message, indent=2)

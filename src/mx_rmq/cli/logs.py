@@ -1,4 +1,4 @@
-"""How a command logs: its options, and how a line is made."""
+"""How commands log: options and formats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mx_rmq.cli.output import lines, printable
-from mx_rmq.logs import JsonFormatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +25,7 @@ INDENT: Final = "\n    "
 
 
 def log_level(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command the option --log-level."""
+    """Add --log-level to a command."""
     return click.option(
         "--log-level",
         type=click.Choice(LEVELS, case_sensitive=False),
@@ -34,19 +33,20 @@ def log_level(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
         envvar="MX_RMQ_LOG_LEVEL",
         show_default=True,
         show_envvar=True,
+        help="Lowest level to log.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """What the command line asks for of the logs, beside their level."""
+    """The logging options, except the level."""
 
     format: str
     payloads: bool
     mask: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """Return the options that ask for the same."""
+        """Return these options as command-line arguments."""
         words = ["--log-format", self.format]
         if self.payloads:
             words.append("--log-payloads")
@@ -55,14 +55,18 @@ class Logs:
         return words
 
     def formatter(self) -> logging.Formatter:
-        """Return how a line is made."""
+        """Return the formatter of log lines."""
         if self.format == "json":
+            from mx_rmq.logs import JsonFormatter
+
             return JsonFormatter(self.mask)
         return _Formatter(TEXT)
 
     def tell(self, error: MxRmqError) -> None:
-        """Say why it ends, in the form of the logs, whoever has seen to those."""
+        """Print a fatal error in the format of the logs, whatever logging is configured."""
         if self.format == "json":
+            from mx_rmq.logs import JsonFormatter
+
             about = {"name": "mx_rmq", "levelno": logging.ERROR, "levelname": "ERROR"}
             line = JsonFormatter().format(logging.makeLogRecord({**about, "msg": str(error)}))
         else:
@@ -71,9 +75,9 @@ class Logs:
 
 
 class _Formatter(logging.Formatter):
-    """Log lines of which foreign text can do the terminal no harm.
+    """Log lines with control characters escaped.
 
-    All lines of a record but the first are indented, so that no text passes for another record.
+    Every line of a record after the first is indented, so that no text can pose as a record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -81,7 +85,7 @@ class _Formatter(logging.Formatter):
 
 
 def configure_logging(level: str, formatter: logging.Formatter | None = None) -> None:
-    """Log to stderr from this level on, unless the application has seen to its logs itself."""
+    """Log to stderr from this level on, unless the application has configured logging."""
     handler = logging.StreamHandler()
     handler.setFormatter(formatter or _Formatter(TEXT))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,4 +1,4 @@
-"""What the commands print: words and JSON, of which foreign text can do the terminal no harm."""
+"""What commands print: text and JSON. Control characters in foreign text are escaped."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from mx_rmq.core.text import count as count
+from mx_rmq.core.text import duration as duration
 from mx_rmq.core.text import instant
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
 
 CELL: Final = 60
-"""Characters of a payload or an error in a table; `show` has them all."""
+"""Characters of a payload or an error in a table; `show` prints all of them."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def printable(text: str) -> str:
-    """Return text whose every character stands for itself; the others are written as escapes."""
+    """Return a text with every unprintable character escaped."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escaped(one) for one in text)
@@ -32,7 +34,7 @@ def _escaped(character: str) -> str:
 
 
 def cut(text: str, length: int = CELL) -> str:
-    """Return the beginning of a text, made printable."""
+    """Shorten a text and make it printable."""
     shown = printable(text[: length + 1])
     return shown if len(shown) <= length else shown[: length - 1] + "…"
 
@@ -43,17 +45,30 @@ def lines(text: str) -> list[str]:
 
 
 def say(text: str) -> None:
-    """Print a line of our own, foreign words in it escaped."""
+    """Print one line."""
     click.echo(printable(text))
 
 
+def print_result(line: str, document: Any, *, as_json: bool) -> None:
+    """Print the result of a command, as a line or as JSON."""
+    if as_json:
+        print_json(document)
+    else:
+        say(line)
+
+
+def complain(text: str) -> None:
+    """Print one line to standard error."""
+    click.echo(printable(text), err=True)
+
+
 def print_json(document: Any) -> None:
-    """Print a JSON document. Nothing in it is but plain ASCII."""
+    """Print a JSON document, ASCII only."""
     click.echo(_json(document, indent=2))
 
 
 def print_line(document: Any) -> None:
-    """Print a JSON document in one line, one of many."""
+    """Print a JSON document as one line of many."""
     click.echo(_json(document, indent=None))
 
 
@@ -68,7 +83,7 @@ def _plain(value: object) -> Any:
 
 
 def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
-    """Return a message as JSON has it; its bytes in Base64, if wanted."""
+    """Return a message for JSON; with `raw`, also its bytes in Base64."""
     document = asdict(message)
     for name in ("content", "broken") if raw else ("content", "broken", "raw"):
         del document[name]
@@ -77,30 +92,12 @@ def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
 
 
 def payload_text(message: MessageView, *, indent: int | None = None) -> str:
-    """Return the payload as JSON text, or the bytes of what cannot be read."""
+    """Return the payload as JSON text, or the bytes if it cannot be decoded."""
     if message.unreadable:
         return repr(message.raw)
     return json.dumps(message.payload, ensure_ascii=False, indent=indent)
 
 
 def when(seconds: float | None) -> str | None:
-    """Return an instant as people write it, UTC."""
+    """Return a time as text, in UTC."""
     return None if seconds is None else instant(seconds)
-
-
-def duration(seconds: float | None) -> str | None:
-    """Return a span of time in its two largest units."""
-    if seconds is None:
-        return None
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {below}"
-    return f"{whole // 60} min {whole % 60} s"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number of things in words."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.connection import CannotDo, with_options
+from mx_rmq.cli.connection import Queue, with_server
 from mx_rmq.cli.output import as_json, count, cut, print_json
+from mx_rmq.cli.program import CannotDo
 from mx_rmq.core.confirm import Level
 from mx_rmq.core.errors import (
     InvalidInput,
@@ -24,36 +25,43 @@ from mx_rmq.core.errors import (
     ProduceUnknown,
 )
 from mx_rmq.core.message import Priority
-from mx_rmq.queue import MessageQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mx_rmq.queue import MessageQueue
+
 CHUNK: Final = 1000
-"""Lines that --many reads before it produces them."""
+"""Lines that --many reads per call."""
 
-HINT: Final = """a text is written '"text"'"""
+HINT: Final = """write a string as '"text"'"""
 
 
-@click.command(short_help="Produce messages.")
+@click.command
 @click.argument("topic")
 @click.argument("payload", required=False)
-@with_options
-@click.option("--id", help="An id of your own: a second message of that id is not made.")
-@click.option("--delay", type=float, help="Seconds until it is due.")
-@click.option("--at", help="When it is due: 2030-01-31T12:00:00+01:00.")
+@with_server
+@click.option("--id", help="A custom id. A second message with the same id is not stored.")
+@click.option("--delay", type=float, help="Seconds until the message is due.")
+@click.option("--at", help="When the message is due: 2030-01-31T12:00:00+01:00.")
 @click.option(
-    "--priority", type=click.Choice([one.value for one in Priority]), default=Priority.NORMAL.value
+    "--priority",
+    type=click.Choice([one.value for one in Priority]),
+    default=Priority.NORMAL.value,
+    show_default=True,
+    help="High before normal before low.",
 )
-@click.option("--ttl", type=float, help="Seconds after which nobody needs it any more.")
-@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="May be repeated.")
-@click.option("--key", help="Messages of the same key keep their order.")
+@click.option("--ttl", type=float, help="Seconds after which the message expires.")
+@click.option(
+    "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Can be repeated."
+)
+@click.option("--key", help="Messages with the same key are handled in order.")
 @click.option(
     "--confirm",
     type=click.Choice([level.value for level in Level]),
-    help="How far it must have come; else MX_RMQ_CONFIRM, else mx-rmq.toml, else stored.",
+    help="How safely it must be stored.  [default: MX_RMQ_CONFIRM, then mx-rmq.toml, then stored]",
 )
-@click.option("--many", is_flag=True, help="One payload a line, from standard input.")
+@click.option("--many", is_flag=True, help="Read one payload per line from standard input.")
 @as_json
 def produce(
     topic: str,
@@ -71,16 +79,21 @@ def produce(
 ) -> None:
     """Produce PAYLOAD, which is JSON, to TOPIC, and print the message's id.
 
-    Without PAYLOAD, or with -, standard input is read. Exit code 2: it could not be done.
+    Without PAYLOAD, or with -, read it from standard input. Exit code 2: failed.
     """
-    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # what the server lacks, the doctor tells
+    from mx_rmq.queue import MessageQueue
+
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # `doctor` reports unsafe server settings
     told = _ids_as_json if as_json else _ids_as_lines
     try:
         options |= {"at": _instant(at), "headers": _headers(headers)}
         mq = MessageQueue(url, prefix=prefix, patience=patience)
+        Queue(mq.settings).check()
         if many:
             if id is not None or payload not in (None, "-"):
-                raise InvalidInput("--many reads the payloads from standard input, and makes ids")
+                raise InvalidInput(
+                    "--many takes neither PAYLOAD nor --id: it reads payloads from standard input"
+                )
             _refuse_terminal()
             with told() as tell:
                 _produce_many(mq, topic, key, options, tell)
@@ -90,10 +103,10 @@ def produce(
             with told() as tell:
                 tell([produced])
     except ProduceUnknown as error:
-        again = f"; to try again without a second copy: --id {error.ids[0]}" if not many else ""
+        again = f"; to retry without a duplicate, pass --id {error.ids[0]}" if not many else ""
         raise CannotDo(f"{error}{again}") from error
     except NotConfirmed as error:
-        again = f"; to wait for it again: --id {error.ids[0]}" if not many else ""
+        again = f"; to wait again, pass --id {error.ids[0]}" if not many else ""
         raise CannotDo(f"{error}{again}") from error
     except MxRmqError as error:
         raise CannotDo(str(error)) from error
@@ -111,7 +124,7 @@ def _produce_many(
     options: dict[str, Any],
     tell: Callable[[list[str]], None],
 ) -> None:
-    """Produce the lines of standard input, chunk by chunk; the lines are read in no event loop."""
+    """Produce the lines of standard input in chunks. Reading happens outside the event loop."""
     produced = 0
     with asyncio.Runner() as runner:
         runner.run(mq.open())
@@ -147,11 +160,11 @@ def _text(payload: str | None) -> str | bytes:
 
 def _refuse_terminal() -> None:
     if sys.stdin.isatty():
-        raise InvalidInput(f"no payload: give one as JSON ({HINT}), or pipe it in")
+        raise InvalidInput(f"no payload: pass it as JSON ({HINT}), or pipe it in")
 
 
 def parsed(text: str | bytes, what: str = "the payload") -> Any:
-    """Return what a JSON text says, or refuse it."""
+    """Parse JSON, or raise InvalidInput."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -192,7 +205,7 @@ def _ids_as_lines() -> Iterator[Callable[[list[str]], None]]:
 
 @contextmanager
 def _ids_as_json() -> Iterator[Callable[[list[str]], None]]:
-    """Print one document at the end, also if that comes early."""
+    """Print one document at the end, also after an error."""
     every: list[str] = []
     try:
         yield every.extend

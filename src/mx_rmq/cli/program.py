@@ -1,43 +1,106 @@
-"""What is around all commands: how the program ends when its output finds no place or reader, or
-somebody interrupts."""
+"""What surrounds the commands: finding them, exit codes, and errors that end the program."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from typing import Any, Final
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.connection import INTERRUPTED, CannotDo
+from mx_rmq.cli.output import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from click.shell_completion import CompletionItem
+
+INTERRUPTED: Final = 130
+"""Exit code of an interrupted command: 128 + SIGINT."""
 
 UNREAD: Final = 141
-"""The exit code of a command whose output nobody reads any more, as of one that SIGPIPE ends."""
+"""Exit code of a command whose output was closed: 128 + SIGPIPE."""
 
 UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What a file says that takes no more."""
+"""Errors of a file that cannot take more data."""
+
+MOVED: Final = {"bench": "python -m bench.own", "capacity": "python -m bench.capacity"}
+"""Commands that left the package -> what to run in a clone instead."""
+
+
+class CannotDo(click.ClickException):
+    """The command failed: exit code 2. Exit code 1 means not found, or a problem found."""
+
+    exit_code = 2
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
+
+
+class PromptInterrupted(CannotDo):
+    """Ctrl-C while the command waited for an answer."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self) -> None:
+        super().__init__("interrupted, nothing was changed")
 
 
 class Program(click.Group):
-    """The commands, with exit codes as shells have them."""
+    """The commands of a table, each imported when it is called."""
+
+    def __init__(self, *, table: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        super().__init__(**options)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import a command."""
+        if cmd_name in MOVED:
+            ctx.fail(
+                f"mx-rmq {cmd_name} is no longer part of the package. "
+                f"Run `{MOVED[cmd_name]}` in a clone of mx-rmq."
+            )
+        if cmd_name not in self._table:
+            return None
+        name, _ = self._table[cmd_name]
+        command: click.Command = getattr(import_module(f"mx_rmq.cli.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer commands from the table alone, and options."""
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        offered = [CompletionItem(name, help=self._table[name][1]) for name in names]
+        return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # `| head` has seen enough, which is no failure of ours
+        except BrokenPipeError:  # for example `| head`: not an error
             _drop_output()
             sys.exit(UNREAD)
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise
             _drop_output()
-            raise CannotDo(f"the output cannot be written: {error.strerror}") from error
+            raise CannotDo(f"cannot write the output: {error.strerror}") from error
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
 
 
 def _drop_output() -> None:
-    """Let go what is left to be flushed at the end."""
+    """Discard buffered output, so that flushing it at exit cannot fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,21 +1,10 @@
-"""A bar for long work, on standard error, where somebody watches."""
+"""A progress bar on standard error, if that is a terminal."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,16 +13,27 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def bar(deed: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yield what shows how far it has come; quiet, or if nobody watches, it shows nothing."""
+def bar(action: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows progress. Without a terminal, or if quiet, it does nothing."""
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        SpinnerColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
     columns = (
         SpinnerColumn(),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("looked at, {task.fields[done]:,} " + deed),
+        TextColumn("scanned, {task.fields[done]:,} " + action),
         TimeElapsedColumn(),
         TextColumn("left:"),
         TimeRemainingColumn(),
@@ -43,7 +43,7 @@ def bar(deed: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
         *columns,
         console=console,
         transient=True,
-        redirect_stdout=False,  # it would come out on standard error
+        redirect_stdout=False,  # it would go to standard error
         redirect_stderr=False,
     ) as shown:
         task = shown.add_task("", total=None, done=0)

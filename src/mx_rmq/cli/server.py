@@ -1,18 +1,21 @@
-"""`mx-rmq server`: the embedded server in the foreground, for other processes to use."""
+"""`mx-rmq server`: run the embedded server in the foreground, for other processes to use."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.connection import CannotDo
+from mx_rmq.cli.program import CannotDo
 from mx_rmq.core.errors import EmbeddedServerError
-from mx_rmq.embedded import EmbeddedServer
+
+if TYPE_CHECKING:
+    from mx_rmq.embedded import EmbeddedServer
 
 
-@click.command(short_help="Run a server of our own in the foreground.")
+@click.command
 @click.argument("directory", default="./mx-rmq-data", type=click.Path(path_type=Path))
 @click.option(
     "--port",
@@ -22,11 +25,13 @@ from mx_rmq.embedded import EmbeddedServer
 def server(directory: Path, port: int | None) -> None:
     """Run a server that keeps its data in DIRECTORY, until Ctrl-C or SIGTERM.
 
-    DIRECTORY is ./mx-rmq-data unless you say otherwise. Other processes use it by the URL
-    embedded://DIRECTORY. With --port it asks for a password, which is generated and kept in
-    DIRECTORY/password for you alone; the URL that is shown names that file. Exit code 2: it could
-    not be started, or ended by itself.
+    DIRECTORY defaults to ./mx-rmq-data. Other processes connect with the URL embedded://DIRECTORY.
+    With --port the server also listens on TCP and requires a password, which is generated and kept
+    in DIRECTORY/password, readable by you only; the printed URL names that file. Exit code 2: the
+    server could not start, or it exited by itself.
     """
+    from mx_rmq.embedded import EmbeddedServer
+
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
     try:
@@ -35,7 +40,7 @@ def server(directory: Path, port: int | None) -> None:
             if running.owner:
                 code = running.wait()
                 raise EmbeddedServerError(
-                    f"the server ended by itself with exit code {code}; {running.log_end()}"
+                    f"the server exited by itself with code {code}; {running.log_end()}"
                 )
     except KeyboardInterrupt:
         click.echo("stopped")

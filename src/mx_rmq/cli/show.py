@@ -1,4 +1,4 @@
-"""`mx-rmq show`: everything that is known of one message."""
+"""`mx-rmq show`: everything about one message."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.admin import What
-from mx_rmq.cli.completion import complete_topic
-from mx_rmq.cli.connection import CannotDo, on_admin
-from mx_rmq.cli.life import life_document, show_life
+from mx_rmq.cli.connection import on_admin, with_topic_and_id
+from mx_rmq.cli.history import life_document, show_life
 from mx_rmq.cli.output import (
     as_json,
     cut,
@@ -20,29 +18,28 @@ from mx_rmq.cli.output import (
     say,
     when,
 )
+from mx_rmq.cli.program import CannotDo
 from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Happening, MessageView
 
-ENDS: Final = (What.COMPLETED, What.DISCARDED, What.CANCELLED, What.TRIMMED)
-"""After which a message is gone."""
+ENDS: Final = ("completed", "discarded", "cancelled", "trimmed")
+"""Events after which a message is gone."""
 
 
-@click.command(short_help="Show everything that is known of one message.")
-@click.argument(
-    "words", nargs=-1, required=True, metavar="[TOPIC] ID", shell_complete=complete_topic
-)
+@click.command
+@with_topic_and_id
 @as_json
 @on_admin
 async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
-    """Show everything that is known of message ID, of TOPIC or of whichever topic has it.
+    """Show message ID of TOPIC. Without TOPIC, search all topics.
 
-    Of a message that is gone, what the topic's history still tells. Exit code 1: it is not there,
-    and nobody remembers it. 2: several topics have it, or it could not be looked for.
+    If the message is gone, show what the topic's history still knows. Exit code 1: not found.
+    2: failed, or several topics have a message with this id.
     """
     if len(words) > 2:
-        raise click.UsageError("One message: its topic, if you like, and its id.")
+        raise click.UsageError("Pass one message: ID or TOPIC ID.")
     *topic, id = words
     message = await (admin.get(topic[0], id) if topic else _find(admin, id))
     life = await _life(admin, [message.topic] if message else topic or await admin.topics(), id)
@@ -65,7 +62,7 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
 
 
 async def _life(admin: Admin, topics: list[str], id: str) -> list[Happening]:
-    """Return what has happened to a message, from the first topic that knows of it."""
+    """Return the history of a message from the first topic that has one."""
     for topic in topics:
         if life := await admin.history(topic, id):
             return life
@@ -86,7 +83,7 @@ async def _find(admin: Admin, id: str) -> MessageView | None:
     found = await admin.find(id)
     if len(found) > 1:
         topics = ", ".join(one.topic for one in found)
-        raise CannotDo(f"message {id!r:.80} is in several topics, so say which: {topics}")
+        raise CannotDo(f"message {id!r:.80} is in several topics, pass one of them: {topics}")
     return found[0] if found else None
 
 
@@ -134,7 +131,7 @@ def _show_payload(message: MessageView) -> None:
 
 
 def _attempts(message: MessageView) -> str | None:
-    if message.priority is None:  # its record could not be read
+    if message.priority is None:  # its record cannot be decoded
         return None
     allowed = "" if message.max_attempts is None else f" of {message.max_attempts}"
     crashes = f", {message.crashes} of them crashes" if message.crashes else ""

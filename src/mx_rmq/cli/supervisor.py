@@ -1,9 +1,9 @@
-"""Several worker processes under one supervisor, and one that is restarted when its code changes.
+"""Run several worker processes under one supervisor, or restart one when its code changes.
 
-Each process is tied to the supervisor by a line, a pair of sockets. Through it the process says
-that it works; and when the supervisor is gone, whatever the reason, the line ends, and the process
-stops in good order. Processes have sessions of their own, so that a Ctrl-C in the terminal reaches
-only the supervisor, which passes it on: one signal stays one signal.
+A socket pair connects each process to the supervisor. The process sends a byte through it while
+its worker runs. When the supervisor is gone, for whatever reason, the socket closes and the process
+shuts down cleanly. Each process has its own session: Ctrl-C in the terminal reaches only the
+supervisor, which passes it on, so that no process gets the signal twice.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mx_rmq.cli.loading import look_here
+from mx_rmq.cli.load_queue import look_here
 from mx_rmq.safe_log import get_logger
-from mx_rmq.worker import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,27 +30,30 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+"""Signals that stop the processes."""
+
 LEFT: Final = 1
-"""Exit code: something was left to the leases."""
+"""Exit code: unfinished messages wait until their leases run out."""
 WRONG: Final = 2
-"""Exit code: it could not begin."""
+"""Exit code: it could not start."""
 BROKEN: Final = 3
-"""Exit code: a part of the worker kept dying, so it stopped by itself."""
+"""Exit code: a part of the worker kept failing, so the worker stopped."""
 
 LOOK_AT_PROCESSES: Final = 1.0
-"""Seconds between two looks whether all processes give signs of life."""
+"""Seconds between two checks that all processes are alive."""
 
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-"""Seconds before a process is started anew, doubled each time."""
+"""Seconds before a process is restarted; the pause doubles each time."""
 LONG_LIFE: Final = 60.0
-"""Seconds of life after which a process has earned the first pause again."""
+"""A process that ran for this many seconds is restarted after the first pause again."""
 
 LOOK_EVERY: Final = 0.5
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 
 LAST_RESORT: Final = 30.0
-"""Seconds beyond the grace after which a process without a supervisor ends by force."""
+"""Seconds after the grace when a process without a supervisor exits, finished or not."""
 
 _NOT_CODE: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
 
@@ -59,7 +61,7 @@ Files = dict[str, tuple[int, int]]
 
 
 class Lifeline:
-    """The line to the supervisor, in a worker process."""
+    """The connection to the supervisor, in a worker process."""
 
     def __init__(self, number: int) -> None:
         os.set_inheritable(number, False)
@@ -67,14 +69,14 @@ class Lifeline:
         self._line = socket.socket(fileno=number)
 
     def watch(self, grace: float) -> None:
-        """From now on, stop when the supervisor is gone."""
+        """Start a thread that stops this process when the supervisor is gone."""
         threading.Thread(
             target=self._watch, args=(grace,), name="mx-rmq-lifeline", daemon=True
         ).start()
 
     def works(self) -> None:
-        """Tell the supervisor that the worker works: when it has begun, then every second."""
-        with suppress(OSError):  # it is gone: the thread sees to that; or it does not listen
+        """Tell the supervisor that the worker runs: when it has started, then every second."""
+        with suppress(OSError):  # it is gone, which the thread handles; or its buffer is full
             self._line.send(b".", socket.MSG_DONTWAIT)
 
     def _watch(self, grace: float) -> None:
@@ -83,14 +85,14 @@ class Lifeline:
                 pass
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(min(grace + LAST_RESORT, threading.TIMEOUT_MAX))
-        os._exit(LEFT)  # a handler holds the event loop, and nobody else is there to end it
+        os._exit(LEFT)  # a handler blocks the event loop, so SIGTERM had no effect
 
 
 class Ended(NamedTuple):
     """How a process ended."""
 
     pid: int | None
-    """None: it could not even be started."""
+    """None: it could not be started."""
     code: int
 
     def __str__(self) -> str:
@@ -103,32 +105,32 @@ class Ended(NamedTuple):
 
     @property
     def verdict(self) -> int:
-        """What it means for the messages, as an exit code."""
+        """The exit code of the supervisor, if this was its only process."""
         if self.code == -signal.SIGTERM:
-            return 0  # it had not begun: a worker that has, stops in good order
+            return 0  # it had not started: a worker that has, handles SIGTERM
         return self.code if self.code in (0, WRONG, BROKEN) else LEFT
 
 
 class Processes:
-    """The worker processes that live now. Each signal to the supervisor goes to all of them."""
+    """The running worker processes. Each signal to the supervisor goes to all of them."""
 
     def __init__(self, command: Sequence[str], systemd: Systemd) -> None:
         self._command = command
         self._systemd = systemd
         self._living: set[asyncio.subprocess.Process] = set()
         self._heard_at: dict[asyncio.subprocess.Process, float] = {}
-        """When each process that works gave its last sign of life."""
+        """When each process last said that its worker runs."""
         self.stopping = asyncio.Event()
-        """Set: we were told to stop."""
+        """Set once a signal told us to stop."""
         self.worked = asyncio.Event()
-        """Set: a worker has begun at least once, so what we were told was right."""
+        """Set once any worker has started, so the command line and the settings are valid."""
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if systemd.watchdog is not None:
             self._look(systemd.watchdog)
 
     async def live(self, **environment: str) -> Ended:
-        """Start a process and wait for its end."""
+        """Start a process and wait until it ends."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -143,11 +145,11 @@ class Processes:
                         start_new_session=True,
                         env={**os.environ, **environment},
                     )
-            except OSError as error:  # no memory, no room for another process
+            except OSError as error:  # no memory, or too many processes
                 logger.error("%s", error)
                 return Ended(None, LEFT)
             self._living.add(process)
-            if self.stopping.is_set():  # told while it was being started
+            if self.stopping.is_set():  # a signal came while it was being started
                 _terminate(process)
             loop.add_reader(ours, self._on_word, ours, process)
             try:
@@ -158,7 +160,7 @@ class Processes:
                 loop.remove_reader(ours)
 
     def terminate(self) -> None:
-        """Tell every process to stop; the second time, not to wait for its handlers."""
+        """Tell every process to stop. The second call means: do not wait for handlers."""
         for process in self._living:
             _terminate(process)
 
@@ -178,12 +180,12 @@ class Processes:
         asyncio.get_running_loop().remove_reader(line)
 
     def _look(self, watchdog: float) -> None:
-        """Give systemd a sign of life. A process that gives us none is killed, then replaced."""
+        """Ping systemd. Kill each process that is silent for too long; it is then replaced."""
         self._systemd.alive()
         for process, heard_at in self._heard_at.items():
             if time.monotonic() - heard_at > watchdog and process.returncode is None:
                 logger.error(
-                    "worker process %d gave no sign of life for %g s and is killed",
+                    "worker process %d was silent for %g s and is killed",
                     process.pid,
                     watchdog,
                 )
@@ -204,8 +206,8 @@ async def supervise(
 ) -> int:
     """Keep `count` processes alive until told to stop, or drained; return the worst exit code.
 
-    The first one goes ahead alone: if it cannot begin, it says why, once, and that is the end.
-    Each has a name and a port for its metrics of its own, if there are any.
+    The first process starts alone: if it cannot start, it logs why, and no other one is started.
+    Each process has its own name and its own metrics port, if these are set.
     """
     processes = Processes(command, systemd)
 
@@ -221,7 +223,7 @@ async def supervise(
 
 
 async def _keep(processes: Processes, environment: dict[str, str], *, drain: bool) -> int:
-    """Keep one process alive; return its exit code when it shall live no more."""
+    """Keep one process alive; return its exit code once it is not to be restarted."""
     pause = FIRST_PAUSE
     while True:
         started = time.monotonic()
@@ -232,7 +234,7 @@ async def _keep(processes: Processes, environment: dict[str, str], *, drain: boo
             return WRONG
         if time.monotonic() - started >= LONG_LIFE:
             pause = FIRST_PAUSE
-        logger.warning("%s; another one starts in %g s", ended, pause)
+        logger.warning("%s; restarting in %g s", ended, pause)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):
                 await processes.stopping.wait()
@@ -241,10 +243,10 @@ async def _keep(processes: Processes, environment: dict[str, str], *, drain: boo
 
 
 async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
-    """Run one process until told to stop; begin anew when the code changes."""
+    """Run one process until told to stop; restart it when the code changes."""
     processes = Processes(command, systemd)
     directories = directories_of(module)
-    logger.info("reloads when a .py file changes in %s", ", ".join(directories))
+    logger.info("reloading when a .py file changes in %s", ", ".join(directories))
     while True:
         files = look_at(directories)
         living = asyncio.create_task(processes.live(), name="mx-rmq process")
@@ -252,11 +254,11 @@ async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
         try:
             await asyncio.wait([living, change], return_when=asyncio.FIRST_COMPLETED)
             if living.done() and not processes.stopping.is_set():
-                logger.warning("%s; it waits for a change of the code", living.result())
+                logger.warning("%s; waiting until the code changes", living.result())
                 await _first_of(change, processes.stopping)
             if processes.stopping.is_set():
                 return (await living).verdict
-            logger.info("%s has changed: the worker begins anew", await change)
+            logger.info("%s has changed: restarting the worker", await change)
             processes.terminate()
             await living
         finally:
@@ -265,13 +267,13 @@ async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
 
 async def _change(directories: Sequence[str], before: Files) -> str:
     """Wait until a file is new, gone or changed; return its name."""
-    while (now := look_at(directories)) == before:  # noqa: ASYNC110 - files tell nobody
+    while (now := look_at(directories)) == before:  # noqa: ASYNC110 - files send no events
         await asyncio.sleep(LOOK_EVERY)
     return min(name for name, _ in before.items() ^ now.items())
 
 
 def directories_of(module: str) -> list[str]:
-    """Return where a module's code is: in its package, else in its directory. Imports nothing."""
+    """Return where a module's code is: its package, or its directory. Imports nothing."""
     look_here()
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
@@ -285,12 +287,12 @@ def directories_of(module: str) -> list[str]:
 
 
 def look_at(directories: Sequence[str]) -> Files:
-    """Return the time and the size of each .py file, by its name."""
+    """Return the path of each .py file -> its modification time and size."""
     return {name: facts for directory in directories for name, facts in _look(directory)}
 
 
 def _look(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    with suppress(OSError), os.scandir(directory) as entries:  # gone meanwhile, or not ours
+    with suppress(OSError), os.scandir(directory) as entries:  # deleted meanwhile, or not readable
         for entry in entries:
             if entry.name.startswith(".") or entry.name in _NOT_CODE:
                 continue
@@ -304,7 +306,7 @@ def _look(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 async def _first_of(task: asyncio.Task[int] | asyncio.Task[str], event: asyncio.Event) -> None:
-    """Wait for the end of a task or for an event."""
+    """Wait until a task is done or an event is set."""
     waiting = asyncio.create_task(event.wait())
     try:
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -319,5 +321,5 @@ def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def python(*words: str) -> list[str]:
-    """Return the command that runs us with these words, in the same Python."""
+    """Return the command that runs mx-rmq with these arguments, in the same Python."""
     return [sys.executable, "-P", "-m", "mx_rmq.cli", *words]

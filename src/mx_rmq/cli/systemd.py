@@ -1,6 +1,6 @@
 """Notify systemd about a worker: `Type=notify` and `WatchdogSec` in its unit; see sd_notify(3).
 
-With several processes only the supervisor does: systemd listens to the unit's main process alone.
+With several processes only the supervisor does it: systemd accepts only the unit's main process.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Systemd:
     """The notification socket of systemd, if it started this process and gave it one."""
 
     address: str = ""
-    """Of its datagram socket; empty: there is none."""
+    """The address of its datagram socket; empty if there is none."""
     watchdog: float | None = None
-    """Seconds without a sign of life after which systemd restarts the unit; None: never."""
+    """Seconds without a ping after which systemd restarts the unit; None: no watchdog."""
 
     @classmethod
     def take_over(cls) -> Self:
-        """Return what the environment says, and remove it there: it is not for child processes."""
+        """Read systemd's variables and remove them, so that child processes do not notify it."""
         address = os.environ.pop("NOTIFY_SOCKET", "")
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
         meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
@@ -31,16 +31,16 @@ class Systemd:
         return cls(address, int(microseconds) / 1e6 if wanted else None)
 
     def ready(self) -> None:
-        """The worker has started."""
+        """Say that the worker has started."""
         self._tell("READY=1")
 
     def alive(self) -> None:
-        """The event loop runs, and no part is down."""
+        """Say that the event loop runs and no part of the worker is down."""
         if self.watchdog is not None:
             self._tell("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """The worker stops."""
+        """Say that the worker is stopping."""
         self._tell("STOPPING=1")
 
     def _tell(self, word: str) -> None:
@@ -49,7 +49,7 @@ class Systemd:
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address
         with (
             suppress(OSError),  # systemd is gone, or its socket is full
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as way,
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender,
         ):
-            way.setblocking(False)
-            way.sendto(word.encode(), address)
+            sender.setblocking(False)
+            sender.sendto(word.encode(), address)

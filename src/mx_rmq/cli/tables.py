@@ -1,4 +1,4 @@
-"""Tables, as wide as the terminal lets them be; a pipe gets whole lines."""
+"""Tables that fit the terminal. Without a terminal, lines are not cut."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import rich.table
-from rich.cells import cell_len
-from rich.console import Console, Group
-from rich.live import Live
-from rich.text import Text
-
 from mx_rmq.cli.output import CELL, cut, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    import rich.table
+    from rich.console import Console
 
 WIDE: Final = 10_000
-"""Columns where no terminal sets a limit."""
+"""Width without a terminal."""
 
 GAP: Final = 2
-"""Blanks between two columns, as rich has them."""
+"""Blanks between two columns, as in rich."""
 
 SHORTEST: Final = 16
-"""Characters that a long text keeps, whatever else has to go."""
+"""Characters that a long text keeps in the narrowest terminal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: numbers to the right, None as nothing."""
+    """A table. Numbers are aligned right; None is an empty cell."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     spare: Sequence[str] = ()
-    """Columns that a narrow terminal goes without, the first one first."""
+    """Columns that a narrow terminal does without, in this order."""
     long: Sequence[str] = ()
     """Columns of text that may be cut."""
 
     def within(self, width: int) -> rich.table.Table:
-        """Return it for a terminal so wide."""
+        """Return the table for a terminal of this width."""
+        from rich.table import Table
+        from rich.text import Text
+
         shown = list(range(len(self.columns)))
         for spare in self.spare:
             if self._width(shown, SHORTEST) <= width:
@@ -47,7 +47,7 @@ class Table:
             shown.remove(self.columns.index(spare))
         lengths = (WIDE, *range(CELL, SHORTEST, -1))
         longest = next((one for one in lengths if self._width(shown, one) <= width), SHORTEST)
-        table = rich.table.Table(box=None, pad_edge=False, header_style="bold")
+        table = Table(box=None, pad_edge=False, header_style="bold")
         for place in shown:
             numeric = any(isinstance(row[place], int | float) for row in self.rows)
             table.add_column(
@@ -61,6 +61,8 @@ class Table:
         return table
 
     def _width(self, shown: Sequence[int], longest: int) -> int:
+        from rich.cells import cell_len
+
         width = GAP * (len(shown) - 1)
         for place in shown:
             cells = (self._cell(row, place, longest) for row in self.rows)
@@ -72,23 +74,22 @@ class Table:
         return cut(text, longest) if self.columns[place] in self.long else text
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table."""
-    show_table(Table(columns, list(rows)))
-
-
 def show_table(table: Table) -> None:
-    """Print a table that is made already."""
+    """Print a Table."""
     console = _console()
     console.print(table.within(console.width))
 
 
 @contextmanager
 def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
-    """Yield what shows a table and lines below it, in the place of those before.
+    """Yield a function that shows a table and lines below it, replacing the previous ones.
 
-    Where no terminal is, one comes below the other.
+    Without a terminal, they are appended instead.
     """
+    from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
+
     console = _console()
     if not console.is_terminal:
 
@@ -106,12 +107,13 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
         yield update
 
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        raise  # rich would end the program with exit code 1  # noqa: PLE0704
-
-
 def _console() -> Console:
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # rich would end the program with exit code 1  # noqa: PLE0704
+
     console = _Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = WIDE

@@ -14,10 +14,10 @@ from cronsim import CronSim, CronSimError
 from mx_rmq.core.errors import InvalidInput
 
 LATE: Final = 10_000
-"""A tick that could not be fired within so many ms was missed."""
+"""A tick that could not fire within this many ms was missed."""
 
 MANY: Final = 1_000
-"""Ticks that are counted one by one; of more, nobody wants to know the number."""
+"""Missed ticks are counted up to this number."""
 
 
 FIELDS: Final = (
@@ -27,12 +27,12 @@ FIELDS: Final = (
 
 
 class Missed(StrEnum):
-    """What becomes of ticks at which no worker was there."""
+    """What happens to ticks at which no worker was running."""
 
     SKIP = "skip"
-    """Nothing: the next tick is the next one."""
+    """They are skipped."""
     ONCE = "once"
-    """The latest of them fires as soon as a worker is there."""
+    """The latest one fires as soon as a worker runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Cron:
     def of(
         cls, topic: str, expression: str, tz: str | tzinfo = "UTC", missed: str = "skip"
     ) -> Cron:
-        """Make one; refuse what is not a schedule."""
+        """Make a schedule, or refuse invalid values."""
         if missed not in set(Missed):
             raise InvalidInput(f"missed={missed!r} is not one of {', '.join(Missed)}")
         try:
@@ -80,7 +80,7 @@ class Cron:
         return tick if tick > after else None
 
     def ticks(self, after: int, until: int) -> int:
-        """Count the ticks after a time and up to another one; not beyond MANY."""
+        """Count the ticks after one time and up to another, at most MANY."""
         coming = islice(CronSim(self.expression, self._datetime(after)), MANY)
         return sum(1 for _ in takewhile(lambda tick: tick.timestamp() * 1000 <= until, coming))
 

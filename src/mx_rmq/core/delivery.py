@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """What a handler may know beside its payload. Times are seconds since 1970, the server's."""
+    """What a handler can know apart from its payload. Times are server time, seconds since 1970."""
 
     __slots__ = (
         "_extend",
@@ -42,19 +42,19 @@ class Delivery:
         self.id = id
         self.topic = topic
         self.payload = payload
-        """Decoded, of the type that the handler asks for."""
+        """The decoded payload, of the type that the handler asks for."""
         self.attempt = attempt
-        """1 for the first one; failed attempts and crashes count."""
+        """1 for the first attempt; failed attempts and crashes count."""
         self.fence = fence
-        """Grows with every delivery of the message: a resource can refuse an older one."""
+        """Grows with every delivery of the message, so a resource can refuse an older one."""
         self.headers = headers
         self.created_at = created_at
         self.deadline = deadline
-        """When the handler's timeout strikes; None: it has none."""
+        """When the handler times out; None: it has no timeout."""
         self._extend = extend
 
     def extend(self, seconds: float) -> None:
-        """Give the handler this much time from now. Its lease is kept by the worker in any case."""
+        """Give the handler this much time from now. The worker extends its lease in any case."""
         if not (isfinite(seconds) and seconds > 0):
             raise InvalidInput(f"extend({seconds!r}): give a number of seconds above 0")
         self.deadline = self._extend(seconds)

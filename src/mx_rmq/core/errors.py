@@ -11,13 +11,13 @@ MxRmqError
 │   └── ServerFull          the server is at its maxmemory
 ├── OutcomeUnknown          the reply was lost and the deadline passed: done or not done
 │   └── ProduceUnknown      … of a produce; repeating it with the same ids is safe
-├── NotConfirmed            a produce is stored, but not as far as it was asked to be
-├── PartlyProduced          a produce_many that failed on the way; says which ids are stored
+├── NotConfirmed            a produce is stored, but not replicated or fsynced as asked
+├── PartlyProduced          a produce_many that failed halfway; says which ids are stored
 ├── ScriptFailed            the server ran a script and answered with an error
-│   └── WrongType           a key of the topic holds something else than it should
+│   └── WrongType           a key of the topic has the wrong type
 ├── UnsafeServer            the preflight found a server that would lose messages
 │   ├── MissingRights       … or a user whose missing rights would tear a script
-│   └── NewerLayout         … or keys that a newer release has laid out
+│   └── NewerLayout         … or keys in the layout of a newer release
 ├── WorkerBroken            a part of a worker could not be started, or kept dying
 └── EmbeddedServerError     our own server did not start
 """
@@ -35,7 +35,7 @@ class MxRmqError(Exception):
 
 
 class InvalidInput(MxRmqError, ValueError):
-    """A value breaks a rule. The text names both."""
+    """A value breaks a rule. The text names the value and the rule."""
 
 
 class PayloadTooLarge(InvalidInput):
@@ -67,12 +67,12 @@ class NewerRecord(DecodeError):
 
 
 class QueueFull(MxRmqError):
-    """The topic holds as many waiting messages as it may. Nothing of the call was stored."""
+    """The topic has `max_pending` messages waiting. The call stored nothing."""
 
     def __init__(self, topic: str, limit: int) -> None:
         super().__init__(
-            f"topic {topic!r} may have {limit:,} messages waiting (setting max_pending) and has no "
-            "room for these: let workers catch up, then produce again"
+            f"topic {topic!r} may have {limit:,} messages waiting (setting max_pending) and "
+            "is full: let workers catch up, then produce again"
         )
         self.topic = topic
         self.limit = limit
@@ -93,7 +93,7 @@ class OutcomeUnknown(MxRmqError):
 class ProduceUnknown(OutcomeUnknown):
     """A produce whose reply was lost. Producing again with these ids makes no second copy.
 
-    For ids that were made for the caller within ten minutes, for own ids within the dedup window.
+    This holds for ten minutes for generated ids, and for the dedup window for custom ids.
     """
 
     def __init__(self, reason: str, ids: Sequence[str]) -> None:
@@ -103,11 +103,11 @@ class ProduceUnknown(OutcomeUnknown):
 
 
 class NotConfirmed(MxRmqError):
-    """Messages are stored, but not as far as `confirm` asked for, within its time.
+    """Messages are stored, but were not confirmed in time as `confirm` asked for.
 
-    `ids` are those messages, in the order in which they were given. They exist and will be handled.
-    Only if the primary is lost now may they be lost with it. To wait again, produce them again with
-    these ids: it makes no second copy.
+    `ids` are those messages, in the order given. They exist and will be handled. They can be lost
+    only if the primary is lost now. To wait again, produce them again with these ids: it makes no
+    second copy.
     """
 
     def __init__(self, what: str, level: str, within: float, ids: Sequence[str]) -> None:
@@ -119,17 +119,17 @@ class NotConfirmed(MxRmqError):
         self.ids = tuple(ids)
 
     def of(self, ids: Sequence[str]) -> NotConfirmed:
-        """Return the same about other messages."""
+        """Return the same error for other messages."""
         return NotConfirmed(self.what, self.level, self.within, ids)
 
 
 class PartlyProduced(MxRmqError):
     """Some messages of a `produce_many` are stored and some are not; `__cause__` says why.
 
-    `ids` are those that are stored. `places` say which of the messages they are, from 0: the first
-    ones in order, unless the topic has partitions and keys or own ids choose them. `unconfirmed`
-    are those of `ids` that have not come as far as `confirm` asked for. `unknown` are the ids of
-    the call that failed, if its reply was lost.
+    `ids` are the stored ones. `places` are their positions in the call, from 0: the first ones in
+    order, unless the topic has partitions and keys or custom ids choose them. `unconfirmed` are
+    those of `ids` that were not confirmed as `confirm` asked for. `unknown` are the ids of the call
+    that failed, if its reply was lost.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class PartlyProduced(MxRmqError):
 
 
 class ScriptFailed(MxRmqError):
-    """The server answered a script call with an error that no repetition will cure."""
+    """The server answered a script call with an error that a retry cannot fix."""
 
 
 class WrongType(ScriptFailed):
-    """A key of the topic holds another type than the script needs. Nothing was changed."""
+    """A key of the topic has the wrong type for the script. Nothing was changed."""
 
 
 class UnsafeServer(MxRmqError):

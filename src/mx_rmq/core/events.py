@@ -1,4 +1,4 @@
-"""What happens in a worker: one value an event. Logs, metrics, live views and tests subscribe.
+"""What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
 message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
@@ -27,7 +27,7 @@ PARTS: Final = (
     "scheduler",
     "thread pool",
 )
-"""The parts of a worker that are watched, as PartDied names them."""
+"""The parts of a worker that the watchdog restarts, as PartDied names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Completed:
     seconds: float
     """How long the handler took."""
     waited: float | None = None
-    """Seconds from when it was due until its handler began; None: nobody knows."""
+    """Seconds from when it was due until its handler started; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,12 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Postponed:
-    """Only a newer release can read the message. It waits, unchanged and uncounted."""
+    """Only a newer release can read the message. It waits unchanged, and nothing is counted."""
 
     topic: str
     id: str
     delay: float
-    """Seconds until a worker is offered it again."""
+    """Seconds until it is offered to a worker again."""
     reason: str
 
 
@@ -125,15 +125,14 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Somebody else has the message now; its handler was cancelled, its result refused."""
+    """Another worker has the message now. Its handler was cancelled, or its result refused."""
 
     topic: str
     id: str
     fence: int
     handler: str
     refused: str = ""
-    """What it would have become, if the server refused that; empty: its handler was cancelled, or
-    had not begun."""
+    """The outcome that the server refused; empty if its handler was cancelled or never started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class LoopBlocked:
-    """A handler keeps the event loop from running. Comes from the thread that keeps the leases."""
+    """A handler blocks the event loop. Emitted by the thread that extends the leases."""
 
     handler: str
     seconds: float
@@ -188,7 +187,7 @@ class PartRestarted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """A part kept dying. The worker stops by itself, and `Worker.run` raises `WorkerBroken`."""
+    """A part kept dying. The worker stops itself, and `Worker.run` raises `WorkerBroken`."""
 
     worker: str
     error: str
@@ -203,13 +202,13 @@ class CronFired:
 
 @dataclass(frozen=True, slots=True)
 class CronMissed:
-    """Ticks could not be fired in time and, as `missed="skip"` wants it, never will be."""
+    """Ticks could not fire in time and, because of `missed="skip"`, never will."""
 
     topic: str
     tick: float
     """The latest of them."""
     ticks: int = 1
-    """How many; from 1,000 on they are not counted."""
+    """How many; at most 1,000 are counted."""
 
 
 Event = (

@@ -1,6 +1,7 @@
 """How to install an extra.
 
-From a clone, not by name from PyPI: there, mx-rmq is another project (docs/install.md).
+On PyPI, mx-rmq is another project (docs/install.md). Naming it is safe here: mx-rmq is installed
+when this is printed, so pip keeps it and adds the packages of the extra.
 """
 
 from __future__ import annotations
@@ -8,4 +9,4 @@ from __future__ import annotations
 
 def how_to_install(extra: str) -> str:
     """Return what to run to get the packages of an extra."""
-    return f"run pip install '.[{extra}]' in a clone of mx-rmq"
+    return f"run pip install 'mx-rmq[{extra}]', or pip install '.[{extra}]' in a clone"

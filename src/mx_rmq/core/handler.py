@@ -1,7 +1,6 @@
 """A handler: a function, its topic, the type of its payload and its policy.
 
-Everything that can be wrong with one is found when it is registered: its signature, its options
-and a payload type that nobody can decode.
+Registering a handler validates everything: its signature, its options and its payload type.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MAX_CRASHES: Final = 3
-"""Crashes after which a message is dead, where no handler says otherwise."""
+"""Crashes after which a message is dead, unless the handler overrides it."""
 
 _USUAL: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -42,38 +41,38 @@ _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Handler:
-    """What is called for the messages of a topic, and how."""
+    """The function that handles the messages of a topic, and its options."""
 
     topic: str
     function: Callable[..., Any]
     name: str
     """Module and qualified name of the function."""
     is_async: bool
-    """A coroutine function; any other one is called in a thread."""
+    """True for a coroutine function. Any other function is called in a thread."""
     wants_payload: bool
     """False only for cron."""
     wants_delivery: bool
     delivery_first: bool
-    """The Delivery stands before the payload."""
+    """True if the Delivery comes before the payload."""
     payload_type: Any
-    """The payload's annotation; Any: the decoded JSON as it is."""
+    """The payload's annotation. Any: the decoded JSON, unchanged."""
     decode: Decode
     concurrency: int | None = None
-    """How many of its messages a worker handles at the same time; None: as many as it can."""
+    """Messages that a worker handles at the same time. None: no limit but the worker's."""
     timeout: float | None = None
-    """Seconds that one attempt may take; None: no bound."""
+    """Seconds that one attempt may take. None: no limit."""
     max_attempts: int = 5
     """Failed attempts after which a message is dead."""
     max_crashes: int = MAX_CRASHES
-    """Attempts that ended with their worker, after which a message is dead."""
+    """Worker crashes after which a message is dead."""
     retry: Policy = _USUAL
     """When the next attempt comes."""
     partitions: int | None = None
-    """How many partitions its topic has, at the least; None: it is not said here."""
+    """Minimum number of partitions of the topic. None: not declared here."""
 
     @property
     def ordered(self) -> bool:
-        """Whether the messages of a partition are handled one at a time, over all workers."""
+        """Whether the messages of a partition are handled one at a time across all workers."""
         return self.partitions is not None and self.concurrency == 1
 
     @classmethod
@@ -91,7 +90,7 @@ class Handler:
         retry: Any = None,
         partitions: int | None = None,
     ) -> Handler:
-        """Make a handler of a function, or refuse it. `names`: the local names where it stands."""
+        """Make a handler of a function, or refuse it. `names`: its local namespace."""
         check_topic(topic)
         if not callable(function) or inspect.isclass(function):
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
@@ -118,7 +117,7 @@ class Handler:
         )
 
     def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
-        """Return what the function is called with, in its order."""
+        """Return the function's arguments in order."""
         if not self.wants_delivery:
             return (payload,) if self.wants_payload else ()
         if not self.wants_payload:
@@ -130,7 +129,7 @@ class Handler:
 
 
 class _Shape(NamedTuple):
-    """What a signature asks for."""
+    """The parameters that a signature asks for."""
 
     payload_type: Any
     delivery: bool
@@ -188,7 +187,7 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):  # annotations are evaluated late: here, not by the signature
+    if sys.version_info >= (3, 14):  # annotations are evaluated lazily: here, not by the signature
         import annotationlib
 
         return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
@@ -200,7 +199,7 @@ def _hint(parameter: inspect.Parameter, title: str, function: Any, names: Mappin
     if parameter.annotation is parameter.empty:
         return Any
     around = getattr(_called(_chain(function)[-1]), "__globals__", {})
-    around = {"Delivery": Delivery, **around}  # which may be imported for types only
+    around = {"Delivery": Delivery, **around}  # it may be imported under TYPE_CHECKING only
 
     def probe() -> None: ...
 

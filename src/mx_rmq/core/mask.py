@@ -1,10 +1,10 @@
-"""Masks: what is shown of a value whose fields have telling names.
+"""Masks: hide the values of sensitive fields in what is logged.
 
 A mask is the name of a field, at any depth, or a path of names: `card.number` is the number inside
 a card. Case, blanks, `-` and `_` do not matter, and `*` stands for any part of a name.
 
-Keys come from strangers. Each name is matched once and without backtracking, however many dots a
-key has and however deep it stands, and after `STEPS` names and values the rest is left out.
+Keys are untrusted. Each name is matched once and without backtracking, however many dots a key has
+and however deep it is, and after `STEPS` names and values the rest is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 HIDDEN: Final = "***"
-"""What stands for a masked value."""
+"""Shown instead of a masked value."""
 
 ALWAYS: Final = (
     "*password*",
@@ -43,16 +43,16 @@ ALWAYS: Final = (
     "cvv",
     "cvc",
 )
-"""What is masked in any case."""
+"""Always masked."""
 
 MOST_BITS: Final = 2000
-"""Of a number that is shown. Python refuses to write much larger ones."""
+"""The largest number that is shown. Python refuses to format much larger ones."""
 
 STEPS: Final = 5000
-"""Names and values of one payload that are looked at. A log line has room for fewer."""
+"""Names and values of one payload that are examined. A log line has room for fewer."""
 
 REST: Final = "…"
-"""What stands for the rest."""
+"""Shown instead of the rest."""
 
 _IGNORED: Final = str.maketrans("", "", "-_ ")
 _PLAIN: Final = (str, bool, type(None))
@@ -63,7 +63,7 @@ class Mask:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         if isinstance(names, str):
-            raise InvalidInput(f"mask={names!r:.80} is a text; give a list of names")
+            raise InvalidInput(f"mask={names!r:.80} is a string: give a list of names")
         # A path is a number (shift-and): a bit per part of each mask, set while the end of the
         # path matches that mask up to this part.
         self._firsts = self._lasts = 0
@@ -72,7 +72,7 @@ class Mask:
         for name in (*ALWAYS, *names):
             parts = _normal(name).split(".")
             if not all(parts):
-                raise InvalidInput(f"mask {name!r:.80} is neither a field's name nor a path")
+                raise InvalidInput(f"mask {name!r:.80} is not a field name or a path of them")
             self._firsts |= bit
             for part in parts:
                 bits[part] |= bit
@@ -82,10 +82,10 @@ class Mask:
         self._top = self._step(0, "")
 
     def __call__(self, value: Any) -> Any:
-        """Return a value as JSON has it, masked. What has no JSON form is shown by its text."""
+        """Return a value as JSON, masked. Objects without a JSON form are shown as text."""
         try:
             return self._masked(value, self._top, _Steps())
-        except Exception as error:  # noqa: BLE001 - it is anybody's object, and may contain itself
+        except Exception as error:  # noqa: BLE001 - any object is possible, even one that contains itself
             return f"<{type(value).__name__} that cannot be shown: {type(error).__name__}>"
 
     def _masked(self, value: Any, path: int, steps: _Steps) -> Any:
@@ -156,13 +156,13 @@ class _Steps:
         self._left = STEPS
 
     def take(self, count: int) -> bool:
-        """Take steps; False: too few are left."""
+        """Use up steps; return False if too few are left."""
         self._left -= count
         return self._left >= 0
 
 
 def _fields(value: Any) -> dict[str, Any] | None:
-    """Return an object's fields by name; None: it has none that we know of."""
+    """Return an object's fields by name, or None if it has no known fields."""
     if isinstance(value, msgspec.Struct):
         pairs = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
         return {shown: getattr(value, name) for shown, name in pairs}
@@ -175,7 +175,7 @@ def _fields(value: Any) -> dict[str, Any] | None:
 
 
 def _name(key: Any) -> str:
-    """Return a key as JSON has it."""
+    """Return a key as JSON writes it."""
     if isinstance(key, bytes):
         return key.decode("utf-8", "backslashreplace")
     (name,) = msgspec.to_builtins({key: None}, str_keys=True)
@@ -187,8 +187,8 @@ def _normal(name: str) -> str:
 
 
 def _pattern(pattern: str) -> Callable[[str], bool]:
-    """Return what tells whether a name matches. Each piece between two `*` is taken where it comes
-    first, which is never wrong, so nothing is tried twice."""
+    """Return a function that tells whether a name matches. Each piece between two `*` is matched at
+    its first position, which is always right, so nothing is tried twice."""
     start, *pieces = pattern.split("*")
     if not pieces:
         return pattern.__eq__
@@ -209,7 +209,7 @@ def _pattern(pattern: str) -> Callable[[str], bool]:
 
 
 def _shown(value: Any) -> Any:
-    """Return what stands for an object that is not JSON: a Pydantic model's fields, or a text."""
+    """Return a stand-in for an object that is not JSON: a Pydantic model's fields, or its text."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json", by_alias=True)
     return storable(str(value))

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.names import check_id
 from mx_rmq.core.text import end_of, storable, text_of
 
 VERSION: Final = 1
@@ -62,9 +63,6 @@ class Priority(StrEnum):
     LOW = "low"
 
 
-_PRIORITIES: Final = frozenset(Priority)
-
-
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """One failed attempt."""
 
@@ -90,61 +88,6 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     def said(self) -> str:
         """The error in a line."""
         return f"{self.type}: {self.text}" if self.text else self.type
-
-
-class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message that is not produced yet."""
-
-    payload: msgspec.Raw
-    """Made by `codec.encode_payload`, which has checked it; nobody checks it again."""
-    id: str | None = None
-    """The caller's own id; None: one is made."""
-    priority: Priority = Priority.NORMAL
-    delay: int = 0
-    """How long after the produce it is due, ms."""
-    at: int | None = None
-    """When it is due instead, ms of the server's time."""
-    max_attempts: int | None = None
-    retry: dict[str, Any] | None = None
-    ttl: int | None = None
-    """How long after the produce it may still be handed to a handler, ms."""
-    headers: dict[str, str] = {}
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.priority, str) or self.priority not in _PRIORITIES:
-            raise InvalidInput(
-                f"priority={self.priority!r:.80} is not one of {', '.join(Priority)}"
-            )
-        if type(self.delay) is not int or self.delay:
-            _check("delay", self.delay, 0)
-        if self.delay and self.at is not None:
-            raise InvalidInput(f"delay={self.delay} and at={self.at} are both given; one decides")
-        if self.headers != {} and not _is_texts(self.headers):
-            raise InvalidInput(f"headers={self.headers!r:.80} is not a dict of str to str")
-        if self.retry is not None and not isinstance(self.retry, dict):
-            raise InvalidInput(f"retry={self.retry!r:.80} is not a dict")
-        if self.at is not None:
-            _check("at", self.at, 0)
-        if self.ttl is not None:
-            _check("ttl", self.ttl, 1)
-        if self.max_attempts is not None:
-            _check("max_attempts", self.max_attempts, 1)
-
-    def message(self, topic: str, id: str) -> Message:
-        """Return the message that this becomes."""
-        return Message(
-            v=VERSION,
-            id=id,
-            topic=topic,
-            payload=self.payload,
-            priority=self.priority,
-            max_attempts=self.max_attempts,
-            retry=self.retry,
-            ttl=self.ttl,
-            headers=self.headers,
-            delay=self.delay,
-            due=self.at,
-        )
 
 
 class Message(
@@ -183,6 +126,63 @@ class Message(
     """How long it was to wait, ms: since `created_at`, or since the last failure."""
     due: int | None = None
     """Until when it was to wait instead, or when it was requeued: server time, ms."""
+
+    @classmethod
+    def new(
+        cls,
+        payload: msgspec.Raw,
+        *,
+        topic: str = "",
+        id: str | None = None,
+        priority: str = Priority.NORMAL,
+        delay: int = 0,
+        at: int | None = None,
+        max_attempts: int | None = None,
+        retry: dict[str, Any] | None = None,
+        ttl: int | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Message:
+        """Return a message to produce, its fields checked. Times in ms.
+
+        The payload was checked by `codec.encode_payload`. Without a custom id it has none yet: the
+        store makes one.
+        """
+        if id is not None:
+            check_id(id)
+        if priority is not Priority.NORMAL and priority not in tuple(Priority):
+            raise InvalidInput(f"priority={priority!r:.80} is not one of {', '.join(Priority)}")
+        if type(delay) is not int or delay:
+            _check("delay", delay, 0)
+        if delay and at is not None:
+            raise InvalidInput(f"delay={delay} and at={at} are both given; one decides")
+        if headers and not _is_texts(headers):
+            raise InvalidInput(f"headers={headers!r:.80} is not a dict of str to str")
+        if retry is not None and not isinstance(retry, dict):
+            raise InvalidInput(f"retry={retry!r:.80} is not a dict")
+        if at is not None:
+            _check("at", at, 0)
+        if ttl is not None:
+            _check("ttl", ttl, 1)
+        if max_attempts is not None:
+            _check("max_attempts", max_attempts, 1)
+        return cls(
+            v=VERSION,
+            id=id or "",
+            topic=topic,
+            payload=payload,
+            priority=priority,  # type: ignore[arg-type] # one of its texts
+            max_attempts=max_attempts,
+            retry=retry,
+            ttl=ttl,
+            headers=headers or {},
+            delay=delay,
+            due=at,
+        )
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a new message waits for a due time."""
+        return bool(self.delay) or self.due is not None
 
     @property
     def ready_at(self) -> int | None:

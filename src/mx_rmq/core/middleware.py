@@ -1,59 +1,35 @@
 """Middleware: what applications put around produce and around handling.
 
-The first one in the list is the outermost, for both: it sees a message first and its result last.
+The first in the list is the outermost for both: it sees a message first and its result last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-from mx_rmq.core.message import Priority
 
 if TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.outgoing import Outgoing
 
 Produce = Callable[[Sequence["Outgoing"]], Awaitable[list[str]]]
 Handle = Callable[["Delivery"], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
-    """A message on its way out, as the caller gave it. `dataclasses.replace` changes it."""
-
-    topic: str
-    payload: Any
-    id: str | None = None
-    delay: float | None = None
-    """Seconds."""
-    at: float | None = None
-    """Seconds since 1970."""
-    priority: str = Priority.NORMAL
-    ttl: float | None = None
-    """Seconds."""
-    max_attempts: int | None = None
-    retry: Any = None
-    headers: dict[str, str] = field(default_factory=dict)
-    key: str | None = None
-    """Messages of the same key go to the same partition."""
-    confirm: str | None = None
-
-
 class Middleware:
-    """Override what you need; call `call_next` exactly once, or not at all to stop there."""
+    """Override what you need. Call `call_next` exactly once, or not at all to stop there."""
 
     async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
         """Around a produce: of one message, or of all of one `produce_many`. Returns the ids."""
         return await call_next(messages)
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        """Around a handler. What is raised decides about the message, as if the handler did."""
+        """Around a handler. An exception counts as if the handler had raised it."""
         return await call_next(delivery)
 
 
 def around_produce(middleware: Sequence[Middleware], innermost: Produce) -> Produce:
-    """Return a produce with all middleware around it that has something to do there."""
+    """Return a produce wrapped in all middleware that overrides `produce`."""
     for one in reversed(middleware):
         if type(one).produce is not Middleware.produce:
             innermost = _produce(one, innermost)
@@ -61,7 +37,7 @@ def around_produce(middleware: Sequence[Middleware], innermost: Produce) -> Prod
 
 
 def around_handle(middleware: Sequence[Middleware], innermost: Handle) -> Handle:
-    """Return a handler with all middleware around it that has something to do there."""
+    """Return a handler wrapped in all middleware that overrides `handle`."""
     for one in reversed(middleware):
         if type(one).handle is not Middleware.handle:
             innermost = _handle(one, innermost)

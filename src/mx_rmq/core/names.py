@@ -1,6 +1,6 @@
 """The rules for names that become part of a key or a field.
 
-Whatever passes here cannot leave its place in a key: no colon, no brace, no space, no glob.
+A valid name cannot break out of its place in a key: no colon, no brace, no space, no glob.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def check_id(id: str) -> str:
 
 
 def check_worker(worker: str) -> str:
-    """Return the worker's name, or refuse it: it stands in leases."""
+    """Return the worker's name, or refuse it. It is part of leases."""
     return _check("worker", worker, ID)
 
 
 def short_worker(worker: str) -> str:
-    """Return the beginning of a worker's name that tells it from others, if we made the name."""
+    """Return the short, unique start of a worker's name, if we generated the name."""
     return _RANDOM.sub("", worker)
 
 

@@ -1,11 +1,11 @@
-"""What became of a delivery: a value, decided without doing anything.
+"""What became of a delivery: a value, decided without I/O.
 
 Complete      -> complete_message      it is done
 RetryLater    -> retry_message         it waits for another attempt
 DeadLetter    -> move_to_dlq           it gets no further one
-Quarantine    -> handle_parse_error    nobody can read it
-Release       -> release_message       it was not finished and goes back, uncounted
-Postpone      -> retry_message         only a newer release can read it: it waits, uncounted
+Quarantine    -> handle_parse_error    its record or payload cannot be read
+Release       -> release_message       it was not finished and goes back without counting
+Postpone      -> retry_message         only a newer release can read it: it waits without counting
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LONGEST_SPREAD: Final = 60.0
 
 SHORTEST_WAIT: Final = 1.0
 LONGEST_WAIT: Final = 60.0
-"""Seconds that a message of a newer release waits before some worker is offered it again."""
+"""Seconds that a message of a newer release waits before it is offered to a worker again."""
 
 
 class Retry(Exception):
-    """Raised by a handler that asks for another attempt, after `delay` seconds.
+    """Raise it in a handler to get another attempt after `delay` seconds.
 
-    Without a delay the retry policy says when. It counts as an attempt.
+    Without a delay, the retry policy decides when. It counts as an attempt.
     """
 
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
@@ -53,7 +53,7 @@ class Retry(Exception):
 
 
 class Reject(Exception):
-    """Raised by a handler that wants no further attempt: the message is dead-lettered now."""
+    """Raise it in a handler to dead-letter the message now, without another attempt."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -79,7 +79,8 @@ class RetryLater:
 
     message: Message
     delay: int
-    error: BaseException
+    error: BaseException | None = None
+    """None: nothing failed, the message only goes back to wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +104,13 @@ class Release:
 
 
 class Postpone(NamedTuple):
-    """A newer release wrote the record: the same bytes wait for `delay` ms, nothing is counted."""
+    """A newer release wrote the record: the same bytes wait for `delay` ms, uncounted."""
 
     record: bytes
     priority: Priority
     delay: int
     expires: int | None
-    """When it expires, ms of the server's time; None: never, or that has passed."""
+    """When it expires, in ms of server time; None: never, or it has already expired."""
     why: str
 
 
@@ -118,7 +119,7 @@ Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What a decision depends on beside the message."""
+    """What a decision depends on, apart from the message."""
 
     now: int
     """Server time, ms."""
@@ -133,8 +134,8 @@ def refuse_unrun(result: object, handler: Handler) -> None:
     if not generator and not isinstance(result, Awaitable):
         return
     if isinstance(result, Coroutine | Generator):
-        with suppress(Exception):  # it has not begun, so there is nothing to clean up
-            result.close()  # or Python would warn that it was never awaited
+        with suppress(Exception):  # it has not started, so there is nothing to clean up
+            result.close()  # else Python would warn that it was never awaited
     cure = "call it in a loop" if generator else "put `await` before the call that returned it"
     raise NotAwaited(
         f"{handler.name} (or middleware around it) returned a {type(result).__name__} that has "
@@ -166,10 +167,10 @@ def after_crash(
 ) -> RetryLater | DeadLetter:
     """Decide about a message whose worker went silent.
 
-    Crashes have a limit of their own, so a message that kills its worker does not live for ever,
-    and a failure of the machine does not use up the attempts of the handler. From the second
-    crash on the messages of a lost worker come back at different moments: whichever of them kills
-    workers will then be alone with few others.
+    Crashes have a separate limit, so a message that kills its worker does not live forever, and a
+    failing machine does not use up the handler's attempts. From the second crash on, the messages
+    of a lost worker come back at different times. The one that kills workers then takes few others
+    with it.
 
     A message whose time to live has passed expires, and no crash is counted: the lost worker may
     have held it only to dead-letter it.
@@ -193,8 +194,8 @@ class WorkerLost(Exception):
 def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
     """Decide about a message that only a newer release can read.
 
-    Another worker may be able to, so the first waits are short. They grow with the message's age,
-    so that nothing spins while no newer worker runs.
+    Another worker may be newer, so the first waits are short. They grow with the message's age, so
+    that it does not spin while no newer worker runs.
     """
     created_at, priority, ttl = codec.glance(newer.data)
     age = (at.now - created_at) / 1000 if created_at > 0 else inf
@@ -205,7 +206,7 @@ def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
 
 
 def expired(message: Message, now: int) -> DeadLetter | None:
-    """Return the dead letter that an expired message becomes; None: it may still be handled."""
+    """Return a dead letter if the message has expired, else None."""
     if message.expires_at is None or now < message.expires_at:
         return None
     late = (now - message.expires_at) / 1000
@@ -215,7 +216,7 @@ def expired(message: Message, now: int) -> DeadLetter | None:
 
 
 def _asked(error: Retry) -> float | None:
-    """Return the delay that a handler asked for; None: none, or what a subclass made of it."""
+    """Return the delay that a handler asked for; None if it gave none or an invalid one."""
     delay = getattr(error, "delay", None)
     return delay if _is_delay(delay) else None
 
@@ -231,7 +232,7 @@ def _policy(message: Message, handler: Handler) -> Policy:
         try:
             return from_dict(message.retry)
         except InvalidInput:
-            pass  # written by somebody else, or by a newer release: the handler's applies
+            pass  # written by another client or a newer release: use the handler's policy
     return handler.retry
 
 

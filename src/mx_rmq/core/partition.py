@@ -1,7 +1,7 @@
-"""Partitions: a topic in several parts, each with keys of its own, wherever a cluster puts them.
+"""Partitions: a topic in several parts, each with separate keys, so a cluster can spread them.
 
 The first partition has the topic's own name, the others `topic/1`, `topic/2`, … To the store each
-of them is a topic. A topic grows by partitions that are added behind; it never shrinks.
+of them is a topic. A topic grows by adding partitions at the end; it never shrinks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 from mx_rmq.core.errors import InvalidInput
 
 MOST: Final = 1024
-"""Partitions of one topic."""
+"""The most partitions of one topic."""
 
 _NUMBERED: Final = re.compile(r".+-[0-9]{1,15}\.([0-9]{1,4})", re.ASCII)
 
@@ -34,24 +34,24 @@ def topic_of(name: str) -> str:
 
 
 def number_of(name: str) -> int:
-    """Return which partition of its topic it is."""
+    """Return the number of a partition."""
     return int(name.partition("/")[2] or 0)
 
 
 def suffix(name: str) -> str:
-    """Return what ids that are made for a partition end with: the way back to it."""
+    """Return the suffix of ids generated for a partition, which leads back to it."""
     number = number_of(name)
     return f".{number}" if number else ""
 
 
 def number_in(id: str) -> int:
-    """Return the partition for which an id was made."""
+    """Return the partition that an id was generated for."""
     found = _NUMBERED.fullmatch(id)
     return int(found[1]) if found else 0
 
 
 def number_for(key: str, count: int) -> int:
-    """Return the partition of a key, always the same one: by the jump consistent hash.
+    """Return the partition of a key by jump consistent hashing, the same in every process.
 
     When a topic grows from n to m partitions, m - n of m keys move, all of them to new partitions.
     """
@@ -65,7 +65,7 @@ def number_for(key: str, count: int) -> int:
 
 
 def partitions_of(count: bytes) -> int:
-    """Return how many partitions a topic has, as the registry says; 1 if it makes no sense."""
+    """Return a topic's number of partitions from the registry; 1 if the value is invalid."""
     return min(int(count), MOST) if count.isdigit() and int(count) else 1
 
 
@@ -77,11 +77,13 @@ def check_partitions(count: Any) -> int:
 
 
 def check_key(key: Any) -> str:
-    """Return a key by which a partition is chosen, or refuse it."""
+    """Return a key that chooses a partition, or refuse it."""
     if not isinstance(key, str) or not key:
-        raise InvalidInput(f"key={key!r:.80} is not a text; messages with the same text keep order")
+        raise InvalidInput(
+            f"key={key!r:.80} is not a string: messages with the same key keep order"
+        )
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"key={key!r:.80} is not a text that UTF-8 can write") from error
+        raise InvalidInput(f"key={key!r:.80} is not a string that UTF-8 can encode") from error
     return key

@@ -1,6 +1,6 @@
-"""How a payload becomes what a handler asks for: a decoder a type, made once.
+"""Turn payload bytes into what a handler asks for: one decoder per type, built once.
 
-Pydantic models are known by their methods, so nobody has to install Pydantic who does not use it.
+Pydantic models are recognized by their methods, so Pydantic need not be installed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Decode: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
 """Payload bytes -> the value that the handler asks for, or DecodeError."""
 
 SUPPORTED: Final = (
-    "JSON's own types, dataclasses, attrs, TypedDict, NamedTuple, msgspec Struct, Enum, dates, "
+    "JSON types, dataclasses, attrs, TypedDict, NamedTuple, msgspec Struct, Enum, dates, "
     "Decimal, UUID and Pydantic models"
 )
 
@@ -41,7 +41,7 @@ def decoder(payload_type: Any, where: str) -> Decode:
                 if custom is not object and not _is_model(custom)
             ]
             read = msgspec.json.Decoder(payload_type, dec_hook=_model).decode
-        except Exception as error:  # it evaluates annotations, which are anybody's
+        except Exception as error:  # it evaluates annotations, which are user code
             raise InvalidInput(
                 f"{where}: no payload can be decoded as {shown}: {error}; supported are {SUPPORTED}"
             ) from error
@@ -53,7 +53,7 @@ def decoder(payload_type: Any, where: str) -> Decode:
     def decode(data: msgspec.Raw | bytes) -> Any:
         try:
             return read(data)
-        except Exception as error:  # validators and __post_init__ are anybody's
+        except Exception as error:  # validators and __post_init__ are user code
             json = isinstance(error, msgspec.ValidationError) or not isinstance(
                 error, msgspec.DecodeError | UnicodeError
             )
@@ -64,7 +64,7 @@ def decoder(payload_type: Any, where: str) -> Decode:
 
 
 def _customs(info: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the classes inside a type that msgspec leaves to its hook."""
+    """Yield the classes inside a type that msgspec passes to its hook."""
     if id(info) in seen:
         return
     seen.add(id(info))
@@ -84,7 +84,7 @@ def _is_model(kind: Any) -> bool:
 
 
 def _model(kind: Any, value: Any) -> Any:
-    """Make a Pydantic model that stands inside another type, by the rules of JSON as at the top."""
+    """Build a Pydantic model inside another type, by the same JSON rules as at the top level."""
     if kind is object:
         return value
     try:
@@ -94,7 +94,7 @@ def _model(kind: Any, value: Any) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error's text; of Pydantic's the first complaint, written as msgspec writes."""
+    """Return an error's text; for Pydantic the first problem, in msgspec's format."""
     try:
         if not isinstance(error, ValueError):
             return f"{type(error).__name__}: {error}"
@@ -104,7 +104,7 @@ def _reason(error: Exception) -> str:
         path = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in first["loc"])
         more = f" (and {len(others)} more)" if others else ""
         return f"{first['msg']} - at `${path}`{more}"
-    except Exception:  # noqa: BLE001 - the methods of an error are anybody's too
+    except Exception:  # noqa: BLE001 - an error's methods are user code too
         return type(error).__name__
 
 

@@ -1,7 +1,7 @@
-"""Retry policies: how long after a failure the next attempt comes, if one comes.
+"""Retry policies: whether there is another attempt after a failure, and when.
 
-A policy is a value without a clock or a die: the caller counts the failures and throws the die.
-It is stored in a message as its `retry` dict.
+A policy is a value without a clock or random numbers: the caller counts the failures and passes a
+random number. It is stored in a message as its `retry` dict.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ class Delays(msgspec.Struct, frozen=True, tag="delays"):
         if not isinstance(self.delays, tuple | list):
             raise InvalidInput(f"retry delays={_shown(self.delays)} is not a list of numbers")
         if not self.delays:
-            raise InvalidInput(f"retry delays={self.delays!r} is empty; one number is the least")
+            raise InvalidInput(f"retry delays={self.delays!r} is empty: give at least one number")
         waits = tuple(_seconds("retry delay", delay) for delay in self.delays)
         msgspec.structs.force_setattr(self, "delays", waits)
 
     def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
-        """Return the wait after so many failures; `error` and `chance` change nothing."""
+        """Return the wait after this many failures; `error` and `chance` are ignored."""
         return self.delays[min(max(failures, 1), len(self.delays)) - 1]
 
 
 class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
-    """Growing waits: 1, 2, 4, 8 … seconds, each shortened at random so that a crowd spreads out."""
+    """Growing waits: 1, 2, 4, 8 … seconds, each shortened at random so that retries spread out."""
 
     first: float = 1.0
     """Seconds before the second attempt."""
     factor: float = 2.0
-    """By how much each wait is longer than the one before."""
+    """Each wait is the previous one times this."""
     cap: float = 600.0
-    """Seconds that no wait exceeds."""
+    """The longest wait in seconds."""
     jitter: float = 0.5
-    """The share of a wait that chance may take away: 0 none, 1 all of it."""
+    """The share of a wait that is random: 0 none, 1 all of it."""
 
     def __post_init__(self) -> None:
         settled = {
@@ -80,7 +80,7 @@ class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
             msgspec.structs.force_setattr(self, name, value)
 
     def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
-        """Return the wait after so many failures; `chance` in [0, 1) shortens it."""
+        """Return the wait after this many failures; `chance` in [0, 1) shortens it."""
         try:
             wait = min(self.cap, self.first * self.factor ** (max(failures, 1) - 1))
         except OverflowError:
@@ -89,14 +89,14 @@ class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
 
 
 Waits: TypeAlias = Delays | Exponential
-"""A policy that treats all errors alike."""
+"""A policy that treats all errors the same."""
 
 
 class ByError(msgspec.Struct, frozen=True, tag="by_error"):
-    """A policy an error: `ByError({ConnectionError: [1, 5], ValueError: None})`.
+    """One policy per error type: `ByError({ConnectionError: [1, 5], ValueError: None})`.
 
-    A rule covers the subclasses too; of several the most specific one decides. None: no further
-    attempt. Errors are known by the name of their class, because a policy is stored.
+    A rule covers subclasses too; the most specific rule wins. None: no further attempt. Errors are
+    matched by class name, because a policy is stored.
     """
 
     rules: dict[str, Waits | None]
@@ -104,7 +104,7 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
     otherwise: Waits | None = Exponential()
     """The policy for every other error."""
 
-    if TYPE_CHECKING:  # what it accepts is wider than what it keeps
+    if TYPE_CHECKING:  # it accepts more types than it stores
 
         def __init__(self, rules: Mapping[Any, Rule], otherwise: Rule = ...) -> None: ...
 
@@ -118,14 +118,14 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
             name = _error_name(key)
             if name in rules:
                 raise InvalidInput(
-                    f"retry rules name {name!r} twice; errors are told apart by the class's name"
+                    f"retry rules name {name!r} twice: errors are matched by class name"
                 )
             rules[name] = _waits(f"retry rule for {name}", rule)
         msgspec.structs.force_setattr(self, "rules", rules)
         msgspec.structs.force_setattr(self, "otherwise", _waits("retry otherwise", self.otherwise))
 
     def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
-        """Return what the policy for this error says; None: no further attempt."""
+        """Return the wait by this error's policy; None: no further attempt."""
         policy = self.otherwise
         for kind in type(error).__mro__:
             if kind.__name__ in self.rules:
@@ -138,11 +138,11 @@ Policy: TypeAlias = Delays | Exponential | ByError
 """Any retry policy."""
 
 Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
-"""What a rule of ByError may be written as."""
+"""The forms in which a rule of ByError can be given."""
 
 
 def policy_of(value: Any) -> Policy:
-    """Return the policy that a value stands for: a number, numbers, a dict of errors, a policy."""
+    """Return the policy for a value: a number, a list of numbers, a dict of errors, or a policy."""
     if isinstance(value, Delays | Exponential | ByError):
         return value
     if isinstance(value, Mapping):
@@ -164,7 +164,7 @@ def as_dict(policy: Policy) -> dict[str, Any]:
 
 
 def from_dict(data: dict[str, Any]) -> Policy:
-    """Return the policy that a message stores, or refuse what is none."""
+    """Return the policy stored in a message, or refuse it if it is invalid."""
     try:
         policy: Policy = msgspec.convert(data, Policy)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -176,7 +176,7 @@ def _waits(what: str, value: Any) -> Waits | None:
     if value is None:
         return None
     if isinstance(value, Mapping | ByError):
-        raise InvalidInput(f"{what}: {_shown(value)} chooses by error again; rules do not nest")
+        raise InvalidInput(f"{what}: {_shown(value)} is a dict of errors too: rules do not nest")
     try:
         policy = policy_of(value)
     except InvalidInput as error:
@@ -189,7 +189,7 @@ def _error_name(key: Any) -> str:
         key = key.__name__
     if not isinstance(key, str) or not key.isidentifier():
         raise InvalidInput(
-            f"retry rules: {_shown(key)} is not an exception type, nor the name of one "
-            "without its module"
+            f"retry rules: {_shown(key)} is not an exception type or the name of one "
+            "(without its module)"
         )
     return key

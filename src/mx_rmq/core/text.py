@@ -1,4 +1,4 @@
-"""Foreign text, made fit to be stored and shown; and times, as people write them."""
+"""Make untrusted text safe to store and show; format times and sizes for people."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ MAX_ERROR_TEXT: Final = 2048
 """Characters kept of an error's text."""
 
 MAX_REMARK: Final = 200
-"""Characters kept of a text where it is only mentioned."""
+"""Characters kept of a text in a short note."""
 
 
 def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     """Return text that UTF-8 can hold, not longer than `limit` characters.
 
-    Errors and ids may carry bytes of anybody; a lone surrogate has no UTF-8 form.
+    Errors and ids may contain any bytes, and a lone surrogate has no UTF-8 form.
     """
     shown = text[: limit + 1].encode("utf-8", "backslashreplace").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def brief(text: str) -> str:
-    """Return the beginning of a text's first line, fit for a remark."""
+    """Return the start of a text's first line, for a short note."""
     return storable(text.partition("\n")[0], MAX_REMARK)
 
 
@@ -38,8 +38,8 @@ def text_of(error: BaseException) -> str:
         return storable(str(error))
     except KeyboardInterrupt:
         raise
-    except BaseException as broken:  # noqa: BLE001 - it is foreign code: CancelledError, anything
-        return f"its text cannot be had: {type(broken).__name__}"
+    except BaseException as broken:  # noqa: BLE001 - user code may raise anything, even CancelledError
+        return f"its text cannot be read: {type(broken).__name__}"
 
 
 def size(count: int) -> str:
@@ -50,8 +50,26 @@ def size(count: int) -> str:
 
 
 def instant(seconds: float) -> str:
-    """Return an instant as people write it, UTC."""
+    """Return a time in UTC, formatted for people."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):  # each for another kind of too large
+    except (OverflowError, ValueError, OSError):  # raised for different kinds of too large
         return f"{seconds:g} s"
+
+
+def duration(seconds: float | None) -> str | None:
+    """Return a span of time in its two largest units."""
+    if seconds is None:
+        return None
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // part} {below}"
+    return f"{whole // 60} min {whole % 60} s"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number of things in words."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -10,8 +10,8 @@ except ImportError as missing:
         f"the dashboard needs {missing.name}: {how_to_install('dashboard')}"
     ) from missing
 
-from mx_rmq.dashboard.access import Password
 from mx_rmq.dashboard.app import Dashboard
+from mx_rmq.dashboard.auth import Password
 
 __all__ = ["Dashboard", "Password"]
 

@@ -1,4 +1,4 @@
-"""The dashboard as an ASGI application: its parts, its addresses, its life."""
+"""The dashboard as an ASGI application: its parts, routes and lifespan."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.dashboard import act, live, look
-from mx_rmq.dashboard.ask import Ask, Parts
+from mx_rmq.dashboard import actions, pages, stream
 from mx_rmq.dashboard.assets import Assets
+from mx_rmq.dashboard.audit_log import AuditLog
 from mx_rmq.dashboard.errors import error_page
-from mx_rmq.dashboard.guard import ASK, Guard
 from mx_rmq.dashboard.jobs import Jobs
-from mx_rmq.dashboard.journal import Journal
+from mx_rmq.dashboard.queries import NoSuchTopic, Queries, TookTooLong
+from mx_rmq.dashboard.request import DashboardRequest, Parts
 from mx_rmq.dashboard.sampler import Sampler
-from mx_rmq.dashboard.source import NoSuchTopic, Source, TookTooLong
+from mx_rmq.dashboard.security import REQUEST, SecurityMiddleware
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Receive, Scope, Send
 
-    from mx_rmq.dashboard.access import Authorize
-    from mx_rmq.dashboard.live import Metrics
+    from mx_rmq.dashboard.auth import Authorize
+    from mx_rmq.dashboard.stream import Metrics
     from mx_rmq.queue import MessageQueue
 
-    Page = Callable[[Ask], Awaitable[Response]]
-    Act = Callable[[Ask, dict[str, str]], Awaitable[Response]]
+    Page = Callable[[DashboardRequest], Awaitable[Response]]
+    Act = Callable[[DashboardRequest, dict[str, str]], Awaitable[Response]]
 
 ROOT_PART: Final = frozenset(string.ascii_letters + string.digits + "-._~")
 """Characters of a root path, beside slashes: none of them needs to be quoted anywhere."""
@@ -45,24 +45,23 @@ PAGES: Final = (
     *("topics", "dead", "quarantine", "workers", "log", "jobs", "find", "help", "static"),
     *("live", "metrics", "healthz"),
 )
-"""How our paths begin. A root path that begins so could not be told from them."""
+"""First parts of our paths. A root path that starts with one would be ambiguous."""
 
 WITHIN: Final = 6.0
-"""Seconds that a page may take. An action takes as long as the queue has patience."""
+"""Seconds that a page may take. An action may take as long as the queue's patience."""
 
 
 class Dashboard:
     """A dashboard of a queue, to be run by itself or mounted: `app.mount("/queues", Dashboard(…))`.
 
-    `authorize` is called with every request and says who it is, or None: nobody who may. It may
-    return a response instead, to let people sign in. Without one, say `allow_all=True`: whoever
-    reaches it may do everything. `hosts` are the names by which it may be called, ["*"]: any.
-    None: any if there is an `authorize`, else those of this machine alone, and of `origins`.
-    `origins` are addresses under which a proxy shows it. `secret` is what the forms of several
-    processes have in common, so that each takes those of the others; None: a new one.
-    `root_path` is the path under which a proxy shows it, whether the proxy takes it away or not;
-    mounted, leave it out. `hsts` tells browsers to use TLS alone for this host, where TLS is used.
-    The application around opens the queue.
+    `authorize` is called with every request and returns the operator's name, or None to refuse. It
+    may return a response instead, for example a sign-in page. Without it, pass `allow_all=True`:
+    everyone who can reach it may do everything. `hosts` are the host names it answers to; ["*"]:
+    any. None: any if there is an `authorize`, else localhost and the hosts of `origins`.
+    `origins` are the public addresses behind a proxy. `secret` lets several processes accept each
+    other's forms; None: a random one. `root_path` is the path under which a proxy serves it,
+    whether the proxy strips it or not; leave it out if mounted. `hsts` sends
+    Strict-Transport-Security over TLS. The application opens the queue.
     """
 
     def __init__(
@@ -82,16 +81,16 @@ class Dashboard:
         if (authorize is None) != allow_all:
             raise InvalidInput(
                 "who may use the dashboard? Pass authorize=, a function of the request that "
-                "returns the operator's name or None; or allow_all=True, if others see to it"
+                "returns the operator's name or None; or allow_all=True, if something else does"
             )
         self._mq = mq
         self._root = _checked(root_path)
-        source, journal = Source(mq), Journal()
+        queries, audit_log = Queries(mq), AuditLog()
         self.parts: Final = Parts(
-            source=source,
-            sampler=Sampler(source),
-            journal=journal,
-            jobs=Jobs(source, journal),
+            queries=queries,
+            sampler=Sampler(queries),
+            audit_log=audit_log,
+            jobs=Jobs(queries, audit_log),
             assets=Assets(),
             read_only=read_only,
             secret=secret.encode() if secret else secrets.token_bytes(32),
@@ -103,7 +102,7 @@ class Dashboard:
             lifespan=self._lifespan,
         )
         self._app.router.redirect_slashes = False  # it redirects to http:// behind a TLS proxy
-        self._guard = Guard(
+        self._guard = SecurityMiddleware(
             self._app, self.parts, authorize=authorize, hosts=hosts, origins=origins, hsts=hsts
         )
 
@@ -156,81 +155,81 @@ def _checked(root_path: str) -> str:
 def _routes(metrics: Metrics | None) -> list[Route]:
     topic = "/topics/{topic}"
     return [
-        _page("/", look.overview),
-        _page(topic, look.topic),
-        _page(f"{topic}/message", look.message),
-        _page(f"{topic}/raw", look.raw),
-        _page("/dead", look.dead),
-        _page("/quarantine", look.quarantine),
-        _page("/workers", look.workers),
-        _page("/log", look.log),
-        _page("/jobs/{job}", look.job),
-        _page("/find", look.find),
-        _page("/help", look.help_page),
-        _page("/static/{version}/{name}", look.static),
-        _act(f"{topic}/pause", act.pause),
-        _act(f"{topic}/resume", act.resume),
-        _act(f"{topic}/requeue", act.requeue),
-        _page(f"{topic}/edit", act.ask_edit),
-        _act(f"{topic}/edit", act.edit),
-        _page(f"{topic}/discard", act.ask_discard),
-        _act(f"{topic}/discard", act.discard),
-        _page(f"{topic}/cancel", act.ask_cancel),
-        _act(f"{topic}/cancel", act.cancel),
-        _page(f"{topic}/bulk", act.ask_bulk),
-        _act(f"{topic}/bulk", act.bulk),
-        _act("/jobs/{job}/stop", act.stop),
-        _page("/live", live.stream),
-        _page("/live/series", live.series),
-        _page("/live/sparks", live.sparks),
-        _page("/metrics", partial(live.metrics, metrics)),
-        _page("/healthz", live.healthz),
-        _page("/{path:path}/", look.without_slash),
+        _page("/", pages.overview),
+        _page(topic, pages.topic),
+        _page(f"{topic}/message", pages.message),
+        _page(f"{topic}/raw", pages.raw),
+        _page("/dead", pages.dead),
+        _page("/quarantine", pages.quarantine),
+        _page("/workers", pages.workers),
+        _page("/log", pages.log),
+        _page("/jobs/{job}", pages.job),
+        _page("/find", pages.find),
+        _page("/help", pages.help_page),
+        _page("/static/{version}/{name}", pages.static),
+        _act(f"{topic}/pause", actions.pause),
+        _act(f"{topic}/resume", actions.resume),
+        _act(f"{topic}/requeue", actions.requeue),
+        _page(f"{topic}/edit", actions.edit_form),
+        _act(f"{topic}/edit", actions.edit),
+        _page(f"{topic}/discard", actions.confirm_discard),
+        _act(f"{topic}/discard", actions.discard),
+        _page(f"{topic}/cancel", actions.confirm_cancel),
+        _act(f"{topic}/cancel", actions.cancel),
+        _page(f"{topic}/bulk", actions.confirm_bulk),
+        _act(f"{topic}/bulk", actions.bulk),
+        _act("/jobs/{job}/stop", actions.stop),
+        _page("/live", stream.stream),
+        _page("/live/series", stream.series),
+        _page("/live/sparks", stream.sparks),
+        _page("/metrics", partial(stream.metrics, metrics)),
+        _page("/healthz", stream.healthz),
+        _page("/{path:path}/", pages.without_slash),
     ]
 
 
 def _page(path: str, page: Page) -> Route:
-    """Something to look at: it must come soon, and changes nothing."""
+    """A page: it has a time limit and changes nothing."""
 
-    async def answer(request: Request) -> Response:
-        ask = _asked(request)
+    async def answer(http: Request) -> Response:
+        request = _asked(http)
         try:
             async with asyncio.timeout(WITHIN):
-                return await page(ask)
+                return await page(request)
         except TimeoutError as error:
-            if await ask.parts.source.answers():
-                raise TookTooLong("There was no time for all of it.") from error
+            if await request.parts.queries.answers():
+                raise TookTooLong("The request took too long.") from error
             raise
 
     return Route(path, answer, methods=["GET"])
 
 
 def _act(path: str, act: Act) -> Route:
-    """Something to do: not in a read-only dashboard, and only by a form of ours."""
+    """An action: needs one of our own forms; refused in a read-only dashboard."""
 
-    async def answer(request: Request) -> Response:
-        ask = _asked(request)
-        topic = request.path_params.get("topic", "")
+    async def answer(http: Request) -> Response:
+        request = _asked(http)
+        topic = http.path_params.get("topic", "")
         try:
-            if ask.parts.read_only:
+            if request.parts.read_only:
                 raise HTTPException(403, "This dashboard is read-only. Nothing was done.")
-            return await act(ask, await ask.form())
+            return await act(request, await request.form())
         except (HTTPException, InvalidInput, NoSuchTopic) as error:
-            ask.note_refused(act.__name__, getattr(error, "detail", "") or str(error))
+            request.note_refused(act.__name__, getattr(error, "detail", "") or str(error))
             raise
         except BaseException as error:  # it may have been done
             outcome = f"failed: {str(error) or type(error).__name__}"
-            ask.note(act.__name__, outcome, topic=topic, id=ask.query.get("id", ""))
+            request.note(act.__name__, outcome, topic=topic, id=request.query.get("id", ""))
             raise
 
     return Route(path, answer, methods=["POST"])
 
 
-def _asked(request: Request) -> Ask:
-    ask: Ask = request.scope[ASK]
-    ask.request = request  # by now it knows what its path means
-    return ask
+def _asked(http: Request) -> DashboardRequest:
+    request: DashboardRequest = http.scope[REQUEST]
+    request.http = http  # by now it knows what its path means
+    return request
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
-    return error_page(request.scope[ASK], error)
+async def _on_error(http: Request, error: Exception) -> Response:
+    return error_page(http.scope[REQUEST], error)

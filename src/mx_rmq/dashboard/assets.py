@@ -1,4 +1,4 @@
-"""Style sheets, scripts and the icon: read once, served from memory, each under a name for ever."""
+"""Style sheets, scripts and the icon: read once, served from memory, cached by browsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOR_EVER: Final = "public, max-age=31536000, immutable"
 
 
 class Assets:
-    """The files in `static/`. Nothing else can be asked for."""
+    """The files in `static/`. Nothing else is served."""
 
     def __init__(self) -> None:
         folder = Path(__file__).parent / "static"
@@ -26,7 +26,7 @@ class Assets:
         }
         together = b"\0".join(data for _, data in sorted(self._files.items()))
         self.version = hashlib.sha256(together).hexdigest()[:12]
-        """Part of their address, so that a browser may keep them for ever."""
+        """Part of their URL, so that a browser may cache them forever."""
 
     def get(self, version: str, name: str) -> Response | None:
         """Return a file; None: there is none of that name."""

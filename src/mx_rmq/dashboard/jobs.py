@@ -1,4 +1,4 @@
-"""Long work: requeue, discard or cancel many messages, in the background of this process."""
+"""Jobs: requeue, discard or cancel many messages in the background of this process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mx_rmq.safe_log import get_logger
 if TYPE_CHECKING:
     from mx_rmq.admin import Progress
     from mx_rmq.core.message import State
-    from mx_rmq.dashboard.journal import Journal
+    from mx_rmq.dashboard.audit_log import AuditLog
+    from mx_rmq.dashboard.queries import Queries
     from mx_rmq.dashboard.search import Search
-    from mx_rmq.dashboard.source import Source
 
 logger = get_logger(__name__)
 
 AT_ONCE: Final = 4
-"""Jobs that run at the same time; one more is refused."""
+"""Jobs that may run at the same time."""
 
 KEPT: Final = 50
 """Jobs that are remembered."""
@@ -40,10 +40,10 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """Something that is done to many messages."""
+    """One action on many messages."""
 
     id: str
-    """Not a number: each process would count its own, and stop one that another means."""
+    """Random: with numbers, each process would count its own, and stop the wrong one."""
     who: str
     where: str
     act: str
@@ -60,17 +60,17 @@ class Job:
     total: int | None = None
     error: str = ""
 
-    def heed(self, progress: Progress) -> None:
-        """Take over how far it is."""
+    def update(self, progress: Progress) -> None:
+        """Update the progress."""
         self.done, self.looked, self.total = progress.done, progress.looked, progress.total
 
 
 class Jobs:
     """The jobs of this process."""
 
-    def __init__(self, source: Source, journal: Journal) -> None:
-        self._source = source
-        self._journal = journal
+    def __init__(self, queries: Queries, audit_log: AuditLog) -> None:
+        self._queries = queries
+        self._audit_log = audit_log
         self._jobs: dict[str, Job] = {}
         self._tasks: dict[str, asyncio.Task[int]] = {}
 
@@ -86,9 +86,9 @@ class Jobs:
         limit: int | None,
         rate: float | None,
     ) -> Job:
-        """Begin; the journal tells of the begin and of the end."""
+        """Start a job; the audit log records its start and its end."""
         if len(self._tasks) >= AT_ONCE:
-            raise InvalidInput(f"{AT_ONCE} jobs are running already; stop one, or wait for its end")
+            raise InvalidInput(f"{AT_ONCE} jobs are running already; stop one, or wait for one")
         job = Job(
             id=secrets.token_hex(6),
             who=who,
@@ -111,7 +111,7 @@ class Jobs:
         return job
 
     def get(self, id: str) -> Job | None:
-        """Return a job, as long as it is remembered."""
+        """Return a job; None: unknown, or too old."""
         return self._jobs.get(id)
 
     def latest(self) -> list[Job]:
@@ -119,7 +119,7 @@ class Jobs:
         return list(reversed(self._jobs.values()))
 
     def stop(self, id: str) -> None:
-        """Let a job do nothing more. What it has done stays done."""
+        """Stop a job. What it has done is not undone."""
         if task := self._tasks.get(id):
             task.cancel()
 
@@ -131,7 +131,7 @@ class Jobs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self, job: Job) -> int:
-        return await self._source.bulk(
+        return await self._queries.bulk(
             job.who,
             job.act,
             job.topic,
@@ -139,11 +139,11 @@ class Jobs:
             job.search,
             limit=job.limit,
             rate=job.rate,
-            progress=job.heed,
+            progress=job.update,
         )
 
     def _ended(self, job: Job, task: asyncio.Task[int]) -> None:
-        """Take down what became of it; also if it was stopped before it had begun."""
+        """Record the outcome, also of a job that was stopped before it began."""
         del self._tasks[job.id]
         job.ended = time.time()
         if task.cancelled():
@@ -162,9 +162,9 @@ class Jobs:
             f"job {job.id}: all {job.state}",
             job.search.words(),
             f"at most {job.limit:,}" if job.limit is not None else "",
-            f"at {job.rate:g} a second" if job.rate is not None else "",
+            f"at {job.rate:g} per second" if job.rate is not None else "",
         )
-        self._journal.note(
+        self._audit_log.note(
             f"{job.act} many",
             outcome,
             who=job.who,

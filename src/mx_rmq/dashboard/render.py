@@ -14,6 +14,7 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from mx_rmq.core import text as core_text
 from mx_rmq.core.message import State
 from mx_rmq.core.text import size
 
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
 
 SHOWN: Final = 64 * 1024
-"""Characters of a payload on its page; the rest can be fetched."""
+"""Characters of a payload on its page; the rest can be downloaded."""
 
 CELL: Final = 140
 """Characters of a payload or an error in a list."""
 
 LONG: Final = 64 * 1024
-"""Bytes from which on a payload is shown as it is stored, and not decoded."""
+"""Bytes above which a payload is shown as stored, without decoding."""
 
 TIME_OF: Final = {
     State.PENDING: "created_at",
@@ -54,7 +55,7 @@ def html(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    """The templates, compiled once a process."""
+    """The templates, compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -77,7 +78,7 @@ def _environment() -> Environment:
 
 
 def shown(text: str) -> str:
-    """Return text of which every character can be seen; the others as JSON would escape them."""
+    """Return text with every invisible character escaped as in JSON."""
     return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
@@ -93,7 +94,7 @@ def cut(text: str, length: int = CELL) -> str:
 
 
 def unreadable(message: MessageView) -> str:
-    """Return why a message cannot be read; of a long payload nobody finds out for a page."""
+    """Return why a message cannot be read; a long payload is not checked for a page."""
     return message.broken if len(message.content) > LONG else message.unreadable
 
 
@@ -159,7 +160,7 @@ def when(at: float | None) -> str:
 
 
 def exact(at: float) -> str:
-    """Return an instant with its milliseconds: what happens to a message happens fast."""
+    """Return an instant with its milliseconds."""
     return f"{when(at)}.{int(at * 1000) % 1000:03}"
 
 
@@ -182,22 +183,14 @@ def ago(at: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a span of time in its two largest units."""
-    if seconds is None:
-        return ""
-    if seconds < 1:
+    """Return a span of time in its two largest units, or in milliseconds."""
+    if seconds is not None and seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = int(seconds)
-    for unit, span, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60)):
-        if whole >= span:
-            return f"{whole // span} {unit} {whole % span // part} {below}"
-    return f"{whole // 60} min {whole % 60} s"
+    return core_text.duration(seconds) or ""
 
 
 def number(value: float | None) -> str:
-    """Return a count, or a rate, as people write it; a dash for what is not known."""
+    """Return a count, or a rate, as people write it; a dash if unknown."""
     if value is None:
         return "–"
     if float(value).is_integer():

@@ -1,4 +1,4 @@
-"""What somebody looks for in a list: a text, an error, a time. From a form, and back into a URL."""
+"""A search in a list, by text, error and time: read from a form, and written back into a URL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST: Final = 200
-"""Characters of a text to look for."""
+"""Maximum length of a search text."""
 
 LAST: Final = {
     "15m": (900, "last 15 min"),
@@ -22,21 +22,21 @@ LAST: Final = {
     "1d": (86_400, "last day"),
     "7d": (604_800, "last 7 days"),
 }
-"""How far back one can look at a click: seconds, and what a page calls it."""
+"""Time ranges to choose from: seconds and label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What is looked for. Times are seconds since 1970; nothing set: everything."""
+    """A search. Times are seconds since 1970; with nothing set, everything matches."""
 
     text: str = ""
     error: str = ""
     since: float | None = None
     until: float | None = None
     last: str = ""
-    """How far back was asked for instead of `since`: one of LAST."""
+    """A range of LAST, chosen instead of `since`."""
     as_of: float | None = None
-    """When the messages were counted: what came into the state later is not meant."""
+    """When the messages were counted: what came into the state later does not match."""
 
     def __bool__(self) -> bool:
         times = (self.since, self.until, self.as_of)
@@ -61,11 +61,11 @@ class Search:
         )
 
     def counted(self, at: float) -> Search:
-        """Return the same, but not for what comes later."""
+        """Return the same search, limited to what is there at this time."""
         return replace(self, as_of=at)
 
     def fixed(self) -> dict[str, str]:
-        """Return the fields that say the same later, too: 'the last hour' becomes a time."""
+        """Return the fields with relative ranges fixed: 'the last hour' becomes a time."""
         fields = {
             "text": self.text,
             "error": self.error,
@@ -76,7 +76,7 @@ class Search:
         return {name: value for name, value in fields.items() if value}
 
     def fields(self) -> dict[str, str]:
-        """Return the fields as they were asked for."""
+        """Return the fields as they were entered."""
         if not self.last:
             return self.fixed()
         fields = {**self.fixed(), "last": self.last}
@@ -84,7 +84,7 @@ class Search:
         return fields
 
     def words(self) -> str:
-        """Say what is looked for, for people."""
+        """Describe the search in words."""
         parts = (
             f"“{self.text}” in the id or the payload" if self.text else "",
             f"“{self.error}” in the error" if self.error else "",

@@ -1,4 +1,4 @@
-"""An hour of one topic's figures, in memory, and what a chart needs of it."""
+"""One hour of figures of one topic, in memory, and its chart data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Point = dict[str, float | None]
 
 
 class Series:
-    """Points in time, oldest first. About 80 bytes a point."""
+    """Points in time, oldest first. About 80 bytes per point."""
 
     def __init__(self) -> None:
         self._numbers = array("d")
@@ -41,7 +41,7 @@ class Series:
             del self._numbers[: _OLD * _WIDTH]
 
     def chart(self, since: float, most: int) -> dict[str, list[float | None]]:
-        """Return at most so many points from a time on, each figure a column.
+        """Return at most `most` points from a time on, one column per figure.
 
         Of points that fall together a rate is the mean, and everything else the largest: a chart
         must not hide a peak.

@@ -1,1 +1,1 @@
-"""The demo: a shop to read and to copy (shop.py), and the story that is told with it."""
+"""The demo: a shop to read and copy (shop.py), and the story that runs it (story.py)."""

@@ -1,7 +1,7 @@
-"""The worker processes of the demo, from outside; as a program, one of them from inside.
+"""The worker processes of the demo. Run as a program, this module is one of them.
 
-Its stdin is its lifeline: when that ends, the demo is gone, and so is the process. On its stdout
-it tells what its handlers did, a line each: `done orders order-17`.
+A process exits when its stdin closes: then the demo is gone. It prints one line per handler call
+to stdout: `done orders order-17`.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 CONCURRENCY: Final = 20
 WINDOW: Final = 2.0
-"""Seconds over which the throughput is measured."""
+"""Seconds over which throughput is measured."""
 
 
 class Member:
-    """One worker process, and what it has told."""
+    """One worker process, and what it reported."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
         self.begun: set[str] = set()
-        """Every message that a handler of it began with."""
+        """Every message that one of its handlers began."""
         self.done: Counter[str] = Counter()
-        """Message -> how often a handler of it came to its end."""
+        """Id -> how often one of its handlers completed it."""
         self.running: set[str] = set()
-        """What its handlers have in their hands now."""
+        """The messages that its handlers work on now."""
         self.times: dict[str, deque[float]] = {topic: deque() for topic in shop.mq.handlers}
-        """Topic -> when messages were done, of late."""
+        """Topic -> when messages were done, recently."""
         self.counts: Counter[str] = Counter()
         """Topic -> messages done."""
         self._process = process
         self._log = log
-        self._listening = asyncio.create_task(self._listen(), name=f"{name} tells")
+        self._listening = asyncio.create_task(self._listen(), name=f"{name} output")
 
     @property
     def pid(self) -> int:
@@ -52,24 +52,24 @@ class Member:
 
     @property
     def ended(self) -> int | None:
-        """The exit code; None: it lives."""
+        """The exit code; None while it runs."""
         return self._process.returncode
 
     def rate(self, topic: str) -> float:
-        """Return how many messages of a topic it does in a second."""
+        """Return how many messages of a topic it completes per second."""
         times = self.times[topic]
         while times and times[0] < time.monotonic() - WINDOW:
             times.popleft()
         return len(times) / WINDOW
 
     async def kill(self) -> None:
-        """End it by SIGKILL, if it lives; hear what it told before."""
+        """Send SIGKILL if it runs, and read the rest of its output."""
         with suppress(ProcessLookupError):
             self._process.kill()
         await self._gone()
 
     async def stop(self, seconds: float) -> bool:
-        """Let it stop in good order; say whether it did."""
+        """Stop it with SIGTERM; return whether it shut down cleanly."""
         with suppress(ProcessLookupError, TimeoutError):
             self._process.terminate()
             async with asyncio.timeout(seconds):
@@ -79,7 +79,7 @@ class Member:
     def last_words(self) -> str:
         """Return the last line of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
     async def _gone(self) -> None:
         await self._process.wait()
@@ -102,7 +102,7 @@ class Member:
 
 
 class Crew:
-    """All worker processes. None of them outlives the `async with`."""
+    """All worker processes. They are killed at the end of the `async with`."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.members: list[Member] = []
@@ -119,13 +119,13 @@ class Crew:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env=self._environment,
-                start_new_session=True,  # Ctrl-C goes to the demo alone
+                start_new_session=True,  # only the demo gets Ctrl-C
             )
         self.members.append(Member(name, process, path))
         return self.members[-1]
 
     def done(self) -> Counter[str]:
-        """Return how often each message was carried through."""
+        """Return how often each message was completed."""
         return sum((member.done for member in self.members), Counter())
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""What is seen of the demo: a live table in a terminal, a line a second anywhere else."""
+"""What the demo shows: a live table in a terminal, otherwise one line per second."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COLUMNS: Final = {
     "done": "done",
     "per second": "/s",
 }
-"""Title of a column -> what it is called where there is little room."""
+"""Title of a column -> its short form for a narrow terminal."""
 ROOMY: Final = 76
-"""Columns of a terminal from which on the whole titles fit."""
+"""Width of a terminal in which the full titles fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Row:
     rate: float
 
     def numbers(self) -> tuple[int, ...]:
-        """Return what stands behind the topic's name."""
+        """Return the numbers in the topic's row."""
         one = self.stats
         states = (one.pending, one.processing, one.delayed, one.dead, one.quarantined)
         return (*states, self.done, round(self.rate))
@@ -52,7 +52,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How it looks at one moment."""
+    """What there is to show at one moment."""
 
     seconds: float
     rows: Sequence[Row]
@@ -64,27 +64,27 @@ class View:
 
 
 class Screen(Protocol):
-    """Where the story is told."""
+    """Where the story is shown."""
 
     def begin(self, number: int, text: str) -> None:
         """A phase begins."""
 
     def progress(self, text: str) -> None:
-        """So far the phase has come."""
+        """The phase has come this far."""
 
     def conclude(self, text: str) -> None:
-        """This came of the phase."""
+        """The phase ended with this result."""
 
     def show(self, view: View) -> None:
-        """This is how it looks now."""
+        """Show the current numbers."""
 
     def end(self, lines: Sequence[str]) -> None:
-        """The last words."""
+        """Print the last lines."""
 
 
 @contextmanager
 def screen() -> Iterator[Screen]:
-    """Give the screen that fits to what stdout is."""
+    """Yield the screen that suits stdout."""
     terminal = Console(highlight=False, markup=False, emoji=False)
     if sys.stdout.isatty() and not terminal.is_dumb_terminal:
         with Live(console=terminal, auto_refresh=False, vertical_overflow="crop") as live:
@@ -94,7 +94,7 @@ def screen() -> Iterator[Screen]:
 
 
 class Terminal:
-    """A live table. Its height is always the same, so that nothing jumps."""
+    """A live table of constant height, so that nothing jumps."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -127,7 +127,9 @@ class Terminal:
             self._refresh()
         self._live.stop()
         for line in ("", *lines):
-            self._live.console.print(line, soft_wrap=True)  # the terminal folds: it can be copied
+            self._live.console.print(
+                line, soft_wrap=True
+            )  # the terminal wraps lines, so they can be copied
 
     def _refresh(self) -> None:
         seconds = f"  {self._view.seconds:4.1f} s" if self._view else "  starting"
@@ -172,7 +174,7 @@ class Terminal:
 
 
 class Pipe:
-    """Plain lines: one for each phase, and one a second."""
+    """Plain lines: one per phase, and one per second."""
 
     def __init__(self) -> None:
         self._console = Console(
@@ -190,7 +192,7 @@ class Pipe:
         self._console.print(f"{number} {text}")
 
     def progress(self, text: str) -> None:
-        pass  # the lines that come every second tell enough
+        pass  # the lines printed every second are enough
 
     def conclude(self, text: str) -> None:
         self._console.print(f"  {text}")

@@ -1,7 +1,7 @@
 """A small shop: the example behind `mx-rmq demo`. Read it, copy it, change it.
 
-It works by itself, too: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq.demo.shop` in
-another, and then `mx-rmq produce orders …`. Where a real shop would do something, it sleeps.
+It also runs by itself: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq.demo.shop` in
+another, then `mx-rmq produce orders …`. Where a real shop would work, it sleeps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ journal = logging.getLogger(__name__)
 
 
 class Journal(Middleware):
-    """Writes down what each handler really did, outside of the queue. The demo trusts only this."""
+    """Logs what each handler really did, outside the queue. The demo trusts only this."""
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        """Stands around every handler."""
+        """Wrap every handler call."""
         journal.info("begun %s %s", delivery.topic, delivery.id)
         try:
             result = await call_next(delivery)
@@ -38,12 +38,12 @@ class Journal(Middleware):
 
 mq = MessageQueue(
     os.environ.get("MX_RMQ_URL", "embedded://./mx-rmq-data"),
-    lease=3,  # seconds of silence until a worker's messages go to another; 30 unless you say so
+    lease=3,  # seconds of silence until another worker takes its messages over; the default is 30
     middleware=[Journal()],
 )
 
 
-# What the messages carry. A payload that does not fit is set aside, before any handler sees it.
+# The payloads. A message whose payload does not fit is quarantined; no handler sees it.
 
 
 @dataclass
@@ -70,12 +70,12 @@ class Reminder:
     order: int
 
 
-# What is done with them.
+# The handlers.
 
 
 @mq.handler("orders", timeout=10)
 async def pack(order: Order) -> None:
-    """Pack an order and let a mail go out. Its id makes it one mail, even if this runs twice."""
+    """Pack an order and send a mail. The custom id makes it one mail, even if this runs twice."""
     await asyncio.sleep(0.4)
     mail = Mail(order.to, f"Your {order.item} is on its way.")
     await mq.produce("mails", mail, id=f"mail-{order.number}", priority="low")
@@ -89,17 +89,19 @@ def send(mail: Mail) -> None:
 
 @mq.handler("payments", max_attempts=3, retry=[0.5, 1])
 async def charge(payment: Payment, delivery: Delivery) -> None:
-    """Charge a card. What is raised says what becomes of the message."""
+    """Charge a card. The exception decides what happens to the message."""
     await asyncio.sleep(0.2)
     if payment.card == "stolen":
         raise Reject("the card is stolen")  # dead at once
     if payment.card == "busy" and delivery.attempt == 1:
-        raise Retry(delay=1, reason="the bank is busy")  # once more, in a second
+        raise Retry(delay=1, reason="the bank is busy")  # again in one second
     if payment.card == "void":
-        raise ConnectionError("the bank does not answer")  # by the policy: three times, then dead
+        raise ConnectionError(
+            "the bank does not answer"
+        )  # the retry policy: three attempts, then dead
 
 
 @mq.handler("reminders")
 async def remind(reminder: Reminder) -> None:
-    """Remind a customer, some seconds after the order: its message was produced with a delay."""
+    """Remind a customer some seconds after the order: the message was produced with a delay."""
     await asyncio.sleep(0.1)

@@ -25,18 +25,19 @@ if TYPE_CHECKING:
 
 TOPICS: Final = tuple(shop.mq.handlers)
 DOOMED: Final = frozenset(("payment-void", "payment-stolen", "order-broken"))
-"""Messages with which nobody can do anything."""
+"""Messages that no handler can complete."""
 
 ORDERS_A_TICK: Final = 5
 TICK: Final = 0.1
-"""Orders come in fives, ten times a second: a little less than two workers can do."""
+"""Seconds between two batches of orders: a little less than two workers can handle."""
 WORK: Final = 5.0
-"""Seconds until the kill; the orders come for two more."""
+"""Seconds until the kill."""
 MORE: Final = 2.0
+"""Seconds for which orders still come after it."""
 REMIND_AFTER: Final = 3.0
 
 IN_HAND: Final = 10
-"""Messages that a worker shall have begun with when it is killed."""
+"""Messages that a worker must have started on before it is killed."""
 WITHIN: Final = 45.0
 """Seconds that the whole story may take."""
 LOOK_EVERY: Final = 0.125
@@ -46,11 +47,11 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Trouble(Exception):
-    """The demo did not go as it should."""
+    """The demo did not go as planned."""
 
 
 async def run(farewell: Sequence[str]) -> bool:
-    """Tell the story on a server of its own; say whether it came to its end. Trouble is raised."""
+    """Run the story on its own server; return whether it ended. Raises Trouble."""
     told_to_stop = asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
@@ -70,7 +71,7 @@ async def run(farewell: Sequence[str]) -> bool:
 
 
 async def _unless(event: asyncio.Event, story: asyncio.Task[Account]) -> Account | None:
-    """Return how a story ended; None: it was stopped."""
+    """Return the account of a story; None if it was stopped."""
     waiting = asyncio.create_task(event.wait(), name="stop")
     try:
         await asyncio.wait([story, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -78,12 +79,14 @@ async def _unless(event: asyncio.Event, story: asyncio.Task[Account]) -> Account
     finally:
         waiting.cancel()
         story.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # told already, or no longer of interest
+        with suppress(
+            asyncio.CancelledError, Exception
+        ):  # raised above already, or no longer relevant
             await story
 
 
 class Story:
-    """The four phases, and the eyes that watch them."""
+    """The four phases, and the task that shows them."""
 
     def __init__(self, mq: MessageQueue, crew: Crew, shown: Screen) -> None:
         self._mq = mq
@@ -95,7 +98,7 @@ class Story:
         self._unsettled = 0
 
     async def tell(self) -> Account:
-        """Tell it all; return the account."""
+        """Run all phases; return the account."""
         try:
             async with asyncio.timeout(WITHIN):
                 return await self._tell()
@@ -116,9 +119,9 @@ class Story:
             await asyncio.sleep(WORK)
 
             killed_at, held = await self._kill(first)
-            hands = f"{len(held)} messages in its hands"
-            self._shown.begin(2, f"kill -9 {first.name} (pid {first.pid}) with {hands}")
-            await asyncio.sleep(1)  # for the reader: their leases run for longer
+            busy = f"{len(held)} messages in processing"
+            self._shown.begin(2, f"kill -9 {first.name} (pid {first.pid}) with {busy}")
+            await asyncio.sleep(1)  # time to read; the leases last longer
 
             self._shown.begin(3, f"their leases run out, and {second.name} takes over")
             await self._take_over(first, second, killed_at, len(held))
@@ -130,14 +133,14 @@ class Story:
             self._shown.begin(4, "the account")
             watching.cancel()
         if not await second.stop(STOP_WITHIN):
-            raise Trouble(f"{second.name} did not stop in good order: {second.last_words()}")
+            raise Trouble(f"{second.name} did not stop cleanly: {second.last_words()}")
         await self._look()
         return await self._account(held, held & first.begun & second.begun)
 
     # the producer
 
     async def _order(self) -> None:
-        """Let orders come in, and between them all that can go wrong."""
+        """Produce orders, and among them everything that can go wrong."""
         for card in ("void", "stolen", "busy"):
             await self._produce("payments", shop.Payment(0, card), f"payment-{card}")
         await self._produce("orders", {"number": "seven"}, "order-broken")
@@ -149,7 +152,9 @@ class Story:
             orders = [shop.Order(n, "teapot", f"customer{n}@example.org") for n in numbers]
             ids = [f"order-{n}" for n in numbers]
             self._produced.update(await self._mq.produce_many("orders", orders, ids=ids))
-            self._produced.update(f"mail-{n}" for n in numbers)  # by the handler of the order
+            self._produced.update(
+                f"mail-{n}" for n in numbers
+            )  # the handler of the order produces it
             await self._produce("payments", shop.Payment(number, "good"), f"payment-{number}")
             if tick % 10 == 0:
                 reminder = shop.Reminder(number)
@@ -171,18 +176,18 @@ class Story:
             await asyncio.sleep(LOOK_EVERY)
 
     async def _kill(self, member: Member) -> tuple[float, frozenset[str]]:
-        """Kill a worker in the midst of its work; return when that was, and what it held."""
+        """Kill a worker while it is busy; return when that was, and what it held."""
         while len(member.running) < IN_HAND:
             self._check()
             await asyncio.sleep(0.01)
         self._killed = member
         await member.kill()
         now = time.monotonic()
-        await asyncio.sleep(0.1)  # what it had sent before is served by then
+        await asyncio.sleep(0.1)  # by then the server has run what it sent before
         return now, frozenset(await self._held_by(member))
 
     async def _take_over(self, lost: Member, by: Member, since: float, number: int) -> None:
-        """Wait until nothing is held by the killed worker any more."""
+        """Wait until the killed worker holds nothing any more."""
         while left := len(await self._held_by(lost)):
             self._check()
             self._shown.progress(
@@ -203,7 +208,7 @@ class Story:
         ]
 
     def _check(self) -> None:
-        """See that nobody has ended of whom it is not wanted."""
+        """Raise Trouble if a worker ended that was not killed by us."""
         for member in self._crew.members:
             if member.ended is not None and member is not self._killed:
                 raise Trouble(
@@ -218,7 +223,7 @@ class Story:
             await asyncio.sleep(LOOK_EVERY)
 
     async def _look(self) -> int:
-        """See where the messages are, and show it; return how many are not settled."""
+        """Count and show the messages; return how many are not settled."""
         stats = [await self._mq.admin.stats(topic) for topic in TOPICS]
         self._unsettled = sum(one.pending + one.processing + one.delayed for one in stats)
         members = self._crew.members
@@ -239,7 +244,7 @@ class Story:
         if member is self._killed:
             state = "killed"
         elif member.ended is not None:
-            state = "stopped in good order"
+            state = "stopped cleanly"
         else:
             state = f"{len(member.running)} handlers run"
         return f"{member.name}  pid {member.pid}  {member.done.total()} done, {state}"

@@ -1,9 +1,7 @@
-"""How full a queue is, as an operator sees it: asked for by `mq.admin`, rendered afterwards.
+"""How full a queue is: read through `mq.admin.overview()`, rendered afterwards.
 
-All topics are told of, so that each is watched as long as anybody is there to tell, also one that
-nobody serves; and the servers, as far as this user may ask them. However many ask, the server is
-asked once in a few seconds, and for so many topics at the most: how many were left out is told. A
-topic that cannot be reached hides no other.
+Every worker reports all topics, so a topic is watched as long as any worker runs; and the servers,
+if this user has the right. However many scrape it, the server is asked once every few seconds.
 """
 
 from __future__ import annotations
@@ -11,56 +9,53 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from mx_rmq.admin.overview import MOST
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from prometheus_client import Metric
 
-    from mx_rmq.admin import Admin, ServerView
-    from mx_rmq.admin.view import Stats
+    from mx_rmq.admin import Admin, ServerView, Stats, WorkerView
 
 logger = get_logger(__name__)
 
-MOST: Final = 1000
-"""Topics that are looked at: those that were named, then the first ones by name."""
-AT_ONCE: Final = 16
-"""Topics that are asked for at the same time."""
+T = TypeVar("T")
+
 KEEP: Final = 5.0
-"""Seconds for which an answer is given again."""
+"""Seconds for which an answer is reused."""
 WITHIN: Final = 5.0
 """Seconds that the server has to answer."""
 EACH: Final = 2.0
-"""Seconds of these that one question may take, so that a node that is away holds up no other."""
+"""Seconds that one question may take, so that a node that is away does not delay the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What was seen in one look."""
+    """One look at the queue."""
 
     seconds: float
     """How long that took."""
     topics: int = 0
-    """How many there are, also if that is more than are looked at."""
+    """How many there are, including those that were left out."""
     stats: tuple[Stats, ...] = ()
     unknown: tuple[str, ...] = ()
-    """Topics of which nobody told."""
+    """Topics that could not be reached."""
     left_out: int = 0
     """Topics that were not asked for, because there are too many."""
     servers: tuple[ServerView, ...] = ()
     workers: _Workers | None = None
-    """None: nobody told."""
+    """None: could not be counted."""
     failed: bool = False
 
 
@@ -71,14 +66,14 @@ class _Workers:
     alive: int
     silent: int
     serving: Counter[str]
-    """Of the living, by topic."""
+    """Live workers by topic."""
 
 
 class Depth(Collector):
     """Counts the messages of topics by state. `refresh` first, then render `registry`."""
 
     def __init__(self, admin: Callable[[], Admin], first: Sequence[str] = ()) -> None:
-        """`admin` returns that of an open queue; `first`: topics not to leave out of very many."""
+        """`admin` returns that of an open queue; `first`: topics never to leave out."""
         self._admin = admin
         self._first = frozenset(first)
         self._seen: _Seen | None = None
@@ -89,7 +84,7 @@ class Depth(Collector):
         self.registry.register(self)
 
     async def refresh(self) -> None:
-        """Look, unless somebody has just done it. A failure is seen in what is rendered."""
+        """Look, unless the last look is recent. A failure shows in what is rendered."""
         async with self._looking:
             if time.monotonic() < self._fresh_until:
                 return
@@ -97,57 +92,54 @@ class Depth(Collector):
             try:
                 self._seen = await self._look(self._admin(), began)
             except (MxRmqError, TimeoutError) as error:
-                self._warn([f"the depth of the queue cannot be had: {_said(error)}"])
+                self._warn([f"cannot read the depth of the queue: {_said(error)}"])
                 self._seen = _Seen(time.monotonic() - began, failed=True)
             self._fresh_until = time.monotonic() + KEEP
 
     async def _look(self, admin: Admin, began: float) -> _Seen:
-        end = asyncio.get_running_loop().time() + WITHIN
-        async with asyncio.timeout_at(end):
-            topics = await admin.topics()
-        look, chosen = _Look(admin), self._chosen(topics)
-        with suppress(TimeoutError):  # what is known by then is shown
-            async with asyncio.timeout_at(end):
-                await asyncio.gather(look.workers(), look.servers(), *map(look.topic, chosen))
-        unknown = [topic for topic in chosen if topic not in look.told]
-        error = next(iter(look.errors), None)
-        if unknown and not look.told:
-            raise error or TimeoutError()
+        overview, workers, servers = await asyncio.gather(
+            _asked(
+                admin.overview(most=MOST, first=self._first, each=EACH, within=WITHIN),
+                WITHIN + EACH,
+            ),
+            _asked(admin.workers(), EACH),
+            _asked(admin.servers(), EACH),  # a user need not have the right to run INFO
+        )
+        if isinstance(overview, Exception):
+            raise overview
+        away = overview.away
+        if away and not overview.topics:
+            raise next(iter(away.values()))
         troubles = []
-        if unknown:
-            others = len(unknown) - 1
+        if away:
+            first, error = next(iter(away.items()))
             troubles.append(
-                f"the depth of {unknown[0]} cannot be had, nor of {others} other topics: "
+                f"cannot read the depth of {first} and of {len(away) - 1} other topics: "
                 f"{_said(error)}"
             )
-        if look.counted is None:
-            troubles.append(f"the workers cannot be counted: {_said(look.refused)}")
-        if not look.seen:
-            troubles.append(f"cannot read the state of the server: {_said(look.untold)}")
-        if len(chosen) < len(topics):
+        if isinstance(workers, Exception):
+            troubles.append(f"cannot count the workers: {_said(workers)}")
+        if isinstance(servers, Exception) or not servers:
+            untold = servers if isinstance(servers, Exception) else None
+            troubles.append(f"cannot read the state of the server: {_said(untold)}")
+        if overview.left_out:
             troubles.append(
-                f"{len(topics) - len(chosen):,} of {len(topics):,} topics are not watched: there "
-                f"are more than {MOST:,}"
+                f"{overview.left_out:,} of {overview.known:,} topics are not watched: there are "
+                f"more than {MOST:,}"
             )
         self._warn(troubles)
         return _Seen(
             seconds=time.monotonic() - began,
-            topics=len(topics),
-            stats=tuple(look.told[topic] for topic in chosen if topic in look.told),
-            unknown=tuple(unknown),
-            left_out=len(topics) - len(chosen),
-            workers=look.counted,
-            servers=tuple(look.seen),
+            topics=overview.known,
+            stats=tuple(overview.topics.values()),
+            unknown=tuple(away),
+            left_out=overview.left_out,
+            workers=None if isinstance(workers, Exception) else _counted(workers),
+            servers=() if isinstance(servers, Exception) else tuple(servers),
         )
 
-    def _chosen(self, topics: Sequence[str]) -> list[str]:
-        """Return the topics that are looked at."""
-        if len(topics) <= MOST:
-            return [*topics]
-        return sorted(topics, key=lambda topic: topic not in self._first)[:MOST]
-
     def _warn(self, troubles: Sequence[str]) -> None:
-        """Log what is wrong, unless it was so at the look before."""
+        """Log what is wrong, unless it was already wrong at the last look."""
         for trouble in troubles:
             if trouble not in self._said:
                 logger.warning("%s", trouble)
@@ -158,24 +150,22 @@ class Depth(Collector):
         if seen is None:
             return
         yield GaugeMetricFamily(
-            "mx_rmq_depth_up", "1 if the server told how full the queue is.", not seen.failed
+            "mx_rmq_depth_up", "1 if the depth of the queue could be read.", not seen.failed
         )
-        yield GaugeMetricFamily(
-            "mx_rmq_depth_scrape_seconds", "How long it took to ask for that.", seen.seconds
-        )
+        yield GaugeMetricFamily("mx_rmq_depth_scrape_seconds", "How long that took.", seen.seconds)
         if seen.failed:  # old numbers would be taken for new ones
             return
         yield GaugeMetricFamily("mx_rmq_topics", "Number of topics.", seen.topics)
         yield GaugeMetricFamily(
             "mx_rmq_topics_not_shown",
-            f"Topics of which nothing is shown here, because there are more than {MOST:,}.",
+            f"Topics not shown here, because there are more than {MOST:,}.",
             seen.left_out,
         )
         workers = GaugeMetricFamily(
-            "mx_rmq_workers", "Workers that were heard of lately.", labels=["state"]
+            "mx_rmq_workers", "Workers that were seen recently.", labels=["state"]
         )
         serving = GaugeMetricFamily(
-            "mx_rmq_topic_workers", "Living workers that serve a topic.", labels=["topic"]
+            "mx_rmq_topic_workers", "Live workers that serve a topic.", labels=["topic"]
         )
         if seen.workers is not None:
             workers.add_metric(["alive"], seen.workers.alive)
@@ -184,7 +174,7 @@ class Depth(Collector):
                 serving.add_metric([stats.topic], seen.workers.serving[stats.topic])
         yield from (workers, serving)
         up = GaugeMetricFamily(
-            "mx_rmq_topic_up", "1 if the server told how full the topic is.", labels=["topic"]
+            "mx_rmq_topic_up", "1 if the depth of the topic could be read.", labels=["topic"]
         )
         for stats in seen.stats:
             up.add_metric([stats.topic], 1)
@@ -195,47 +185,19 @@ class Depth(Collector):
         yield from _servers(seen.servers)
 
 
-class _Look:
-    """One look at topics and workers, several of them at a time."""
+async def _asked(answer: Awaitable[T], within: float) -> T | MxRmqError | TimeoutError:
+    """Return an answer, or why there is none."""
+    try:
+        async with asyncio.timeout(within):
+            return await answer
+    except (MxRmqError, TimeoutError) as error:
+        return error
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
-        self._free = asyncio.Semaphore(AT_ONCE)
-        self.told: dict[str, Stats] = {}
-        self.counted: _Workers | None = None
-        self.errors: list[MxRmqError | TimeoutError] = []
-        """Why nobody told of topics."""
-        self.refused: MxRmqError | TimeoutError | None = None
-        """Why nobody told of the workers."""
-        self.seen: list[ServerView] = []
-        self.untold: MxRmqError | TimeoutError | None = None
-        """Why the servers could not be read."""
 
-    async def topic(self, topic: str) -> None:
-        async with self._free:
-            try:
-                async with asyncio.timeout(EACH):
-                    self.told[topic] = await self._admin.stats(topic)
-            except (MxRmqError, TimeoutError) as error:
-                self.errors.append(error)
-
-    async def workers(self) -> None:
-        try:
-            async with asyncio.timeout(EACH):
-                found = await self._admin.workers()
-        except (MxRmqError, TimeoutError) as error:
-            self.refused = error
-            return
-        alive = [one for one in found if one.alive]
-        serving = Counter(topic for one in alive for topic in {*one.topics})
-        self.counted = _Workers(len(alive), len(found) - len(alive), serving)
-
-    async def servers(self) -> None:
-        try:
-            async with asyncio.timeout(EACH):
-                self.seen = await self._admin.servers()
-        except (MxRmqError, TimeoutError) as error:  # a user need not have the right to run INFO
-            self.untold = error
+def _counted(workers: Sequence[WorkerView]) -> _Workers:
+    alive = [one for one in workers if one.alive]
+    serving = Counter(topic for one in alive for topic in {*one.topics})
+    return _Workers(len(alive), len(workers) - len(alive), serving)
 
 
 def _said(error: Exception | None) -> str:
@@ -267,12 +229,12 @@ def _topics(found: Sequence[Stats]) -> Iterator[Metric]:
     partitions = GaugeMetricFamily("mx_rmq_partitions", "Partitions of a topic.", labels=["topic"])
     dropped = CounterMetricFamily(
         "mx_rmq_dropped",
-        "Ids without a message: above 0, somebody else wrote to the keys.",
+        "Ids without a message: above 0, something else wrote to the keys.",
         labels=["topic"],
     )
     happened = CounterMetricFamily(
         "mx_rmq_happened",
-        "To how many messages of a topic each thing has happened, whoever did it.",
+        "How many messages of a topic each thing has happened to.",
         labels=["topic", "what"],
     )
     held = GaugeMetricFamily(

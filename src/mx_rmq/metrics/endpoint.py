@@ -1,4 +1,4 @@
-"""What a worker tells over HTTP: its metrics, whether it lives, and whether it is ready.
+"""A worker's HTTP endpoint: metrics, liveness and readiness.
 
 /metrics         what this worker has done and is doing
 /metrics/depth   how full all topics are, and who serves them; asks the server: scrape one or two
@@ -16,9 +16,9 @@ from prometheus_client import ProcessCollector
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.metrics.depth import Depth
 from mx_rmq.metrics.exposition import Renderer
-from mx_rmq.metrics.families import Load, LoadFamilies
 from mx_rmq.metrics.http import Answer, HttpServer
 from mx_rmq.metrics.recorder import Recorder
+from mx_rmq.metrics.worker_metrics import LoadFamilies, WorkerLoad
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Endpoint:
 
     async def _metrics(self, headers: Mapping[str, str]) -> Answer:
         worker = self._worker
-        self._load.load = Load(
+        self._load.load = WorkerLoad(
             name=worker.name,
             concurrency=worker.settings.concurrency,
             running=worker.running,

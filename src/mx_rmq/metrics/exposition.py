@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from prometheus_client.exposition import choose_encoder
 
-from mx_rmq.store.off_loop import off_loop
+from mx_rmq.in_thread import in_thread
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -59,7 +59,7 @@ class Renderer:
         return await asyncio.shield(task)  # one asker that leaves does not end it for the others
 
     async def _render(self, kind: bool) -> Rendered:
-        text, took = await off_loop(self._timed, kind)
+        text, took = await in_thread(self._timed, kind)
         if took > QUICK:
             self._kept[kind] = time.monotonic() + SHARE * took, text
         return text

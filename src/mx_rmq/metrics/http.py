@@ -1,6 +1,6 @@
-"""A very small HTTP server for a few pages that a machine asks for.
+"""A very small HTTP server for a few pages that machines read.
 
-One request a connection, GET or HEAD, a bounded head, a bounded time. It runs in the worker's own
+One request per connection, GET or HEAD, a bounded head, a bounded time. It runs in the worker's own
 event loop on purpose: that it answers says that the loop runs.
 """
 
@@ -21,7 +21,7 @@ logger = get_logger(__name__)
 MAX_HEAD: Final = 8192
 """Bytes of a request line and its headers."""
 MAX_OPEN: Final = 64
-"""Connections at the same time; for one more, another is dropped."""
+"""Maximum open connections; one more drops another."""
 ASK_WITHIN: Final = 2.0
 """Seconds from the connection to the end of the request's head."""
 WITHIN: Final = 10.0
@@ -88,10 +88,10 @@ class HttpServer:
         task.add_done_callback(self._ended)
 
     def _make_room(self) -> None:
-        """Drop who has been silent for longest, else who is being answered for longest.
+        """Drop the connection that has been silent longest, else the one being answered longest.
 
-        Not the newcomer: whoever opens connections and says nothing could then keep a probe of
-        our health away, and get the worker killed. A probe asks at once.
+        Not the newest: otherwise a client that opens connections and sends nothing could keep
+        health probes away and get the worker killed. A probe sends its request at once.
         """
         self._drop(next(iter(self._silent or self._open)))
 

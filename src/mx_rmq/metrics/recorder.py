@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import CollectorRegistry
 
 from mx_rmq.core import events
-from mx_rmq.metrics.families import TallyFamilies
-from mx_rmq.metrics.tally import Tally
+from mx_rmq.metrics.counters import Tally
+from mx_rmq.metrics.worker_metrics import TallyFamilies
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +44,7 @@ class Recorder:
         }
 
     def listen(self) -> Callable[[], None]:
-        """Count from now on; return how to end that."""
+        """Start counting; return a function that stops it."""
         return self._mq.events.subscribe(self.count, *self._count)
 
     def count(self, event: events.Event) -> None:
@@ -119,7 +119,7 @@ class Recorder:
         topic.missed += event.ticks
 
     def _worker_started(self, event: events.WorkerStarted) -> None:
-        """Show a 0 for everything that may come: else a rate misses what comes first."""
+        """Start every counter at 0: otherwise a rate misses the first increment."""
         self.tally.away = False
         for topic in event.topics:
             self.tally.topics[topic].is_cron = topic in self._mq.crons

@@ -1,7 +1,7 @@
 """The caretaker: looks after the topics that its worker does not serve.
 
-Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler, so a
-topic is never left alone as long as any worker of the queue is alive. One worker at a time makes
+Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler. So no
+topic is neglected as long as any worker of the queue is alive. One worker at a time makes
 the rounds: every worker asks for the turn, and the one that has it keeps it while its rounds
 succeed. That is for cost only. Two caretakers at once would do no harm.
 
@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import events
 from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
-from mx_rmq.runtime.clock import JUMP, ServerClock
+from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.runtime.deadlines import Deadlines, stood_still
 from mx_rmq.runtime.expirer import expire
 from mx_rmq.runtime.loop import Complaints, Loop, each
 from mx_rmq.runtime.monitor import BATCH as TAKEN
-from mx_rmq.runtime.monitor import RECOVERY, STOOD_STILL
-from mx_rmq.runtime.recovery import recover
 from mx_rmq.runtime.scheduler import BATCH as MOVED
+from mx_rmq.settings import LONGEST_LEASE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Container, Sequence
 
-    from mx_rmq.core.outcome import Circumstances
-    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.event_bus import Events
+    from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.answers import Survey, TakenOver
+    from mx_rmq.store.results import Survey, TakenMessage
 
 ROUND: Final = 10.0
 """Seconds between two rounds."""
@@ -56,23 +56,22 @@ class Caretaker:
         self,
         store: Store,
         bus: Events,
+        recovery: Recovery,
         served: Container[str],
         *,
         worker: str,
         lease: float,
-        circumstances: Callable[[ServerClock], Circumstances],
     ) -> None:
         self.topics: list[str] = []
         """What it looks after, partitions by their names; empty while another worker does."""
         self._store = store
         self._bus = bus
+        self._recovery = recovery
         self._served = served
         self._worker = worker
         self._lease = lease
-        self._hold_back = min(lease / 3, 10.0) + 1.0
-        """Seconds in which every living holder extends its leases, if the server answers."""
-        self._circumstances = circumstances
         self._clocks: defaultdict[int, ServerClock] = defaultdict(ServerClock)
+        self._deadlines: dict[int, Deadlines] = {}
         self._overdue: dict[str, float] = {}
         """Since when a topic is known to have an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
@@ -83,8 +82,8 @@ class Caretaker:
         """Make a round if it is this worker's turn; return the seconds until the next one."""
         if self._expected_at == float("inf"):  # spread workers that start together
             return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
-        if time.monotonic() - self._expected_at > STOOD_STILL:
-            self._overdue.clear()  # we stood still, and perhaps the holders did
+        if stood_still(self._expected_at):
+            self._overdue.clear()  # perhaps the holders stood still, too
         registry = await self._store.tend_topics(self._worker, turn=round(TURN * 1000))
         if registry is None:
             self.topics = []
@@ -114,22 +113,31 @@ class Caretaker:
     async def _look_after(self, site: int, topics: Sequence[str]) -> None:
         """See what is due or overdue in the topics of a site, and do it."""
         asked_at = time.monotonic()
+        clock = self._clocks[site]
+        if site not in self._deadlines:
+            link = self._store.link_of(site)
+            self._deadlines[site] = Deadlines(LONGEST_LEASE, link, clock)
         seen = await self._store.survey_topics(topics)
-        self._clocks[site].heard(seen.now, asked_at)
+        clock.heard(seen.now, asked_at)
         await each(seen.topics.items(), partial(self._tend, site), self._complaints)
         expiring = [topic for topic, survey in seen.topics.items() if survey.expires == 0]
         while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
             expiring = [topic for topic in expiring if await self._expire(topic) == 0]
 
     async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
-        """Do what a topic needs."""
+        """Do what a topic needs.
+
+        The workers that serve it may have a longer lease than ours, so we assume the longest.
+        """
         topic, survey = seen
         taken = False
-        far = self._lease + JUMP
-        if survey.deadline is None or 0 < survey.deadline <= far * 1000:
+        deadlines = self._deadlines[site]
+        if survey.deadline is None or 0 < survey.deadline <= deadlines.far:
             self._overdue.pop(topic, None)
-        elif self._is_abandoned(site, topic):
-            taken = await self._take_over(site, topic, far)
+        else:  # overdue, or so far ahead that it was set before the clock was set back
+            since = self._overdue.setdefault(topic, time.monotonic())
+            if deadlines.overdue_for(since) >= deadlines.hold_back:
+                taken = await self._take_over(site, topic)
         if survey.due == 0 or taken:
             await self._promote(topic)
 
@@ -137,7 +145,7 @@ class Caretaker:
         """Dead-letter a batch of expired messages; return the ms until the next one expires."""
         return await expire(
             self._store,
-            self._bus,
+            self._recovery,
             topic,
             worker=self._worker,
             lease=self._lease,
@@ -152,19 +160,9 @@ class Caretaker:
             if moved and self._bus.wants(events.Due):
                 self._bus.emit(events.Due(topic_of(topic), moved))
 
-    def _is_abandoned(self, site: int, topic: str) -> bool:
-        """Say whether a lease is overdue although its holder could have extended it.
-
-        A deadline far in the future counts too: it was set before the clock was set back.
-        """
-        since = self._overdue.setdefault(topic, time.monotonic())
-        link = self._store.link_of(site)
-        since = max(since, link.back_at, link.late_at, self._clocks[site].jumped_at)
-        return time.monotonic() - since >= self._hold_back
-
-    async def _take_over(self, site: int, topic: str, far: float) -> bool:
+    async def _take_over(self, site: int, topic: str) -> bool:
         """Take over what was lost long enough ago; say whether there was anything."""
-        clock = self._clocks[site]
+        clock, deadlines = self._clocks[site], self._deadlines[site]
         found = False
         while True:
             asked_at = time.monotonic()
@@ -172,10 +170,10 @@ class Caretaker:
                 topic,
                 self._worker,
                 count=TAKEN,
-                recovery=round(min(self._lease, RECOVERY) * 1000),
+                recovery=deadlines.decide_within,
                 expected=clock.now(),
-                jump=round(min(JUMP, self._lease / 3) * 1000),
-                far=round(far * 1000),
+                jump=deadlines.jump,
+                far=deadlines.far,
                 grace=round(GRACE * 1000),
             )
             clock.heard(taken.now, asked_at)
@@ -189,6 +187,5 @@ class Caretaker:
             await self._store.ring_doorbell(topic)
         return found
 
-    async def _recover(self, clock: ServerClock, topic: str, one: TakenOver) -> None:
-        at = self._circumstances(clock)
-        await recover(self._store, self._bus, topic, one, max_crashes=MAX_CRASHES, at=at)
+    async def _recover(self, clock: ServerClock, topic: str, one: TakenMessage) -> None:
+        await self._recovery.lost(topic, one, max_crashes=MAX_CRASHES, now=clock.now())

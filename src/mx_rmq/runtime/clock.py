@@ -1,4 +1,4 @@
-"""The server's clock, as far as a worker can know it between two answers."""
+"""The server's clock, as a worker estimates it between two answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ JUMP: Final = 5.0
 
 
 class ServerClock:
-    """Estimates the server's time from the last answer that told it."""
+    """Estimates the server's time from the last answer that contained it."""
 
     def __init__(self) -> None:
         self._told = 0
@@ -20,25 +20,22 @@ class ServerClock:
         """When a jump of the server's clock was last noticed, on the monotonic clock."""
 
     def heard(self, now: int, asked_at: float) -> None:
-        """The server said that it is `now` (ms), at some moment since it was asked."""
-        heard_at = time.monotonic()
-        jump = self._jump(now, asked_at, heard_at) if self._told else 0
-        if abs(jump) > JUMP * 1000:
-            self.jumped_at = heard_at
-        self._told, self._asked_at, self._heard_at = now, asked_at, heard_at
+        """The server said that it is `now` (ms), at some moment since it was asked.
 
-    def _jump(self, now: int, asked_at: float, heard_at: float) -> int:
-        """Return how far the clock is (ms) from anything that this and the last answer allow.
-
-        An answer that was read late, because this process stood still, allows much.
+        It jumped if no moment between two calls and their answers fits. An answer that was read
+        late, because this process stood still, leaves much room.
         """
-        least = self._told + round((asked_at - self._heard_at) * 1000)
-        most = self._told + round((heard_at - self._asked_at) * 1000)
-        return now - min(max(now, least), most)
+        heard_at = time.monotonic()
+        if self._told:
+            least = self._told + round((asked_at - self._heard_at) * 1000)
+            most = self._told + round((heard_at - self._asked_at) * 1000)
+            if not least - JUMP * 1000 <= now <= most + JUMP * 1000:
+                self.jumped_at = heard_at
+        self._told, self._asked_at, self._heard_at = now, asked_at, heard_at
 
     @property
     def knows(self) -> bool:
-        """Whether the server has ever told its time."""
+        """Whether any answer has contained the server's time."""
         return self._told > 0
 
     def now(self) -> int:

@@ -1,8 +1,8 @@
 """The consumer: runs handlers and decides what became of each message.
 
-Consumers are long-lived tasks, one a running handler at the most. A handler that leaves something
-behind in its task (a context variable, a cancellation) gets it retired, so no message sees
-another's leftovers.
+Consumers are long-lived tasks, at most one per running handler. If a handler leaves something
+behind in its task (a context variable, a cancellation), the task ends, so no message sees the
+leftovers of another.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -36,8 +37,8 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
+from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.tasks import how_it_ended, spawn
 from mx_rmq.runtime.threads import Call, Generation, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
 from mx_rmq.safe_log import get_logger
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Handle, Middleware
     from mx_rmq.runtime.clock import ServerClock
-    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.lifecycle import Lifecycle
+    from mx_rmq.runtime.slots import Held, Slots
     from mx_rmq.runtime.threads import Threads
 
 
@@ -57,8 +60,11 @@ logger = get_logger(__name__)
 
 
 WAKE: Final = 8
-"""Consumers that are woken at once. A handler that never waits needs only one of them for all
-messages; while others wait, each consumer that starts a message sees to it that the next wakes."""
+"""Consumers that are woken at once. A handler that never waits needs only one for all messages;
+otherwise each consumer that starts a message wakes the next."""
+
+WAIT_HERE: Final = 1.0
+"""Seconds that a message may wait here for a slot."""
 
 _COMPLETE: Final = Complete()
 _RELEASE: Final = Release()
@@ -75,19 +81,20 @@ class Consumer:
         self,
         slots: Slots,
         threads: Threads,
+        dispatcher: Dispatcher,
+        lifecycle: Lifecycle,
         *,
         worker: str,
         lease: float,
         middleware: Sequence[Middleware],
-        settle: Callable[[Held, Outcome | None], None],
-        on_no_thread: Callable[[TopicSlots], None],
     ) -> None:
         self._slots = slots
         self._threads = threads
+        self._dispatcher = dispatcher
+        dispatcher.consumer = self
+        self._lifecycle = lifecycle
         self._worker = worker
         self._lease = lease
-        self._settle = settle
-        self._on_no_thread = on_no_thread
         self._timeouts = Timeouts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[asyncio.Task[None], Held] = {}
@@ -101,18 +108,39 @@ class Consumer:
         """Consumers that have not begun. Cancelled before that, they never will."""
         self._woken = 0
         """Consumers that are about to ask for a message."""
+        self._handing_back: asyncio.TimerHandle | None = None
         self._died = ""
-        """How a consumer ended that should not have."""
+        """How a consumer ended that should still run."""
         self._closed = False
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
         self._generation = Generation()
 
+    def hand_back(self, taken_before: float = inf) -> None:
+        """Hand back what waits for a slot and was taken before a time."""
+        for held in self._slots.take_back(taken_before):
+            self._lifecycle.settle(held, _RELEASE)
+
+    def _hand_back_late(self) -> None:
+        """Hand back what has waited too long for a slot: another worker may have one."""
+        self._handing_back = None
+        self.hand_back(time.monotonic() - WAIT_HERE)
+        if self._slots.waiting:
+            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+
+    def take_no_more(self) -> None:
+        """Hand back everything that waits for a slot, now."""
+        if self._handing_back is not None:
+            self._handing_back.cancel()
+        self.hand_back()
+
     def start_ready(self) -> None:
-        """Let everything run that may start now."""
+        """Start what may start now; what has to wait too long for a slot is handed back."""
         most = min(WAKE, self._slots.startable())
         while self._woken < most:
             self._wake()
+        if self._slots.waiting and self._handing_back is None and not self._closed:
+            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
     def running(self) -> list[Held]:
         """Return what runs now."""
@@ -128,7 +156,7 @@ class Consumer:
         return "" if self._closed else self._died
 
     def start(self) -> None:
-        """Let other consumers do what those that died have left undone."""
+        """Let other consumers take the work of those that died."""
         self._died = ""
         self.start_ready()
 
@@ -160,7 +188,7 @@ class Consumer:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Keep the books of a consumer that has ended, whatever ended it."""
+        """Update the counts when a consumer has ended, for any reason."""
         self._tasks.discard(task)
         if task in self._starting:
             self._starting.discard(task)
@@ -170,7 +198,7 @@ class Consumer:
             self._died = how_it_ended(task)
 
     async def _consume(self) -> None:
-        """Run one message after the other."""
+        """Run one message after another."""
         task = asyncio.current_task()
         if task is None:
             return
@@ -209,7 +237,7 @@ class Consumer:
                 running.pop(task, None)
                 slots.finished(held)
                 if not self._loop.is_closed():
-                    self._settle(held, outcome)
+                    self._lifecycle.settle(held, outcome)
             if _is_dirty(task, clean):
                 self.start_ready()
                 return
@@ -218,7 +246,7 @@ class Consumer:
         """Return what became of a message; None: it is no longer this worker's."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we stood still, or were cut off: it may be somebody else's by now
+            return _RELEASE  # we stood still or were cut off: another worker may have it
         handler = held.topic.handler
         try:
             message = held.message = codec.decode_as(held.record, handler.topic, held.claim.id)
@@ -228,7 +256,7 @@ class Consumer:
                     return dead
             payload = handler.decode(message.payload) if handler.wants_payload else None
         except NewerRecord as newer:
-            return postponed(newer, self.circumstances(held.topic.clock))
+            return postponed(newer, self._circumstances(held.topic.clock))
         except DecodeError as unreadable:
             return Quarantine(unreadable)
         if handler.timeout is not None:
@@ -271,15 +299,15 @@ class Consumer:
         if held.stopped is Stopped.TIMEOUT and interrupted:
             timeout = HandlerTimeout(f"{handler.name} took longer than {handler.timeout:g} s")
             error = timeout.with_traceback(error.__traceback__)
-        return after_error(message, handler, error, self.circumstances(held.topic.clock))
+        return after_error(message, handler, error, self._circumstances(held.topic.clock))
 
-    def circumstances(self, clock: ServerClock) -> Circumstances:
+    def _circumstances(self, clock: ServerClock) -> Circumstances:
         """Return what a decision depends on."""
         chance = random.random()  # noqa: S311 - jitter
         return Circumstances(now=clock.now(), worker=self._worker, chance=chance)
 
     def _call(self, handler: Handler) -> _Call:
-        """Return how a handler is called, from now on."""
+        """Choose how a handler is called, and remember it."""
         call = self._calls[handler] = self._caller(handler, self._middleware)
         return call
 
@@ -334,7 +362,7 @@ class Consumer:
             self._timeouts.set(held, seconds)
 
     def _innermost(self, handler: Handler) -> Handle:
-        """Return what stands inside all middleware."""
+        """Return the innermost function, inside all middleware."""
         arguments = handler.arguments
 
         def call(delivery: Delivery) -> Any:
@@ -346,7 +374,7 @@ class Consumer:
         return call
 
     async def _run(self, held: Held, given: tuple[Any, ...]) -> Any:
-        """Run a handler inside of middleware, which may drop what it returns."""
+        """Run a handler inside middleware, which may drop its result."""
         self._called.pop(held, None)
         handler = held.topic.handler
         if handler.is_async:
@@ -376,20 +404,20 @@ class Consumer:
             held.interrupt = cancel  # the thread has left; what follows is in the loop
             if not call.began and held.stopped in (None, Stopped.TIMEOUT):
                 held.stopped = Stopped.NO_THREAD
-                self._on_no_thread(held.topic)
+                self._dispatcher.pause(held.topic, self._threads.backoff.next())
         return await result if isinstance(result, Coroutine) else result
 
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
-    """Say whether a handler has left something behind in its task."""
+    """Return whether a handler has left something behind in its task."""
     try:
         return bool(task.cancelling()) or copy_context() != before
-    except Exception:  # noqa: BLE001 - the values of context variables are anybody's
+    except Exception:  # noqa: BLE001 - values of context variables may compare in any way
         return True
 
 
 def _set_aside(held: Held, error: BaseException) -> Outcome:
-    """Return what becomes of a message about which nothing could be decided."""
+    """Return the outcome of a message if deciding about it failed."""
     if held.message is None:
         return Quarantine(error)
     reason = f"undecided: {type(error).__name__}: {text_of(error)}"

@@ -1,7 +1,7 @@
 """The crons: produce a message at every tick of a schedule, once over all workers.
 
-Every worker tries at every tick; the server knows the last one and lets the first try win. The
-ticks are those of the server's clock.
+Every worker tries at every tick; the server knows the last tick and lets the first try win. Ticks
+follow the server's clock.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mx_rmq.core.cron import Cron
-    from mx_rmq.runtime.bus import Events
     from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.runtime.event_bus import Events
     from mx_rmq.store import Store
 
 LONGEST_SLEEP: Final = 60.0
-"""Seconds after which the time is asked for again, in case the server's clock was set."""
+"""Seconds after which we ask for the time again, in case the server's clock was set."""
 
 SET_BACK: Final = 60_000
-"""Milliseconds that the last tick may lie ahead. Further, it is of a clock that was set back."""
+"""Milliseconds that the last tick may lie ahead. Further ahead, the clock was set back."""
 
 TICK: Final = "cron-tick"
-"""The header that tells a handler which tick it is."""
+"""The header that names the tick."""
 
 
 class Crons:
@@ -58,7 +58,7 @@ class Crons:
         return max(0.0, min(waits))
 
     async def _fire(self, cron: Cron) -> None:
-        """Fire a tick that is due, and know the next one."""
+        """Fire a tick that is due, and compute the next one."""
         self._next.pop(cron.topic, None)
         last = known = self._last.get(cron.topic)
         now = self._clock.now()
@@ -68,7 +68,7 @@ class Crons:
             self._clock.heard(looked.now, asked_at)
             last = looked.last if looked.last is not None else looked.now
         now = self._clock.now()
-        # Up to here, ticks have fired or were told to be missed.
+        # Ticks up to here have fired or were reported as missed.
         told = last if known is None or known > now else max(last, known)
         tick = cron.due(now, last)
         if tick is not None:
@@ -88,7 +88,7 @@ class Crons:
         self._next[cron.topic] = cron.next_after(max(now, last))
 
     def _tell_missed(self, cron: Cron, after: int, until: int) -> None:
-        """Tell of the ticks between two times, of which none has fired."""
+        """Emit that the ticks between two times were missed."""
         latest = cron.latest(until, after)
         if latest is not None:
             ticks = cron.ticks(after, latest)

@@ -1,7 +1,7 @@
 """Which message this code runs for, and in which worker.
 
-Set by the worker, and seen by a handler, by the threads and tasks that it starts, and by nobody
-else. So logs and traces can name the message without being told.
+Set by the worker. Visible only to the handler and to the threads and tasks that it starts, so logs
+and traces can name the message.
 """
 
 from __future__ import annotations

@@ -5,29 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.loop import Backoff, Complaints
-from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.core.errors import MxRmqError, OutcomeUnknown
+from mx_rmq.runtime.loop import Backoff, Complaints, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.slots import Slots, TopicSlots
     from mx_rmq.store import Store
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
 
 logger = get_logger(__name__)
 
 LOOKS: Final = 8
-"""Topics without room that are looked at before it is left to the next occasion: of hundreds, most
-have none for the same reason."""
+"""Topics without room to look at before we give up until next time: of hundreds of topics, most
+have no room for the same reason."""
 
 OUTSTANDING: Final = 2
-"""Dispatch calls of a topic under way at once: while one is answered, the next is on its way."""
+"""Dispatch calls per topic at the same time: while one is answered, the next is on its way."""
 
 BATCH: Final = 200
 """Messages in one call. Enough to share its cost, few enough that the server, the handlers and the
@@ -55,36 +57,42 @@ class Dispatcher:
         *,
         worker: str,
         lease: int,
-        on_taken: Callable[[], None],
     ) -> None:
         self._store = store
         self._slots = slots
         self._worker = worker
         self._lease = lease
-        self._on_taken = on_taken
+        self.consumer: Consumer | None = None
+        """Runs what is taken. Set by the consumer."""
         self._calls: Counter[TopicSlots] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
         self._complaints = Complaints("dispatcher")
         self._pausing: dict[TopicSlots, asyncio.TimerHandle] = {}
+        self._unanswered_at = float("-inf")
+        """When a call ended without an answer: it may have leased messages to us."""
         self._stopped = False
+        self.leaving = False
+        """True once the worker is stopping: what becomes free is for other workers."""
+        self.ringing: set[asyncio.Task[None]] = set()
+        """Rings for other workers that are under way."""
         self.on_hold = False
         """True while leases cannot be extended: take nothing."""
         self.listeners = 0
-        """How many wait for rings."""
+        """How many doorbell listeners there are."""
         self.unheard: dict[TopicSlots, Callable[[], None]] = {}
-        """The topics that the waits under way leave out, and how to begin another wait for each."""
+        """The topics that the current blocking waits leave out, and how to restart their waits."""
 
     def listens_to(self, topic: TopicSlots) -> bool:
-        """Say whether a topic's doorbell matters now: nothing is known to wait, room to take it."""
+        """Return whether to listen to a topic: it has room, and nothing known to be pending."""
         slots = self._slots
         known = self.on_hold or topic in slots.ready or topic in self._pausing
         return not known and slots.room(topic) > 0
 
     def leaves_out(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
-        """Return those whose doorbells do not matter now.
+        """Return the topics that we need not listen to now.
 
-        There is room for a topic of which nothing is here, unless the worker is full.
+        There is room for a topic of which we hold nothing, unless the worker is full.
         """
         full, ready, pausing = self._slots.is_full(), self._slots.ready, self._pausing
         return [
@@ -112,9 +120,9 @@ class Dispatcher:
             self.fill(topic)
 
     def fill(self, first: TopicSlots) -> None:
-        """Ask for more wherever there is room: of this topic, where some may be new, or of others.
+        """Ask for more wherever there is room: this topic first, then the others in turn.
 
-        The topics take turns. Each call is for as many as are worth one.
+        No call is made for fewer messages than are worth one.
         """
         ready = self._slots.ready
         if self._stopped or self.on_hold or not ready:
@@ -129,6 +137,20 @@ class Dispatcher:
                 misses += 1
                 ready[topic] = ready.pop(topic)  # next time look at others
 
+    def freed(self, topic: TopicSlots) -> None:
+        """Messages of a topic are settled: ask for more, of this topic or of others."""
+        self.fill(topic)
+        if self.leaving and topic.ordered and not topic.held:
+            ringing = spawn("ring", self._ring, topic.name)
+            self.ringing.add(ringing)
+            ringing.add_done_callback(self.ringing.discard)
+        self.listen_again(topic)  # room for this one is room for others
+
+    async def _ring(self, name: str) -> None:
+        """Ring for other workers: they were refused while we held some of an ordered topic."""
+        with suppress(MxRmqError):  # the others survey their topics every ten seconds anyway
+            await self._store.ring_doorbell(name)
+
     async def take(self, name: str) -> bool:
         """Ask for messages of a topic and wait for the answer; False: there is no room."""
         topic = self._slots.topics[name]
@@ -139,23 +161,27 @@ class Dispatcher:
         return True
 
     async def stop(self, seconds: float) -> None:
-        """Ask no more; wait so long for the answers that are still to come."""
+        """Ask for nothing more; wait up to `seconds` for answers under way."""
         self._stopped = True
         for pause in self._pausing.values():
             pause.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in late:  # what they would have brought, its lease brings back
+            for task in late:  # messages in a late answer come back when their leases run out
                 task.cancel()
 
+    def may_hold_unknown(self) -> bool:
+        """Return whether messages may be leased to this worker that it does not know of."""
+        return time.monotonic() - self._unanswered_at < self._lease / 1000
+
     def _ask(self, topic: TopicSlots) -> bool:
-        """Ask for messages of a topic, if there is room; say whether there was."""
+        """Ask for messages of a topic if there is room; return whether there was."""
         asked = False
         while self._calls[topic] < OUTSTANDING and (room := self._slots.worth(topic)):
             _ = self._begin(topic, room)
             asked = True
         if asked:
-            self._slots.ready[topic] = self._slots.ready.pop(topic)  # the others come first now
+            self._slots.ready[topic] = self._slots.ready.pop(topic)  # now the others come first
         return asked
 
     def _begin(self, topic: TopicSlots, room: int) -> asyncio.Task[None]:
@@ -173,6 +199,7 @@ class Dispatcher:
         if not task.cancelled() and task.exception() is None:
             return
         self._answered(ask, [], time.monotonic())
+        self._unanswered_at = time.monotonic()
         if not self._stopped:
             how = how_it_ended(task)
             logger.error("a dispatch call for %s did not finish: %s", ask.topic.name, how)
@@ -193,27 +220,28 @@ class Dispatcher:
                 self._worker,
                 count=count,
                 lease=self._lease,
-                alone=topic.handler.ordered,
+                alone=topic.ordered,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the dispatcher goes on
             self._complaints.failed(error)
             self._answered(ask, [], began)
+            if isinstance(error, OutcomeUnknown):
+                self._unanswered_at = time.monotonic()
             self._pause(topic)
             return
         messages = taken.messages
         self._answered(ask, messages, began)
-        self._backoffs[topic].reset()
+        self._backoffs.pop(topic, None)
         topic.clock.heard(taken.now, began)
-        if messages:
-            self._on_taken()
-        if len(messages) == count:  # so there is more
+        if messages and self.consumer is not None:
+            self.consumer.start_ready()
+        # An ordered topic may have more too: others were refused while we had these.
+        if len(messages) == count or (messages and topic.ordered):
             self._slots.ready[topic] = None
-            self.fill(topic)
-        elif messages and topic.handler.ordered:  # what came behind them, others were refused
-            self._slots.ready[topic] = None
-        else:  # the next ring will tell
+        else:  # the next ring wakes us
             self._slots.ready.pop(topic, None)
             self.listen_again(topic)
+        self.fill(topic)  # or others: the room reserved for what did not come is free
 
     def _pause(self, topic: TopicSlots) -> None:
         """Leave a topic alone for a moment."""

@@ -1,31 +1,26 @@
 """The expirer: dead-letters messages whose time to live passes while they wait.
 
-It acts at the next expiry time it knows of. The lookout reports these every ten seconds, so a
+It acts at the next expiry time it knows of. The wakeups report these every ten seconds, so a
 message is dead-lettered within ten seconds of its time, even while its topic is paused.
 Every worker that serves the topic knows the same times: the one that found something goes on, the
-others leave it to that one until the next look around.
+others leave it to that one until the next survey.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.outcome import Circumstances
+from mx_rmq.runtime.deadlines import DECIDE_WITHIN
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
-from mx_rmq.runtime.recovery import bury
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
 
 BATCH: Final = 100
 """Messages taken by one call."""
-
-RECOVERY: Final = 30.0
-"""Seconds after which a monitor takes over what an expirer took and did not dead-letter."""
 
 PAUSE: Final = 1.0
 """Seconds between two looks at a topic: messages that expire meanwhile share a call."""
@@ -34,9 +29,9 @@ PAUSE: Final = 1.0
 class Expirer:
     """Knows when the next message expires in each topic of one site."""
 
-    def __init__(self, store: Store, bus: Events, *, worker: str, lease: float) -> None:
+    def __init__(self, store: Store, recovery: Recovery, *, worker: str, lease: float) -> None:
         self._store = store
-        self._bus = bus
+        self._recovery = recovery
         self._worker = worker
         self._lease = lease
         self._act_at: dict[str, float] = {}
@@ -65,7 +60,7 @@ class Expirer:
     async def _expire(self, topic: str) -> None:
         wait = await expire(
             self._store,
-            self._bus,
+            self._recovery,
             topic,
             worker=self._worker,
             lease=self._lease,
@@ -79,19 +74,23 @@ class Expirer:
 
 
 async def expire(
-    store: Store, bus: Events, topic: str, *, worker: str, lease: float, complaints: Complaints
+    store: Store,
+    recovery: Recovery,
+    topic: str,
+    *,
+    worker: str,
+    lease: float,
+    complaints: Complaints,
 ) -> int | None:
     """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
 
     Returns the ms until the next one expires, 0 if more have expired; None if none will, or if we
     found nothing, because another worker was faster.
     """
-    recovery = round(min(lease, RECOVERY) * 1000)
-    taken = await store.expire_message(topic, worker, count=BATCH, recovery=recovery)
+    decide_within = round(min(lease, DECIDE_WITHIN) * 1000)
+    taken = await store.expire_message(topic, worker, count=BATCH, recovery=decide_within)
     if not taken.messages:
         return None
-    chance = random.random()  # noqa: S311 - jitter
-    at = Circumstances(now=taken.now, worker=worker, chance=chance)
-    await each(taken.messages, partial(bury, store, bus, topic, at=at), complaints)
+    await each(taken.messages, partial(recovery.expired, topic, now=taken.now), complaints)
     await store.ring_doorbell(topic)  # in an ordered topic, workers that asked were refused
     return taken.wait

@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, ServerUnavailable
@@ -25,20 +25,24 @@ from mx_rmq.core.outcome import (
     Release,
     RetryLater,
 )
+from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import text_of
-from mx_rmq.runtime.loop import Backoff
-from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
+from mx_rmq.runtime.slots import Held, Stopped
 from mx_rmq.safe_log import get_logger
-from mx_rmq.store.answers import HandedBack, Retried, Settled
-from mx_rmq.store.quarantine import Quarantined
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.quarantine import QuarantineReason
+from mx_rmq.store.results import HandedBack, RetryRequest, Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
-    from mx_rmq.runtime.bus import Events
-    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.core.message import Message
+    from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.event_bus import Events
+    from mx_rmq.runtime.slots import Slots
     from mx_rmq.store import Store
+    from mx_rmq.store.results import Claim, Leased, TakenMessage
 
 logger = get_logger(__name__)
 
@@ -47,6 +51,16 @@ _Line = tuple[str, type]
 
 BYTES: Final = 4 * 1_048_576
 """Bytes of records in one call, or a single message."""
+
+
+class _Taken(NamedTuple):
+    """A message that was taken over to decide about it. It has no slot and runs no handler."""
+
+    claim: Claim
+    record: bytes
+    message: Message | None
+    """None: it cannot be read."""
+    outcome: Outcome
 
 
 class Lifecycle:
@@ -58,16 +72,18 @@ class Lifecycle:
         self,
         store: Store,
         slots: Slots,
+        dispatcher: Dispatcher,
         bus: Events,
         *,
         worker: str,
-        on_settled: Callable[[TopicSlots], None],
     ) -> None:
         self._store = store
         self._slots = slots
+        self._dispatcher = dispatcher
         self._bus = bus
         self._worker = worker
-        self._on_settled = on_settled
+        self.progress = asyncio.Event()
+        """Set whenever a handler has ended or a message is settled."""
         self._waiting: defaultdict[_Line, deque[Held]] = defaultdict(deque)
         """By topic and kind of outcome: one kind that is refused must not hold up the others."""
         self._flushing: dict[_Line, asyncio.Task[None]] = {}
@@ -79,6 +95,7 @@ class Lifecycle:
 
     def settle(self, held: Held, outcome: Outcome | None) -> None:
         """Apply an outcome soon; None: the message is no longer ours."""
+        self.progress.set()
         if outcome is None:
             self._lost(held)
         if outcome is None or self._closed:
@@ -189,20 +206,38 @@ class Lifecycle:
                 continue
             self._slots.gone(held)
             if wanted and type(held.outcome) is kind:
-                self._tell(held)
+                self._tell(held.topic.topic, held)
             elif wanted:  # handed back at the end of the worker; then its handler ended after all
                 self._bus.emit(events.Released(held.topic.topic, held.claim.id))
-        self._on_settled(batch[0].topic)
+        self.progress.set()
+        self._dispatcher.freed(batch[0].topic)
 
-    async def _apply(self, topic: str, kind: type, batch: list[Held]) -> list[Settled]:
+    async def settle_now(
+        self, topic: str, leased: Leased | TakenMessage, message: Message | None, outcome: Outcome
+    ) -> None:
+        """Apply an outcome to a message that was taken over, not dispatched.
+
+        One call, and its errors are the caller's: if it fails, the short lease of the message runs
+        out, and it is taken over again.
+        """
+        taken = _Taken(leased.claim, leased.record, message, outcome)
+        (answer,) = await self._apply(topic, type(outcome), [taken])
+        if answer:
+            self._tell(topic_of(topic), taken)
+
+    async def _apply(self, topic: str, kind: type, batch: Sequence[Held | _Taken]) -> list[Settled]:
         store, worker = self._store, self._worker
         if kind is Complete:
             return await store.complete_message(topic, worker, [held.claim for held in batch])
         if kind is Release:
-            return await store.release_message(topic, worker, [handed_back(one) for one in batch])
+            return await store.release_message(
+                topic,
+                worker,
+                [handed_back(one) for one in batch if isinstance(one, Held)],
+            )
         if kind is RetryLater:
             retried = [
-                Retried(held.claim, held.outcome.message, held.outcome.delay)
+                RetryRequest(held.claim, held.outcome.message, held.outcome.delay)
                 for held in batch
                 if isinstance(held.outcome, RetryLater)
             ]
@@ -215,9 +250,9 @@ class Lifecycle:
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, held.claim, outcome.message)]
         if isinstance(outcome, Quarantine):
-            about = Quarantined.of(
+            about = QuarantineReason.of(
                 id=held.claim.id,
-                topic=held.topic.topic,
+                topic=topic_of(topic),
                 error=outcome.error,
                 data=held.record,
                 worker=worker,
@@ -225,13 +260,16 @@ class Lifecycle:
             return [await store.handle_parse_error(topic, worker, held.claim, about)]
         raise TypeError(f"{outcome!r} is not an outcome")
 
-    def _tell(self, held: Held) -> None:
-        topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
+    def _tell(self, topic: str, held: Held | _Taken) -> None:
+        """Emit what became of a message."""
+        id, outcome = held.claim.id, held.outcome
         attempt = 1 + (held.message.attempts if held.message else 0)
         if isinstance(outcome, Complete):
-            took = _took(held)
-            self._bus.emit(events.Completed(topic, id, attempt, took, _waited(held)))
+            seconds = _took(held) or 0.0
+            self._bus.emit(events.Completed(topic, id, attempt, seconds, _waited(held)))
         elif isinstance(outcome, RetryLater):
+            if outcome.error is None:
+                return
             error = f"{type(outcome.error).__name__}: {text_of(outcome.error)}"
             delay, traceback = outcome.delay / 1000, _traceback(outcome)
             took, waited = _took(held), _waited(held)
@@ -253,11 +291,27 @@ class Lifecycle:
 
     def _lost(self, held: Held, *, refused: str = "") -> None:
         self._slots.gone(held)
-        self.report_lost(held, refused=refused)
-        self._on_settled(held.topic)
+        self._tell_lost(held, refused=refused)
+        self.progress.set()
+        self._dispatcher.freed(held.topic)
 
-    def report_lost(self, held: Held, *, refused: str = "") -> None:
-        """Tell that somebody else has a message."""
+    def lease_lost(self, held: Held) -> None:
+        """The lease keeper was told that another worker has the message."""
+        if held not in self._slots.held or held.settling:
+            return  # settled by now, or about to be: the answer to that call decides
+        if held.interrupt is not None:
+            held.stop(Stopped.LEASE_LOST)
+        else:
+            self.forget_waiting(held)
+            self._tell_lost(held)
+
+    def forget_waiting(self, held: Held) -> None:
+        """Forget a waiting message that is no longer ours: handed back, or its lease is lost."""
+        self._slots.forget_waiting(held)
+        self.progress.set()
+        self._dispatcher.freed(held.topic)
+
+    def _tell_lost(self, held: Held, *, refused: str = "") -> None:
         topic, claim = held.topic, held.claim
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
@@ -277,7 +331,8 @@ class Lifecycle:
         self.abandoned += len(batch)
         for held in batch:
             self._slots.gone(held)
-        self._on_settled(batch[0].topic)
+        self.progress.set()
+        self._dispatcher.freed(batch[0].topic)
 
 
 _EVENTS: Final[dict[type, type]] = {
@@ -299,16 +354,17 @@ _WORDS: Final[dict[type, str]] = {
 }
 
 
-def _took(held: Held) -> float:
-    """Return for how long its handler ran, in seconds."""
-    ended_at = held.ended_at or time.monotonic()
-    return ended_at - (held.started_at or ended_at)
+def _took(held: Held | _Taken) -> float | None:
+    """Return how long its handler ran, in seconds; None: no handler ran here."""
+    if isinstance(held, _Taken) or held.started_at is None:
+        return None
+    return (held.ended_at or time.monotonic()) - held.started_at
 
 
-def _waited(held: Held) -> float | None:
-    """Return how many seconds after it was due its handler began; None: nobody knows."""
+def _waited(held: Held | _Taken) -> float | None:
+    """Return how many seconds after it was due its handler began; None: unknown."""
     ready_at = None if held.message is None else held.message.ready_at
-    if ready_at is None or held.started_at is None:
+    if ready_at is None or isinstance(held, _Taken) or held.started_at is None:
         return None
     ago = time.monotonic() - held.started_at
     return max(0.0, (held.topic.clock.now() - ready_at) / 1000 - ago)

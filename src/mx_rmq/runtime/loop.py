@@ -1,8 +1,7 @@
-"""One duty, done again and again.
+"""A loop repeats a step.
 
-A duty is a `step()` that does what is due and returns the seconds until it must be called next,
-or None: only when it is woken. This file owns the rest: the loop, its end, and what happens after
-an error.
+A `step()` does what is due and returns the seconds until the next call, or None to wait until it is
+woken. This file owns the rest: the loop, its end, the backoff after an error, and tasks.
 """
 
 from __future__ import annotations
@@ -10,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
-from mx_rmq.runtime.tasks import how_it_ended, spawn
+from mx_rmq.core.text import text_of
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 logger = get_logger(__name__)
 
@@ -34,7 +34,7 @@ TRY_AGAIN: Final = 2.0
 """Seconds after which a topic that failed gets its next turn."""
 
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
-"""The server is not there. The link says so, once; nobody else has to."""
+"""The server is away. That is logged once, elsewhere."""
 
 
 class Backoff:
@@ -49,19 +49,19 @@ class Backoff:
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     def reset(self) -> None:
-        """It worked."""
+        """Start again with the shortest pause."""
         self._pause = FIRST_PAUSE
 
 
 class Complaints:
-    """Logs the first failure, then one a minute."""
+    """Logs the first failure, then one per minute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._next = float("-inf")
 
     def failed(self, error: Exception) -> None:
-        """Log it, unless that was done a moment ago."""
+        """Log it, unless one was logged less than a minute ago."""
         if not isinstance(error, AWAY) and time.monotonic() >= self._next:
             self._next = time.monotonic() + COMPLAIN_EVERY
             logger.error("the %s failed and goes on", self._name, exc_info=error)
@@ -130,3 +130,35 @@ class Loop:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+
+def spawn(
+    name: str, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+) -> asyncio.Task[T]:
+    """Start a task that runs after its creator has gone on, whatever the loop's task factory is.
+
+    An eager factory would run it at once, inside its creator, which has not updated its state yet.
+    Consumers that start each other would recurse, once per slot.
+    """
+    loop = asyncio.get_running_loop()
+    if loop.get_task_factory() is None:
+        return loop.create_task(function(*args, **kwargs), name=f"mx-rmq {name}")
+
+    async def later() -> T:
+        await asyncio.sleep(0)
+        return await function(*args, **kwargs)
+
+    return loop.create_task(later(), name=f"mx-rmq {name}")
+
+
+def how_it_ended(task: asyncio.Task[Any]) -> str:
+    """Return how a task ended that should not have ended."""
+    if task.cancelled():
+        return "it was cancelled"
+    error = task.exception()
+    return "it returned" if error is None else f"{type(error).__name__}: {text_of(error)}"
+
+
+def all_are_cancelled() -> bool:
+    """Whether every task of this event loop is being cancelled, as when `asyncio.run` ends."""
+    return all(task.cancelling() for task in asyncio.all_tasks())

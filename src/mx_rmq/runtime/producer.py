@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MOST, number_for, number_in, partition
-from mx_rmq.store.lane import Withdrawn, maker_of
-from mx_rmq.store.scripted import MAX_BATCH
+from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.lanes import Withdrawn, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.core.handler import Handler
-    from mx_rmq.core.message import Draft
+    from mx_rmq.core.message import Message
     from mx_rmq.store import Store
-    from mx_rmq.store.answers import Produced
-    from mx_rmq.store.producing import Prepared
+    from mx_rmq.store.producer_calls import Prepared
+    from mx_rmq.store.results import Produced
 
 BYTES: Final = 1_048_576
-"""Bytes of payload in one call, or a single message: a call shall not hold up the server."""
+"""Bytes of payload in one call, or a single message: one call must not block the server."""
 
 CHUNK: Final = 500
 """Messages in one call of `produce_all`: the next one is prepared while the server works on it."""
@@ -52,7 +52,7 @@ ENVELOPE: Final = 300
 """Bytes that a message takes beside its payload, about."""
 
 
-_Waiting = tuple["Draft", "asyncio.Future[Produced]"]
+_Waiting = tuple["Message", "asyncio.Future[Produced]"]
 
 
 class Stored(NamedTuple):
@@ -100,27 +100,32 @@ class Producer:
         self._turns: defaultdict[str, count[int]] = defaultdict(_from_anywhere)
 
     async def produce(
-        self, topic: str, draft: Draft, *, key: str | None = None, confirm: Confirm | None = None
+        self,
+        topic: str,
+        message: Message,
+        *,
+        key: str | None = None,
+        confirm: Confirm | None = None,
     ) -> Produced:
         """Produce one message, together with those that others produce at this moment."""
         if topic not in self._store.partitions:
             await self._learn(topic)
         name = (
             self._partition(topic, None, key)
-            if draft.id is None
-            else await self._home(topic, draft.id, key)
+            if not message.id
+            else await self._home(topic, message.id, key)
         )
-        delayed = is_delayed(draft)
+        delayed = message.is_delayed
         line = self._lines.get((name, delayed, confirm))
         if line is None:
             line = self._lines[name, delayed, confirm] = _Line(name, confirm)
         if line.busy:
             done: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
-            line.waiting.append((draft, done))
+            line.waiting.append((message, done))
             return await done
         line.busy = True
         try:
-            (produced,) = await self._store.produce(self.prepare(name, [draft]), confirm)
+            (produced,) = await self._store.produce(self._prepare(name, [message]), confirm)
         finally:
             self._go_on(line)
         return produced
@@ -128,7 +133,7 @@ class Producer:
     async def produce_all(
         self,
         topic: str,
-        drafts: Sequence[Draft],
+        messages: Sequence[Message],
         *,
         keys: Sequence[str] | None = None,
         confirm: Confirm | None = None,
@@ -139,17 +144,17 @@ class Producer:
         """
         if topic not in self._store.partitions:
             await self._learn(topic)
-        homes = await self._homes(topic, drafts, keys)
+        homes = await self._homes(topic, messages, keys)
         sending: asyncio.Task[Stored] | None = None
         try:
-            for name, places in self._deal(topic, drafts, keys, homes):
+            for name, places in self._deal(topic, messages, keys, homes):
                 chunk = (
-                    drafts[places.start : places.stop]
+                    messages[places.start : places.stop]
                     if isinstance(places, range)
-                    else [drafts[place] for place in places]
+                    else [messages[place] for place in places]
                 )
                 try:
-                    call = self.prepare(name, chunk)
+                    call = self._prepare(name, chunk)
                 except MxRmqError:  # refused; but what is under way may be stored
                     if sending is not None:
                         yield await sending
@@ -216,13 +221,13 @@ class Producer:
         return name
 
     async def _homes(
-        self, topic: str, drafts: Sequence[Draft], keys: Sequence[str] | None
+        self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
     ) -> dict[int, str]:
         """Return the partitions of the messages with a custom id, by their places."""
         return {
-            place: await self._home(topic, draft.id, None if keys is None else keys[place])
-            for place, draft in enumerate(drafts)
-            if draft.id is not None
+            place: await self._home(topic, message.id, None if keys is None else keys[place])
+            for place, message in enumerate(messages)
+            if message.id
         }
 
     def _in_turn(self, topic: str, parts: int) -> str:
@@ -248,27 +253,27 @@ class Producer:
     def _deal(
         self,
         topic: str,
-        drafts: Sequence[Draft],
+        messages: Sequence[Message],
         keys: Sequence[str] | None,
         homes: Mapping[int, str],
     ) -> Iterator[tuple[str, Sequence[int]]]:
         """Cut messages into calls: say to which partition each goes, and the places of its own."""
-        if keys is None and all(draft.id is None for draft in drafts):
+        if keys is None and not any(message.id for message in messages):
             parts = self._store.partitions[topic]
-            run = max(RUN, -(-len(drafts) // parts)) if parts > 1 else len(drafts)
-            for start in range(0, len(drafts), run):
+            run = max(RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
+            for start in range(0, len(messages), run):
                 name = self._partition(topic, None, None)
-                for chunk in chunks(drafts, range(start, min(start + run, len(drafts)))):
+                for chunk in chunks(messages, range(start, min(start + run, len(messages)))):
                     yield name, chunk
             return
         dealt: dict[str, list[int]] = {}
-        for place, draft in enumerate(drafts):
+        for place in range(len(messages)):
             name = homes.get(place) or self._partition(
-                topic, draft.id, None if keys is None else keys[place]
+                topic, None, None if keys is None else keys[place]
             )
             dealt.setdefault(name, []).append(place)
         for name, places in dealt.items():
-            for chunk in chunks(drafts, places):
+            for chunk in chunks(messages, places):
                 yield name, chunk
 
     async def _learn(self, topic: str) -> None:
@@ -311,11 +316,11 @@ class Producer:
 
     # lines
 
-    def prepare(self, topic: str, drafts: Sequence[Draft]) -> Prepared:
+    def _prepare(self, topic: str, messages: Sequence[Message]) -> Prepared:
         """Get the call of messages of one kind ready: see `chunks`."""
-        delayed = is_delayed(drafts[0])
+        delayed = messages[0].is_delayed
         script = "produce_delay_message" if delayed else "produce_normal_message"
-        return self._store.prepare(script, topic, drafts)
+        return self._store.prepare(script, topic, messages)
 
     async def close(self) -> None:
         """Wait until nothing waits any more."""
@@ -373,7 +378,7 @@ class Producer:
 
         while batch := [one for one in batch if not one[1].done()]:
             try:
-                call = self.prepare(line.name, [draft for draft, _ in batch])
+                call = self._prepare(line.name, [message for message, _ in batch])
                 produced = await self._store.produce(call, line.confirm, check)
             except Withdrawn:
                 continue
@@ -401,19 +406,14 @@ class Producer:
             return
 
 
-def is_delayed(draft: Draft) -> bool:
-    """Say which script a draft is for."""
-    return bool(draft.delay) or draft.at is not None
-
-
-def chunks(drafts: Sequence[Draft], places: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut the drafts at some places into parts that one call may carry, in order."""
+def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut the messages at some places into parts that one call may carry, in order."""
     start, size, delayed = 0, 0, False
     for at, place in enumerate(places):
-        draft = drafts[place]
-        own = _size(draft)
+        message = messages[place]
+        own = _size(message)
         size += own
-        waits = is_delayed(draft)
+        waits = message.is_delayed
         if at > start and (size > BYTES or waits != delayed or at - start == CHUNK):
             yield places[start:at]
             start, size = at, own
@@ -423,12 +423,12 @@ def chunks(drafts: Sequence[Draft], places: Sequence[int]) -> Iterator[Sequence[
 
 
 def _from_anywhere() -> count[int]:
-    """Count from a number of its own: producers that begin together shall not go in step."""
+    """Count from a random number, so that producers started together do not move in step."""
     return count(random.randrange(MOST))  # noqa: S311 - no secret
 
 
-def _size(draft: Draft) -> int:
-    return len(draft.payload) + ENVELOPE
+def _size(message: Message) -> int:
+    return len(message.payload) + ENVELOPE
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:

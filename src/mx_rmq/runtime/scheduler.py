@@ -1,8 +1,8 @@
-"""The scheduler: moves what is due to the pending ones, at its time.
+"""The scheduler: moves messages from delayed to pending when they are due.
 
 It sleeps exactly until the next due time that it knows, and is woken when an earlier one comes up.
-Several workers know the same times: whoever was rung, or moved the last ones, acts at once; who
-only learned of a due time by looking around waits a moment longer, in case the other is gone.
+Several workers know the same times. A worker that was rung, or that moved the last messages, acts
+at once. One that learned the time from a survey waits a second longer, in case the other is gone.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Scheduler:
         self._due: dict[str, float] = {}
         """When to act, on the monotonic clock. A topic in which nothing is delayed is not there."""
         self._agenda: list[tuple[float, str]] = []
-        """The same as a heap, so that many topics cost no more than one. Entries that are not in
-        `_due` any more are passed over."""
+        """The same as a heap, so that many topics cost no more than one. Entries that are no longer
+        in `_due` are skipped."""
         self._new: set[str] = set()
         """Topics whose first due time is not known yet."""
         for topic in topics:
             self._act_at(topic, 0.0)
 
     def add(self, topic: str) -> None:
-        """Take up a topic. The next look around tells when something is due in it."""
+        """Serve a topic. The next survey shows when something is due in it."""
         self._new.add(topic)
 
     def rung(self, topic: str) -> None:
@@ -56,7 +56,7 @@ class Scheduler:
         self.loop.wake()
 
     def saw(self, topic: str, wait: int | None) -> None:
-        """The lookout saw the next due time, in `wait` ms."""
+        """A survey saw the next due time, in `wait` ms."""
         stand_in = 0.0 if topic in self._new else STAND_IN
         self._new.discard(topic)
         if wait is not None:
@@ -90,7 +90,7 @@ class Scheduler:
         del self._due[topic]  # so that a ring that comes meanwhile is not overwritten
         try:
             moved = await self._store.process_delay_message(topic, count=BATCH)
-            if moved:  # tell of it at once: the doorbell, which rings for all workers, is slower
+            if moved:  # at once: the doorbell, which rings for all workers, is slower
                 self._on_moved(topic, len(moved))
             wait = await self._store.get_next_delay_task(topic)
         except BaseException:
@@ -105,6 +105,6 @@ class Scheduler:
             heappush(self._agenda, (at, topic))
 
     def _counts(self, entry: tuple[float, str]) -> bool:
-        """Say whether an entry of the agenda is the topic's next one."""
+        """Return whether an entry of the agenda is the topic's next one."""
         at, topic = entry
         return self._due.get(topic) == at

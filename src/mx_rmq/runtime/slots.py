@@ -1,4 +1,4 @@
-"""The local slots of a worker: what it has taken, what runs, and how much more it may take.
+"""The slots of a worker: what it holds, what runs, and how much more it may take.
 
 A worker takes no more than it has slots for, and a little ahead: as many as it finishes in 20 ms,
 and never more than `prefetch`. So fast handlers never wait for the server. What has waited here for
@@ -6,8 +6,8 @@ a second is handed back: another worker may run it at once.
 
 Topics share the slots fairly: free slots go round among the topics that have something waiting,
 and a busy topic leaves one slot to each topic of which nothing runs (up to a quarter of all), so
-that nobody waits for the end of its handlers. What is taken ahead is not shared out evenly: quick
-topics get it in turn, a batch each, because calls for a message or two cost more than the messages.
+that no topic waits for the handlers of another. What is taken ahead is not shared evenly: quick
+topics get a batch each, in turn, because calls for a message or two cost more than the messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.store.answers import Leased
+    from mx_rmq.store.results import Leased
 
 AHEAD: Final = 0.02
 """Seconds of work that may be taken ahead of free slots."""
@@ -41,7 +41,7 @@ INSTANT: Final = 1e-6
 """Seconds that a handler takes at the least."""
 
 CHUNK: Final = 64
-"""Messages that are worth a call, if there are so many and they are quickly done."""
+"""Messages that are worth a call, if they are handled quickly."""
 
 
 class Stopped(Enum):
@@ -108,6 +108,7 @@ class TopicSlots:
         self.topic = handler.topic
         self.name = name
         """What the store calls it: the topic, or topic/number."""
+        self.ordered = handler.ordered
         self.limit = limit
         self.clock = clock
         """The clock of the server where it lives."""
@@ -117,6 +118,8 @@ class TopicSlots:
         """Messages that are here, or asked for: waiting, running, settling, on their way."""
         self.in_turn = False
         """It stands in the line of the topics of which something may start."""
+        self.handed_back_at = -1
+        """How many handlers had ended when a message was handed back because no slot was free."""
         self.took = inf
         """Seconds that its handler takes, about; it becomes known when the first one has ended."""
 
@@ -142,6 +145,8 @@ class Slots:
         self._held = 0
         self._finished = 0
         """Handlers that have ended since the rate was last measured."""
+        self._ended = 0
+        """Handlers that have ended, ever."""
         self._since = time.monotonic()
         self._rate = 0.0
         self._resting = 0
@@ -152,7 +157,7 @@ class Slots:
             self.add(handler, handler.topic, ServerClock())
 
     def add(self, handler: Handler, name: str, clock: ServerClock) -> TopicSlots:
-        """Take up a topic, or a partition of one."""
+        """Serve a topic, or a partition of one."""
         limit = min(handler.concurrency or self.concurrency, self.concurrency)
         topic = self.topics[name] = TopicSlots(handler, name, limit, clock)
         self._resting += 1
@@ -163,19 +168,19 @@ class Slots:
         return min(self._pace(), int(topic.limit * AHEAD / topic.took))
 
     def is_full(self) -> bool:
-        """Say whether there is no room for anything, but for a topic of which nothing is here."""
+        """Return whether the worker is full, except for a topic of which it holds nothing."""
         return self._held >= self.concurrency + self._pace()
 
     def room(self, topic: TopicSlots) -> int:
         """Return how many more messages of a topic may be taken now."""
-        if topic.held and topic.handler.ordered:  # the server gives none while we have some
+        if topic.held and topic.ordered:  # the server gives none while we have some
             return 0
         return self._room(topic, self.ahead(topic))
 
     def worth(self, topic: TopicSlots) -> int:
         """Return how many to ask for now; 0: it is better to wait until there is more room."""
         ahead = self.ahead(topic)
-        if topic.held >= topic.limit + ahead or (topic.held and topic.handler.ordered):
+        if topic.held >= topic.limit + ahead or (topic.held and topic.ordered):
             return 0
         room = self._room(topic, ahead)
         if ahead >= CHUNK:
@@ -183,24 +188,31 @@ class Slots:
         return room if not topic.waiting or room * 4 >= topic.limit else 0
 
     def _room(self, topic: TopicSlots, ahead: int) -> int:
-        others = len(self.ready) - (topic in self.ready)
+        room = self._share(topic, ahead, len(self.ready) - (topic in self.ready))
+        if room <= 0 and self._held < self.concurrency:  # then share with those that can take more
+            others = sum([other.held < other.limit for other in self.ready if other is not topic])
+            room = self._share(topic, ahead, others)
+        return max(room, self._least(topic, ahead))
+
+    def _share(self, topic: TopicSlots, ahead: int, others: int) -> int:
+        """Return how many messages a topic may take if it shares the room with some others."""
         capacity = self.concurrency - self._left_free(topic, but=others) + ahead
         share = max(capacity // (1 + others), min(ahead, CHUNK))
-        own = min(topic.limit + ahead, share) - topic.held
-        return max(min(own, capacity - self._held), self._least(topic, ahead))
+        return min(topic.limit + ahead - topic.held, share - topic.held, capacity - self._held)
 
     def _least(self, topic: TopicSlots, ahead: int) -> int:
-        """Return how many may be taken of a topic of which nothing is here, although all is full.
+        """Return how many messages a full worker may take of a topic of which it holds nothing.
 
-        One, so that nobody has to wait for the end of others' handlers, or a batch if it is quick:
-        with many topics, one a call would be so slow that it never became a batch.
+        One, so that a topic need not wait for the handlers of others. A batch if it is quick: with
+        many topics, one message per call would be so slow that it never became a batch. None if
+        one was handed back and no slot has become free since.
         """
-        if topic.held or ahead >= CHUNK:
+        if topic.held or ahead >= CHUNK or topic.handed_back_at == self._ended:
             return 0
         return max(1, min(ahead, self.concurrency + self.prefetch - self._held))
 
     def _pace(self) -> int:
-        """Return how many messages are done in so short a time that they may be taken ahead."""
+        """Return how many messages may be taken ahead, at the present rate."""
         now = time.monotonic()
         passed = now - self._since
         if passed >= MEASURE:
@@ -217,7 +229,7 @@ class Slots:
     def answered(
         self, topic: TopicSlots, count: int, messages: Sequence[Leased], at: float
     ) -> None:
-        """Take in what came of `count` messages asked for at a time."""
+        """Take in the messages that came, of `count` asked for at time `at`."""
         topic.held += len(messages) - count
         self._held += len(messages) - count
         for leased in messages:
@@ -232,7 +244,7 @@ class Slots:
         return min(self.waiting, self.concurrency - self.running) if self._turns else 0
 
     def next(self) -> Held | None:
-        """Give the message that shall run next a slot; None: nothing may start now."""
+        """Give the next message a slot; None: nothing may start now."""
         turns = self._turns
         free = self.concurrency - self.running
         for _ in range(len(turns) if free > 0 else 0):
@@ -254,13 +266,14 @@ class Slots:
         return None
 
     def finished(self, held: Held) -> None:
-        """Its handler has ended: the slot is free, and the message is on its way out."""
+        """Its handler has ended: the slot is free, and the message is being settled."""
         topic = held.topic
         now = time.monotonic()
         held.ended_at = now
         took = max(now - (held.started_at or now), INSTANT)
         topic.took = took if topic.took == inf else topic.took + (took - topic.took) * WEIGHT
         self._finished += 1
+        self._ended += 1
         topic.running -= 1
         self.running -= 1
         if not topic.running:
@@ -281,6 +294,7 @@ class Slots:
         for topic in self.topics.values():
             while topic.waiting and topic.waiting[0].taken_at < taken_before:
                 taken.append(topic.waiting.popleft())
+                topic.handed_back_at = self._ended
                 topic.took = inf  # too slow to be taken ahead, until one has ended
         self.waiting -= len(taken)
         for held in taken:
@@ -288,7 +302,7 @@ class Slots:
         return taken
 
     def forget_waiting(self, held: Held) -> None:
-        """Drop a waiting message that is somebody else's now."""
+        """Drop a waiting message that another worker has now."""
         if held in held.topic.waiting:
             held.topic.waiting.remove(held)
             self.waiting -= 1

@@ -1,7 +1,7 @@
 """Plain functions, run in threads.
 
-A thread cannot be ended from outside. What can be done is to raise an exception in it, which
-strikes at its next step in Python; while it sits in C, a sleep or a read of a socket, it does not.
+A thread cannot be ended from outside. We can only raise an exception in it. It takes effect at the
+next step in Python, not while the thread is inside C code (a sleep, a read from a socket).
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.runtime.loop import Backoff
-from mx_rmq.runtime.tasks import all_are_cancelled
+from mx_rmq.runtime.loop import Backoff, all_are_cancelled
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ class Call:
                 return  # the loop ends, and must not wait for the thread
 
     def tell(self, result: Any, error: BaseException | None) -> None:
-        """Tell the loop how the call ended. From any thread; the first word counts."""
-        with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        """Tell the loop how the call ended. From any thread; the first report counts."""
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._told, result, error)
 
     def _inside(self) -> Any:
@@ -138,7 +137,7 @@ class Call:
     def _leave(self) -> None:
         with self._lock:
             if self._thread is not None and self._interrupted:
-                _let_strike(self._thread)  # what has not struck by now, never shall
+                _let_strike(self._thread)  # else it could hit a later call
             self._thread = None
 
     def _told(self, result: Any, error: BaseException | None) -> None:
@@ -220,7 +219,7 @@ class Threads:
         self.backoff.reset()
 
     def close(self) -> None:
-        """Let the threads end; nobody waits for those that still run."""
+        """Let the threads end, without waiting for those that still run."""
         self._closed = True
         for _ in range(self._started):
             self._calls.put(None)
@@ -251,7 +250,7 @@ class Threads:
 class Generation:
     """Tells whether this is still the process in which it was made.
 
-    Without asking the system, which takes longer than all else that is done for a message.
+    It does not ask the system, which would take longer than everything else done for a message.
     """
 
     count = 0
@@ -280,7 +279,7 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 def _let_strike(thread: int) -> None:
     """Let Interrupted strike this thread here, in the place of one that may be under way.
 
-    It could be taken back instead. But then Python 3.11 waits for it for ever, in all threads, and
+    It could be taken back instead. But then Python 3.11 waits for it forever, in all threads, and
     hangs as soon as a profiler or a debugger looks on.
     """
     with suppress(Interrupted):

@@ -25,7 +25,7 @@ class Timeouts:
         self._timer_at = float("inf")
 
     def set(self, held: Held, seconds: float) -> None:
-        """Give a handler so many seconds from now."""
+        """Give a handler this many seconds from now."""
         deadline = time.monotonic() + seconds
         self._deadlines[held] = deadline
         heapq.heappush(self._queue, (deadline, next(self._numbers), held))
@@ -35,7 +35,7 @@ class Timeouts:
     def clear(self, held: Held) -> None:
         """A handler has ended."""
         self._deadlines.pop(held, None)
-        if len(self._queue) > 64 + 2 * len(self._deadlines):  # most of it is of ended handlers
+        if len(self._queue) > 64 + 2 * len(self._deadlines):  # most of them have ended
             self._queue = [entry for entry in self._queue if self._valid(entry)]
             heapq.heapify(self._queue)
 
@@ -60,7 +60,7 @@ class Timeouts:
                 if self._valid(entry):
                     self._deadlines.pop(entry[2])
                     entry[2].stop(Stopped.TIMEOUT)
-        finally:  # one handler that cannot be stopped must not let the others run for ever
+        finally:  # a handler that cannot be stopped must not save the others
             if self._queue:
                 self._arm(self._queue[0][0])
 

@@ -1,7 +1,7 @@
 """The watchdog: restarts parts of a worker that ended unexpectedly.
 
 A part may be cancelled by application code that cancels all tasks, or die of a bug, or of a lack of
-memory, threads or file descriptors. A worker that went on without it would be half dead. So
+memory, threads or file descriptors. A worker that went on without it would be half dead, so
 the part is restarted, with growing pauses. If that does not help, the worker fails: it stops, and
 `Worker.run` raises.
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from mx_rmq.core.events import PartDied, PartRestarted, WorkerFailed
 from mx_rmq.core.text import text_of
-from mx_rmq.runtime.tasks import all_are_cancelled
+from mx_rmq.runtime.loop import all_are_cancelled
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from mx_rmq.runtime.bus import Events
+    from mx_rmq.runtime.event_bus import Events
 
 logger = get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Everything that speaks to the server. Nothing else imports redis or knows a key."""
+"""Keys, scripts and the calls that run them. No other package knows a key."""
 
 from mx_rmq.store.store import Store
 

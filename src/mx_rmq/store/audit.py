@@ -1,9 +1,9 @@
 """Is every message in exactly one state? (G2)
 
-The audit reads a topic in small steps, so it can run beside live traffic. What it has read is then
-of different moments, and a message that moved meanwhile looks wrong. So suspects are looked at
-again, and those that are left by a script that sees all places of a message at one moment; only
-what is wrong there is reported.
+The audit reads a topic in small steps, so it can run beside live traffic. The steps see different
+moments, so a message that moves meanwhile looks wrong. So suspects are checked again a few times.
+For those that are left, a script looks at all places of the message atomically. Only what is wrong
+there is reported.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mx_rmq.core.config import SECOND_NET
 from mx_rmq.core.errors import WrongType
 from mx_rmq.core.message import State
+from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mx_rmq.core.config import Limits
-    from mx_rmq.store.call import Caller
+    from mx_rmq.net.caller import Caller
+    from mx_rmq.net.connection import Value
+    from mx_rmq.settings import Limits
     from mx_rmq.store.keys import Keys, TopicKeys
-    from mx_rmq.store.script import Value
 
 STEP: Final = 200
-"""Elements read at a time: of a million, each is a miss of the server's cache."""
+"""Elements read at a time: in a set of a million, each costs the server a cache miss."""
 
 SUSPECTS: Final = 100
-"""Suspects looked at in one call."""
+"""Suspects checked in one call."""
 
 LOOKS: Final = 3
-"""How often suspects are looked at, before the lists are walked for those that are left: what moves
-all the time may look wrong twice."""
+"""How often suspects are checked before the lists are walked for the rest: a message that keeps
+moving may look wrong twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must never be."""
+    """A broken invariant."""
 
     topic: str
     id: str
@@ -50,22 +50,22 @@ class Violation:
 
 
 class Examined(NamedTuple):
-    """What is wrong with a topic, and what a repair has to know of it."""
+    """What is wrong with a topic, and what a repair needs to know."""
 
     violations: list[Violation]
     ids: list[bytes]
-    """The messages to repair, those with a lease that is none included."""
+    """The messages to repair, including those with an invalid lease."""
     token: int
     """The highest token of a lease."""
     wrong_types: bool = False
-    """Keys of a wrong type: nothing else was looked at, and nobody but a person can tell what
-    becomes of what they hold."""
+    """Some keys have a wrong type. Nothing else was checked, and a person must decide what to do
+    with the contents."""
     miscounted: bool = False
-    """Whether an archive holds more or fewer bytes than are noted."""
+    """Whether the recorded bytes of an archive are wrong."""
 
 
 class Places(NamedTuple):
-    """In how many places of each kind an id was found, in the order of inspect_message.lua."""
+    """How many places of each kind hold an id, in the order of inspect_message.lua."""
 
     record: int
     pending: int
@@ -78,12 +78,12 @@ class Places(NamedTuple):
     quarantined_bytes: int
     expiry: int
     astray: int
-    """Whether a place of it was cancelled that is not there."""
+    """Whether it is marked as cancelled in a list that it is not in."""
 
     def wrongs(self, *, aged: bool = False) -> list[str]:
-        """Return what is wrong with a message that stands in these places.
+        """Return what is wrong with a message in these places.
 
-        An aged one may be left in an index alone: the server drops old contents by itself.
+        An aged one may be left only in an index: the server drops old contents by itself.
         """
         live = {"pending": self.pending, "delayed": self.delayed, "processing": self.lease}
         archived = {
@@ -114,10 +114,10 @@ class Places(NamedTuple):
 
 
 class _Waiting:
-    """The ids in the lists of pending ones, and those of which one place does not count.
+    """The ids in the pending lists, and the cancelled ids, whose one place does not count.
 
-    Of these `before` were there before the lists were read, and `after` still afterwards: what is
-    only in one of them, was passed over or cancelled in between.
+    `before` holds the cancelled ids from before the lists were read, `after` those from afterwards.
+    An id in only one of them was cancelled or skipped in between.
     """
 
     def __init__(self) -> None:
@@ -126,16 +126,16 @@ class _Waiting:
         self.after: set[bytes] = set()
 
     def count(self, id: bytes) -> int:
-        """Return how often an id waits."""
+        """Return how many places of an id count."""
         return max(0, self.places[id] - (id in self.before or id in self.after))
 
     def is_astray(self, id: bytes) -> bool:
-        """Say whether a place was cancelled that is not there."""
+        """Return whether an id is marked as cancelled but in no list."""
         return not self.places[id] and id in self.before and id in self.after
 
 
 class _Reading:
-    """Everything that was read of a topic, step by step."""
+    """Everything read of a topic, step by step."""
 
     def __init__(self) -> None:
         self.records: set[bytes] = set()
@@ -149,7 +149,7 @@ class _Reading:
         self.quarantined_bytes: set[bytes] = set()
         self.expiries: set[bytes] = set()
         self.aged: set[bytes] = set()
-        """Archived messages over their age: nobody has trimmed them yet, or the server has."""
+        """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
 
     def suspects(self) -> list[bytes]:
         """Return the ids that look wrong."""
@@ -188,7 +188,7 @@ class _Reading:
 
 
 class Audit:
-    """Looks for violations, one topic at a time."""
+    """Finds violations, one topic at a time."""
 
     def __init__(
         self,
@@ -206,11 +206,11 @@ class Audit:
         self._clock = clock
 
     async def topic(self, topic: str) -> list[Violation]:
-        """Return every violation in a topic; none is a clean bill."""
+        """Return every violation in a topic; empty: the topic is clean."""
         return (await self.examine(topic)).violations
 
     async def examine(self, topic: str) -> Examined:
-        """Return every violation in a topic, and what a repair has to know."""
+        """Return every violation in a topic, and what a repair needs to know."""
         keys = self._keys.of(topic)
         try:
             reading = await self._read(keys)
@@ -226,7 +226,7 @@ class Audit:
         suspects = reading.suspects()
         for _ in range(LOOKS):
             suspects = await self._still_wrong(keys, reading, suspects)
-        for id in suspects:  # now all of one moment, which walks the lists, so one at a time
+        for id in suspects:  # atomically now; that walks the lists, so one at a time
             (walked,) = await self._inspect(keys, [id], walk=True)
             shown = id.decode("utf-8", "backslashreplace")
             found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
@@ -238,9 +238,10 @@ class Audit:
     async def _still_wrong(
         self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]
     ) -> list[bytes]:
-        """Look at suspects once more; return those that look wrong again.
+        """Check suspects again; return those that still look wrong.
 
-        Whether they are pending: inspect would have to walk the lists, so these are read again.
+        To tell whether they are pending, the script would have to walk the lists. So the lists are
+        read again instead.
         """
         waiting = await self._waiting(keys) if suspects else _Waiting()
         wrong: list[bytes] = []
@@ -261,7 +262,7 @@ class Audit:
         return wrongs
 
     async def _read(self, keys: TopicKeys) -> _Reading:
-        # Records first: one that is finished meanwhile costs the confirmation no walk of a list.
+        # Records first: then a message that finishes meanwhile is cleared without walking a list.
         reading = _Reading()
         reading.records = await self._fields(keys.payload)
         reading.waiting = await self._waiting(keys)
@@ -322,7 +323,7 @@ class Audit:
                 return members
 
     async def _list(self, key: str, seen: Counter[bytes]) -> None:
-        """Count a list's elements. A push meanwhile shifts the rest: read twice, never missed."""
+        """Count a list's elements. A push meanwhile shifts the rest: some are read twice."""
         start = 0
         last: list[bytes] = []
         while chunk := await self._caller.command("LRANGE", key, start, start + STEP - 1):
@@ -331,7 +332,7 @@ class Audit:
             if chunk[:shifted] != last[len(last) - shifted :]:
                 shifted = 0  # not a shift: the id is there twice
             last = chunk
-            # The last of the overlap counts again: it may be there twice, next to itself.
+            # Count the last of the overlap again: the id may be there twice in a row.
             seen.update(chunk[max(0, shifted - 1) :])
 
     async def _wrong_counters(self, keys: TopicKeys, reading: _Reading) -> list[str]:
@@ -347,7 +348,7 @@ class Audit:
                 wrongs.append(f"the lease of {shown} is {lease!r}, not token:worker")
             elif held_by > token:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
-        for command, key in (  # nothing to count, but a type to prove
+        for command, key in (  # the counts do not matter, a wrong type raises
             ("ZCARD", keys.recent),
             ("HLEN", keys.totals),
             ("HLEN", keys.archive_bytes),
@@ -357,14 +358,14 @@ class Audit:
         for doorbell in (keys.doorbell, keys.doorbell_delay):
             rings = int(await self._caller.command("LLEN", doorbell))
             if rings > 1:
-                wrongs.append(f"{doorbell} is rung {rings} times")
+                wrongs.append(f"{doorbell} holds {rings} rings")
         return wrongs
 
     async def _miscounts(self, keys: TopicKeys) -> list[str]:
-        """Return the archives that hold more or fewer bytes than are noted.
+        """Return the archives whose recorded bytes are wrong.
 
-        Only where the note is final and did not change while the archive was read. One that is
-        being counted again, or will be at the next call, is no fault.
+        Only where the record is final and did not change while the archive was read. An archive
+        that is being counted again, or will be at the next call, is fine.
         """
         wrongs = []
         for state, arrived in ((State.DEAD, "died"), (State.QUARANTINED, "quarantined")):
@@ -388,7 +389,7 @@ class Audit:
                 continue
             if int(noted) != size:
                 wrongs.append(
-                    f"{state} messages: {int(noted):,} bytes are noted, {size:,} are there"
+                    f"{state} messages: {int(noted):,} bytes are recorded, {size:,} are there"
                 )
         return wrongs
 
@@ -406,6 +407,6 @@ class Audit:
 
 
 def _token(lease: bytes) -> int | None:
-    """Return the token of a lease; None: it is none."""
+    """Return the token of a lease; None: the lease is invalid."""
     number, colon, _ = lease.partition(b":")
     return int(number) if colon and number.isdigit() else None

@@ -1,6 +1,6 @@
-"""What has happened to messages: the streams that the scripts write, read.
+"""Read the history streams that the scripts write.
 
-An entry is about up to 25 messages of one call. A stream is bounded, and so is every read.
+An entry covers up to 25 messages of one call. A stream is bounded, and so is every read.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from mx_rmq.store.script import load
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mx_rmq.store.call import Caller
+    from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
 logger = get_logger(__name__)
 
 STEP: Final = 500
-"""Entries of one reply: of the longest ones about 800 KiB."""
+"""Entries per reply: at most about 800 KiB."""
 
 LOOK: Final = 200
-"""Entries that one step of a search looks at: 0.5 to 1.5 ms of the server's time."""
+"""Entries per step of a search: 0.5 to 1.5 ms of the server's time."""
 
 BEGINNING: Final = "0-0"
-"""The place before every entry."""
+"""The position before the first entry."""
 
 BIRTHS: Final = frozenset(("produced", "delayed"))
-"""What a message's life begins with."""
+"""The events that begin a message's life."""
 
 
-class Entry(NamedTuple):
+class HistoryEntry(NamedTuple):
     """One line of a history."""
 
     place: str
-    """Where it stands in its stream: the server's time (ms) and a number."""
+    """Its stream id: the server's time (ms) and a number."""
     what: str
     by: str
     ids: tuple[str, ...]
@@ -44,12 +44,12 @@ class Entry(NamedTuple):
 
     @property
     def at(self) -> int:
-        """When it was, ms."""
+        """When it happened, ms."""
         return int(self.place.partition("-")[0])
 
 
 class History:
-    """The histories of topics. One that holds something else is passed over, and told of once."""
+    """The histories of topics. A key of a wrong type is skipped, and logged once."""
 
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
@@ -57,11 +57,11 @@ class History:
         self._told: set[str] = set()
         """Topics whose histories could not be read."""
 
-    async def of(self, topic: str, id: str) -> list[Entry]:
-        """Return what has happened to a message since it was produced, oldest first."""
-        script, found = load("find_history"), list[Entry]()
+    async def of(self, topic: str, id: str) -> list[HistoryEntry]:
+        """Return what happened to a message since it was produced, oldest first."""
+        script, found = load("find_history"), list[HistoryEntry]()
         before = "+"
-        while before and " " not in id:  # ids stand side by side: with a space, it would be two
+        while before and " " not in id:  # spaces separate ids, so no id contains one
             args = script.arguments({"before": before, "step": LOOK, "id": _bytes(id)})
             try:
                 reply = await self._caller.run(script, [self._keys.of(topic).history], args)
@@ -71,13 +71,13 @@ class History:
             before, *words = (_text(word) for word in reply)
             fields = iter(words)
             for place, what, by, about in zip(fields, fields, fields, fields, strict=True):
-                found.append(Entry(place, what, by, (id,), about))
+                found.append(HistoryEntry(place, what, by, (id,), about))
                 if what in BIRTHS:
                     return found[::-1]
         return found[::-1]
 
     async def last(self, topic: str) -> str:
-        """Return the place of the newest entry."""
+        """Return the position of the newest entry."""
         key = self._keys.of(topic).history
         try:
             some = await self._caller.command("XREVRANGE", key, "+", "-", "COUNT", 1)
@@ -86,11 +86,11 @@ class History:
             some = []
         return some[0][0].decode() if some else BEGINNING
 
-    async def after(self, places: Mapping[str, str]) -> list[tuple[str, Entry]]:
-        """Return what has come after a place in each topic's history, in the order of time.
+    async def after(self, places: Mapping[str, str]) -> list[tuple[str, HistoryEntry]]:
+        """Return what came after a position in each topic's history, oldest first.
 
-        Every topic has its turn, and those that have more share a second one: about twice STEP
-        entries are the most. What a topic has beyond that, comes with the next call.
+        Every topic gets an equal share of STEP entries. Topics that have more share a second round,
+        so at most about twice STEP entries are returned. The next call returns the rest.
         """
         found, longer = await self._turn(places)
         more, _ = await self._turn({topic: found[topic][-1].place for topic in longer})
@@ -99,22 +99,24 @@ class History:
         fresh = [(topic, entry) for topic, entries in found.items() for entry in entries]
         return sorted(fresh, key=lambda one: one[1].at)
 
-    async def _turn(self, places: Mapping[str, str]) -> tuple[dict[str, list[Entry]], list[str]]:
-        """Read as much of each topic as of any other; return that, and who may have more."""
+    async def _turn(
+        self, places: Mapping[str, str]
+    ) -> tuple[dict[str, list[HistoryEntry]], list[str]]:
+        """Read an equal share of each topic; return it, and the topics that may have more."""
         each = max(1, STEP // max(1, len(places)))
         sites: dict[int, list[str]] = {}
         for topic in places:
             key = self._keys.of(topic).history
             sites.setdefault(self._caller.servers.site_of(key), []).append(topic)
-        found: dict[str, list[Entry]] = {}
+        found: dict[str, list[HistoryEntry]] = {}
         for topics in sites.values():
             for start in range(0, len(topics), STEP):
                 chunk = {topic: places[topic] for topic in topics[start : start + STEP]}
                 found |= await self._read(chunk, each)
         return found, [topic for topic, entries in found.items() if len(entries) == each]
 
-    async def _read(self, places: Mapping[str, str], each: int) -> dict[str, list[Entry]]:
-        """Read on in the histories of one site, up to `each` entries of each."""
+    async def _read(self, places: Mapping[str, str], each: int) -> dict[str, list[HistoryEntry]]:
+        """Read the histories of one site, up to `each` entries per topic."""
         topics = {self._keys.of(topic).history: topic for topic in places}
         words = ["COUNT", str(each), "STREAMS", *topics, *places.values()]
         try:
@@ -124,7 +126,7 @@ class History:
             if not others:
                 self._pass_over(first, error)
                 return {}
-            some, half = list(places.items()), len(places) // 2  # it is in one of them
+            some, half = list(places.items()), len(places) // 2  # find the bad key by halving
             found = await self._read(dict(some[:half]), each)
             return found | await self._read(dict(some[half:]), each)
         return {
@@ -136,21 +138,21 @@ class History:
     def _pass_over(self, topic: str, error: WrongType) -> None:
         if topic not in self._told:
             self._told.add(topic)
-            logger.warning("the history of %s is passed over: %s", topic, error)
+            logger.warning("skipping the history of %s: %s", topic, error)
 
 
 def _streams(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-    """Return a reply as streams and their entries; the client has two forms of it."""
+    """Return a reply as streams and their entries. The client returns it in two forms."""
     if isinstance(reply, dict):
         return [(key, [one for part in parts for one in part]) for key, parts in reply.items()]
     return [(key, entries) for key, entries in reply or ()]
 
 
-def _entry(place: bytes, fields: Mapping[bytes, bytes]) -> Entry:
-    """Read an entry, whoever wrote it."""
+def _entry(place: bytes, fields: Mapping[bytes, bytes]) -> HistoryEntry:
+    """Parse an entry; fields that are missing are empty."""
     ids = tuple(id for id in _text(fields.get(b"ids", b"")).split(" ") if id)
     what, by, about = (_text(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
-    return Entry(place.decode(), what, by, ids, about)
+    return HistoryEntry(place.decode(), what, by, ids, about)
 
 
 def _text(data: bytes) -> str:

@@ -1,9 +1,9 @@
-"""Every key, its type and its meaning. No other file spells one.
+"""Every key, its type and its meaning. No other file spells out a key.
 
 Every key of a topic carries the topic as its hash tag, so all of them live in one cluster slot
 and one script can change them together. A topic of several partitions has such a set of keys for
-each: the first under its own name, the others under {topic/1}, {topic/2}, … To the store each of
-them is a topic.
+each partition: the first under its own name, the others under {topic/1}, {topic/2}, … To the store
+each partition is a topic.
 
     mx-rmq:{topic}:payload                    HASH    id -> record
     mx-rmq:{topic}:pending[:high|:low]        LIST    ids, newest first; taken from the right
@@ -23,9 +23,8 @@ them is a topic.
     mx-rmq:{topic}:history                    STREAM  what has happened, newest last
     mx-rmq:{topic}:expiry                     ZSET    id -> when it expires, ms; only messages
                                                       that wait and have a ttl
-    mx-rmq:{topic}:cancelled                  SET     ids of which one place in a long list of
-                                                      pending ones does not count: cancelled or
-                                                      expired
+    mx-rmq:{topic}:cancelled                  SET     ids with one place in a long pending list
+                                                      that does not count: cancelled or expired
     mx-rmq:{topic}:recent                     ZSET    custom id -> until when it is taken, ms;
                                                       !id -> until when a generated id that was
                                                       cancelled or discarded may be used again
@@ -33,7 +32,7 @@ them is a topic.
     mx-rmq:topics                             HASH    every topic that was ever produced to ->
                                                       how many partitions it has
     mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
-    mx-rmq:caretaker:{mx-rmq:topics}          STRING  the worker that looks after topics which it
+    mx-rmq:caretaker:{mx-rmq:topics}          STRING  the worker that looks after topics that it
                                                       does not serve; in the slot of mx-rmq:topics
     mx-rmq:layout                             STRING  number of the layout that these keys have
     mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
@@ -51,8 +50,8 @@ from mx_rmq.core.names import check_partition, check_prefix
 DEFAULT_PREFIX: Final = "mx-rmq"
 
 LAYOUT: Final = 1
-"""The layout of the keys, as the table above has it. It grows when a release that does not know a
-change would lose or repeat messages by it. A key that older releases may ignore changes nothing."""
+"""The layout of the keys in the table above. It grows when a release that does not know a change
+would lose or repeat messages. A key that older releases can ignore does not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class TopicKeys:
     _receipt: str
 
     def types(self) -> dict[str, str]:
-        """Return each key that a topic always has the right to, and the type that it must hold."""
+        """Return every key that a topic may have, receipts aside, and the type it must hold."""
         lists = (self.pending_high, self.pending, self.pending_low, self.doorbell)
         hashes = (self.payload, self.processing, self.dlq_payload, self.error_parse_payload)
         sorted_sets = (self.delay_tasks_high, self.delay_tasks, self.delay_tasks_low, self.recent)
@@ -108,7 +107,7 @@ class TopicKeys:
             return self.dlq, self.dlq_payload
         if state == State.QUARANTINED:
             return self.error_parse_queue, self.error_parse_payload
-        raise InvalidInput(f"state={state!s:.40} has no archive; dead and quarantined have")
+        raise InvalidInput(f"state={state!s:.40} has no archive; only dead and quarantined do")
 
 
 class Keys:
@@ -123,11 +122,11 @@ class Keys:
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:
-        """Return a key to try things with. Of different numbers, they are of different slots."""
+        """Return a key to try commands on. Different numbers give different slots."""
         return f"{self.prefix}:{{preflight{number or ''}}}:scratch"
 
     def of(self, topic: str) -> TopicKeys:
-        """Return the keys of a topic, or of a partition; refuse a name that is not one."""
+        """Return the keys of a topic or partition; refuse an invalid name."""
         known = self._known.get(topic)
         if known is None:
             base = f"{self.prefix}:{{{check_partition(topic)}}}"

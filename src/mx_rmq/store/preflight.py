@@ -1,6 +1,6 @@
 """What must be true of a server before it gets a message.
 
-Features are found by trying, never by version: every Valkey says that it is Redis 7.2.4.
+Features are probed, never derived from the version: every Valkey says that it is Redis 7.2.4.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
-
-from redis.exceptions import NoPermissionError
 
 from mx_rmq.core.errors import (
     MissingRights,
@@ -21,11 +19,12 @@ from mx_rmq.core.errors import (
     UnsafeServer,
     WrongType,
 )
+from mx_rmq.net.redis_errors import is_denied
 from mx_rmq.store.keys import LAYOUT
 from mx_rmq.store.script import load, names
 
 if TYPE_CHECKING:
-    from mx_rmq.store.call import Caller
+    from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
 
@@ -34,16 +33,16 @@ AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What was found."""
+    """What the preflight found."""
 
     hexpire: bool
     """Whether the server can expire a single field of a hash."""
     warnings: tuple[str, ...]
-    """What the server may lose, each with the cure."""
+    """What the server may lose, and what to do about it."""
 
 
 async def preflight(caller: Caller, keys: Keys) -> Preflight:
-    """Look at every server; refuse one that would lose messages."""
+    """Check every server; refuse one that would lose messages."""
     scratch = caller.servers.key_of_each(keys.scratch) or [keys.scratch(0)]
     found = await asyncio.gather(
         *(look_over(caller, keys, key) for key in scratch), return_exceptions=True
@@ -55,10 +54,10 @@ async def preflight(caller: Caller, keys: Keys) -> Preflight:
     warnings = [warning for one in seen for warning in one.warnings]
     if len(seen) < len(scratch):
         warnings.append(
-            f"{len(scratch) - len(seen)} of {len(scratch)} nodes did not answer, so nobody knows "
-            "whether they can be used"
+            f"{len(scratch) - len(seen)} of {len(scratch)} nodes did not answer and could not be "
+            "checked"
         )
-    with suppress(*AWAY):  # the node that has the key is one of those
+    with suppress(*AWAY):  # the node that has the key may be one of those
         warnings += await check_layout(caller, keys)
     return Preflight(
         hexpire=all(one.hexpire for one in seen), warnings=tuple(dict.fromkeys(warnings))
@@ -66,23 +65,23 @@ async def preflight(caller: Caller, keys: Keys) -> Preflight:
 
 
 async def check_layout(caller: Caller, keys: Keys) -> list[str]:
-    """Refuse keys with a layout newer than ours. Without a layout number it is the first one."""
+    """Refuse keys with a newer layout than ours. No layout number means the first layout."""
     try:
         found: bytes | None = await caller.command("GET", keys.layout)
     except WrongType:
         raise
     except ScriptFailed as error:
-        return [f"the layout of the keys is not checked: {error}. Grant +get ~{keys.layout}"]
+        return [f"cannot check the layout of the keys: {error}. Grant +get ~{keys.layout}"]
     if found is None or (found.isdigit() and int(found) <= LAYOUT):
         return []
     raise NewerLayout(
         f"the keys under {keys.prefix}: have layout {found.decode(errors='replace')[:40]}, and "
-        f"this release knows layouts up to {LAYOUT}. Upgrade it; nothing was changed"
+        f"this release knows layouts up to {LAYOUT}. Upgrade mx-rmq; nothing was changed"
     )
 
 
 async def look_over(caller: Caller, keys: Keys, scratch: str) -> Preflight:
-    """Look at the server of a key to try things with."""
+    """Check the server of a scratch key."""
     missing = await _missing(caller, keys, scratch)
     hexpire = "HEXPIRE" not in missing
     missing.pop("HEXPIRE", None)
@@ -97,7 +96,7 @@ async def _missing(caller: Caller, keys: Keys, scratch: str) -> dict[str, str]:
     try:
         reply = await caller.run(script, [scratch], script.arguments({}, list(wanted)))
     except ScriptFailed as error:
-        if isinstance(error.__cause__, NoPermissionError):
+        if is_denied(error):
             raise MissingRights(
                 f"this user may not run scripts on the keys {keys.prefix}:*: {error.__cause__}. "
                 f"Grant +eval +evalsha ~{keys.prefix}:* (ACL SETUSER); or +evalsha alone, with "
@@ -117,7 +116,7 @@ def _what_is_missing(missing: dict[str, str]) -> str:
         users = sorted(name for name in names() if command in load(name).commands)
         lines.append(f"{command} (needed by {', '.join(users)}): {words}")
     return (
-        "the server would stop some scripts in the middle, because this user or this server lacks "
+        "some scripts would fail halfway, because this user or this server lacks "
         + "; ".join(lines)
         + ". Grant the commands on the keys of the prefix (ACL SETUSER), or use Redis 6.2 or newer"
     )
@@ -127,11 +126,11 @@ async def _settings(caller: Caller, scratch: str) -> list[str]:
     try:
         info: dict[str, Any] = await caller.command("INFO", at=scratch)
     except ScriptFailed:
-        return ["the user may not run INFO, so nobody knows whether the server evicts or persists"]
+        return ["this user may not run INFO: cannot check whether the server evicts or persists"]
     policy = info.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise UnsafeServer(
-            f"maxmemory-policy is {policy}: when memory runs short the server deletes whole keys, "
+            f"maxmemory-policy is {policy}: when memory runs out, the server deletes whole keys, "
             "and with them every message of a topic. "
             "Run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration"
         )
@@ -140,8 +139,8 @@ async def _settings(caller: Caller, scratch: str) -> list[str]:
         warnings.append("the server is a replica, so it refuses writes: use the primary's address")
     if not info.get("aof_enabled"):
         warnings.append(
-            "the server keeps no append-only file: when it stops, messages since its last "
-            "snapshot are lost, if it makes any. Run CONFIG SET appendonly yes, and set it in the "
+            "the server keeps no append-only file: when it stops, all messages since its last "
+            "snapshot, if any, are lost. Run CONFIG SET appendonly yes, and set it in the "
             "configuration"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""What is kept of a message that could not be read: a line about the error, then its bytes."""
+"""What is kept of a message that could not be decoded: a line about the error, then its bytes."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.text import storable, text_of
 
 
-class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a message was set aside."""
+class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a message was quarantined."""
 
     id: str
     topic: str
     error_type: str
     error: str
     length: int
-    """How long the bytes were; fewer may have been kept."""
+    """The original number of bytes; fewer may have been kept."""
     worker: str = ""
 
     @classmethod
     def of(
         cls, *, id: str, topic: str, error: BaseException, data: bytes, worker: str = ""
-    ) -> Quarantined:
-        """Describe an error over some bytes."""
+    ) -> QuarantineReason:
+        """Describe an error in decoding some bytes."""
         return cls(
             id=storable(id),
             topic=topic,
@@ -34,15 +34,15 @@ class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def line(self) -> bytes:
-        """Return the line that stands before the bytes. JSON has no raw newline."""
+        """Return the line that comes before the bytes. JSON contains no raw newline."""
         return msgspec.json.encode(self)
 
 
-def read(data: bytes) -> tuple[Quarantined, bytes]:
+def read(data: bytes) -> tuple[QuarantineReason, bytes]:
     """Split a quarantined record into its line and the exact bytes."""
     line, newline, kept = data.partition(b"\n")
     try:
-        about = msgspec.json.decode(line, type=Quarantined)
+        about = msgspec.json.decode(line, type=QuarantineReason)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DecodeError(f"not a quarantined message: {error}", data) from error
     if not newline:

@@ -1,8 +1,13 @@
-"""A Lua script and its signature.
+"""A Lua script: its composed text and its signature.
+
+A line `-- use: clock` in a script stands for the block `lua/shared/clock.lua`. The text for the
+server is composed here, once per process, and each of its lines knows which file it comes from.
+A block's header says which names it needs and which it defines. A block never uses another block.
 
 The signature is read from the script's own first lines, so no Python file holds a position:
 
     local payload = KEYS[1]  -- HASH  id -> record        a key, by the name it has in keys.py
+    local high, low = KEYS[2], KEYS[3]  -- LIST  ids       keys of one type and meaning
     local worker  = ARGV[3]  -- who holds the leases      an argument
     local each    = 4        -- per message: id, token    the rest, repeated for each item
     local stride  = 8        -- keys per topic            all keys, repeated for each topic
@@ -15,22 +20,40 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-Value = str | bytes | int
-"""What a script takes."""
+    from mx_rmq.net.connection import Value
 
-_KEY: Final = re.compile(r"^local (\w+) *= KEYS\[(\d+)\] *-- (\w+)", re.MULTILINE)
+_KEYS: Final = re.compile(
+    r"^local (\w+(?:, \w+)*) *= (KEYS\[\d+\](?:, KEYS\[\d+\])*) *-- (\w+)", re.MULTILINE
+)
+_NUMBER: Final = re.compile(r"\d+")
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
 _EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
 _STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTILINE)
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
 _CALL: Final = re.compile(r"redis\.p?call\('([A-Z]+)', (\w+)")
 
+_USE: Final = re.compile(r"( *)-- use: (\w+)")
+_LINE: Final = re.compile(r"@?user_script: ?(\d+)")
+
 LUA: Final = resources.files("mx_rmq.store") / "lua"
+
+
+class Line(NamedTuple):
+    """One line of a composed script, and where it comes from."""
+
+    text: str
+    file: str
+    """Relative to the lua folder."""
+    number: int
+
+    @property
+    def place(self) -> str:
+        return f"{self.file}:{self.number}"
 
 
 @dataclass(frozen=True)
@@ -39,27 +62,34 @@ class Script:
 
     name: str
     source: str
+    """The composed text."""
+    lines: tuple[Line, ...] = field(repr=False)
+    """The composed text, line by line."""
     sha: str
     keys: tuple[str, ...]
     types: tuple[str, ...]
-    """What type each key holds."""
+    """The type of each key."""
     args: tuple[str, ...]
     each: tuple[str, ...]
     """The names of one item's arguments, if the script takes a batch."""
-    repeated: bool
-    """Whether the keys come again and again, for each topic of a call."""
     commands: frozenset[str]
-    """The server's commands that it calls."""
+    """The server commands that it calls."""
     place: dict[str, int] = field(init=False, hash=False)
-    """Where each key stands, from 0."""
+    """The index of each key, from 0."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", {key: at for at, key in enumerate(self.keys)})
 
     @classmethod
     def parse(cls, name: str, source: str) -> Script:
-        """Read a script's signature; refuse one with a gap."""
-        keys = _KEY.findall(source)
+        """Compose a script and read its signature; refuse one with a gap."""
+        lines = compose(name, source)
+        source = "".join(f"{line.text}\n" for line in lines)
+        keys = [
+            (key, number, kind)
+            for named, numbered, kind in _KEYS.findall(source)
+            for key, number in zip(named.split(", "), _NUMBER.findall(numbered), strict=True)
+        ]
         args = _ARG.findall(source)
         each = _EACH.search(source)
         stride = _STRIDE.search(source)
@@ -76,24 +106,37 @@ class Script:
         return cls(
             name=name,
             source=source,
+            lines=lines,
             sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
             keys=tuple(key for key, _, _ in keys),
             types=tuple(kind for _, _, kind in keys),
             args=tuple(arg for arg, _ in args),
             each=tuple(part.strip() for part in each[2].split(",")) if each else (),
-            repeated=stride is not None,
             commands=frozenset(_COMMAND.findall(source)),
         )
 
-    def call_at(self, line: int, keys: Sequence[str]) -> str | None:
-        """Return the command and the key that a line is about, if it says so."""
-        lines = self.source.splitlines()
-        call = _CALL.search(lines[line - 1]) if line <= len(lines) else None
+    def call_at(self, words: str, keys: Sequence[str]) -> str | None:
+        """Return the command and key on the line that a server's error names, if there is one."""
+        said = _LINE.search(words)
+        line = self._line(int(said[1])) if said else None
+        call = _CALL.search(line.text) if line else None
         place = self.place.get(call[2]) if call else None
         return None if call is None or place is None else f"{call[1]} {keys[place]}"
 
+    def place_lines(self, words: str) -> str:
+        """Translate line numbers in a server's error to the files that the lines come from."""
+
+        def place(said: re.Match[str]) -> str:
+            line = self._line(int(said[1]))
+            return line.place if line else said[0]
+
+        return _LINE.sub(place, words)
+
+    def _line(self, number: int) -> Line | None:
+        return self.lines[number - 1] if 0 < number <= len(self.lines) else None
+
     def arguments(self, named: Mapping[str, Value], items: Sequence[Value] = ()) -> list[Value]:
-        """Put arguments in the script's order, then the items'; refuse what does not fit."""
+        """Return arguments in the script's order, then the items; refuse what does not fit."""
         if len(named) != len(self.args):
             raise TypeError(f"{self.name} takes {self.args}, not {tuple(named)}")
         count, rest = divmod(len(items), len(self.each) or 1)
@@ -103,6 +146,34 @@ class Script:
             return [*[named[name] for name in self.args], *items]
         except KeyError:
             raise TypeError(f"{self.name} takes {self.args}, not {tuple(named)}") from None
+
+
+def compose(name: str, source: str) -> tuple[Line, ...]:
+    """Replace each `-- use: block` with that block."""
+    lines = list[Line]()
+    for number, text in enumerate(source.splitlines(), 1):
+        if use := _USE.fullmatch(text):
+            for line in block(use[2]):
+                lines.append(line._replace(text=f"{use[1]}{line.text}".rstrip()))
+        else:
+            lines.append(Line(text, f"{name}.lua", number))
+    return tuple(lines)
+
+
+@cache
+def block(name: str) -> tuple[Line, ...]:
+    """Return the lines of a shared block."""
+    return parse_block(name, (LUA / "shared" / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+def parse_block(name: str, source: str) -> tuple[Line, ...]:
+    """Return a block's lines below its header; refuse one that uses a block."""
+    numbered = enumerate(source.splitlines(), 1)
+    lines = [Line(text, f"shared/{name}.lua", number) for number, text in numbered]
+    for line in lines:
+        if _USE.fullmatch(line.text):
+            raise ValueError(f"{line.place}: a block cannot use a block")
+    return tuple(lines[[line.text for line in lines].index("") + 1 :])
 
 
 @cache
@@ -115,3 +186,8 @@ def load(name: str) -> Script:
 def names() -> tuple[str, ...]:
     """Return the names of all scripts."""
     return tuple(sorted(file.name[:-4] for file in LUA.iterdir() if file.name.endswith(".lua")))
+
+
+def sources() -> list[str]:
+    """Return the text of every script."""
+    return [load(name).source for name in names()]

@@ -1,9 +1,10 @@
 """The testing kit: run your own queue on a real server in your tests. See docs/testing.md.
 
-It is a pytest plugin for those who name it: `pytest_plugins = ["mx_rmq.testing"]`.
-PYTEST_DONT_REWRITE: it asserts nothing, and a conftest.py may import it before pytest does.
+It is a pytest plugin that you enable with `pytest_plugins = ["mx_rmq.testing"]`.
+PYTEST_DONT_REWRITE: it contains no asserts, and a conftest.py may import it before pytest does.
 """
 
+from mx_rmq.testing.assertions import assert_not_produced, assert_produced, produced
 from mx_rmq.testing.compare import ANY, Containing
 from mx_rmq.testing.fixtures import (
     mx_rmq_queue,
@@ -12,8 +13,7 @@ from mx_rmq.testing.fixtures import (
     mx_rmq_use,
     pytest_addoption,
 )
-from mx_rmq.testing.record import assert_not_produced, assert_produced, produced
-from mx_rmq.testing.use import drain, use
+from mx_rmq.testing.use_in_tests import drain, use
 
 __all__ = [
     "ANY",

@@ -1,4 +1,4 @@
-"""Comparing by what is meant: payloads by their JSON form, options however they are written."""
+"""Compares payloads by their JSON form, and options by their value."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Any:
 
 
 ANY: Final[Any] = _Any()
-"""A payload, an option, or a part of either, that may be anything."""
+"""Matches any payload, any option, or any part of either."""
 
 
 class Containing:
@@ -47,7 +47,7 @@ class Containing:
 
 
 def json_form(value: Any) -> Any:
-    """Return the JSON values that a worker would read; what has none, such as ANY, as it is."""
+    """Return the JSON value that a worker would decode; objects without one, such as ANY, stay."""
     try:
         return msgspec.json.decode(encode_payload(value, limit=2**63))
     except InvalidInput:
@@ -59,7 +59,7 @@ def json_form(value: Any) -> Any:
 
 
 def option_form(name: str, value: Any) -> Any:
-    """Return an option of produce so that different ways to write the same are equal."""
+    """Return an option of produce in one form, so that equal values compare equal."""
     if name == "at" and isinstance(value, datetime):
         return value.timestamp()
     if name == "retry" and value is not None:

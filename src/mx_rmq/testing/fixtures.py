@@ -1,4 +1,4 @@
-"""The pytest plugin: a server a session, and queues in test use."""
+"""The pytest plugin: one server per session, and queues in test use."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.core.config import QueueSettings
 from mx_rmq.queue import MessageQueue
-from mx_rmq.testing.use import clean, run, server, use
+from mx_rmq.settings import QueueSettings
+from mx_rmq.testing.use_in_tests import clean, run, server, use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,14 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def mx_rmq_server() -> Iterator[str]:
-    """The URL of a server of this test session, or of this process of it under xdist."""
+    """The URL of this test session's server; under xdist, one per process."""
     with server() as url:
         yield url
 
 
 @pytest.fixture
 def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
-    """The URL of a server without messages, for what makes its queue by itself, prefix mx-rmq."""
+    """The URL of an empty server, for code that creates its own queue with the prefix mx-rmq."""
     yield mx_rmq_server
     if wrongs := run(clean(QueueSettings(url=mx_rmq_server))):
         raise AssertionError("\n".join(wrongs))

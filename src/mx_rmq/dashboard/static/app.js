@@ -51,7 +51,7 @@ function away(text) {
   if (text && banner.textContent !== text) banner.textContent = text;
 }
 
-// What needs somebody has changed: take that part of the page anew.
+// What needs attention has changed: fetch that part of the page again.
 async function fetchAttention() {
   const answer = await fetch(`${base}/`);
   if (!answer.ok) return;
@@ -72,7 +72,7 @@ function onSample(sample) {
     for (const row of document.querySelectorAll("[data-topic-row]")) row.querySelector("[data-paused]").hidden = !sample.paused.includes(row.dataset.topicRow);
     const fresh = byId("new-topics");
     if (fresh) fresh.hidden = sample.count === Number(fresh.dataset.count);
-    if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} things need somebody now` : "Nothing needs somebody now");
+    if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} findings need attention now` : "Nothing needs attention now");
     bad = sample.bad;
     if (byId("attention")?.dataset.key !== sample.attention && Date.now() - fetched > 1500) {
       fetched = Date.now();
@@ -162,7 +162,7 @@ if (spans) {
   }
 }
 
-// A part of a page that is taken anew every few seconds, unless somebody is in it.
+// A part of a page that is fetched again every few seconds, unless the user is in it.
 const again = document.querySelector("[data-again]");
 if (again) {
   setInterval(async () => {

@@ -1,26 +1,20 @@
 -- beat_worker: a worker is alive
 --
--- Notes when a worker was last seen, and what it says of itself. With forget_ms it also removes the
--- workers that were not seen for so long, and entries that cannot be read, 1,000 at the most. A
--- beat is harmless to repeat.
+-- Notes when a worker was last seen, and what it says about itself. With forget_ms it also removes
+-- at most 1,000 workers that were not seen for that long or whose entry cannot be read. Safe to
+-- repeat.
 --
 -- Returns  now (ms)
 -- Cost     O(1), with forget_ms O(W), W workers
 
-local workers = KEYS[1]  -- HASH  name -> last seen (ms), a space, info
+local workers = KEYS[1] -- HASH  name -> last seen (ms), a space, info
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local worker    = ARGV[2]           -- who is alive
 local info      = ARGV[3]           -- what it says of itself, one line of JSON
-local forget_ms = tonumber(ARGV[4]) -- how long the others may be silent, 0: for ever
+local forget_ms = tonumber(ARGV[4]) -- how long the others may be silent, 0: forever
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 redis.call('HLEN', workers)
 local gone = {worker} -- itself, too: at maxmemory HSET may not be the first write

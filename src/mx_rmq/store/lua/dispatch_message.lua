@@ -1,53 +1,46 @@
 -- dispatch_message: pending -> processing
 --
--- Hands up to max_count messages to a worker, each with a lease: a deadline, and a token that
--- only grows (also when a failover has lost the counter, since it is never behind the clock).
--- High goes before normal before low, but of every ten turns one offers normal first and one low
--- first, so that nobody starves. An id without a record, or with a lease, is dropped and counted.
--- The place of one that was cancelled is passed over, before anything is read of its message: by
--- now the id may be in use again, and then the next place is its. So that many in a row cost
--- little, a hundred go in one call.
--- A level whose key has a wrong type is passed over. With alone, nothing is given while a message
--- is in processing: so a worker that handles its batch one by one keeps the order. One reply holds
--- 8 MiB of records, or a single message, so that it arrives. When messages are left behind, the
--- doorbell is rung for the next worker.
+-- Leases up to max_count messages to a worker, each with a deadline and a token that only grows.
+-- High comes before normal before low, but of every ten turns one offers normal first and one low
+-- first, so that no level starves. An id without a record, or with a lease, is dropped and counted.
+-- The place of a cancelled message is skipped before its record is read: by now the id may be in
+-- use again, and then its next place counts. A call skips up to a hundred such places at once. A
+-- level whose key has a wrong type is skipped. With `alone`, nothing is given while any message is
+-- in processing, which keeps the order for a worker that handles its batch one by one. One reply
+-- holds 8 MiB of records, or a single message. If messages are left, the doorbell rings for the
+-- next worker.
 --
--- A call that takes nothing leaves a receipt too: else a copy of it that arrives late would lease
--- messages to a worker that was told there are none, and nothing would run them.
+-- A call that takes nothing leaves a receipt too. Otherwise a late copy of it would lease messages
+-- to a worker that was told there are none, and nothing would run them.
 --
--- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The
---          same call again gives the same messages, as far as they are still the worker's.
--- Cost     O(log P) a message, P in processing
+-- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The same
+--          call again gives the same messages, as far as the worker still holds them.
+-- Cost     O(log P) per message, P in processing
 
-local payload        = KEYS[1]  -- HASH  id -> record
-local pending_high   = KEYS[2]  -- LIST  ids, newest first
-local pending        = KEYS[3]  -- LIST  ids, newest first
-local pending_low    = KEYS[4]  -- LIST  ids, newest first
-local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
-local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
-local meta           = KEYS[8]  -- HASH  token, turn, paused, dropped, tick
-local cancelled      = KEYS[9]  -- SET  ids of which one place in a pending list does not count
-local expiry         = KEYS[10] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
-local receipt        = KEYS[11] -- STRING  number and answer of the lane's last call
-local totals         = KEYS[12] -- HASH  how many messages ever went which way
-local history        = KEYS[13] -- STREAM  what has happened, newest last
+local payload   = KEYS[1] -- HASH  id -> record
+local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
+local cancelled = KEYS[5] -- SET  ids with one place in a pending list that does not count
+local expiry    = KEYS[6] -- ZSET  waiting id -> when it expires (ms)
+
+local processing     = KEYS[7] -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[8] -- ZSET  id -> lease deadline (ms)
+
+local doorbell = KEYS[9]  -- LIST  at most one ring: something is pending
+local meta     = KEYS[10] -- HASH  token, turn, paused, dropped, tick
+
+local receipt = KEYS[11] -- STRING  number and answer of the lane's last call
+local totals  = KEYS[12] -- HASH  what happened -> how often, ever
+local history = KEYS[13] -- STREAM  what happened, newest last
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local call      = tonumber(ARGV[2]) -- its number in the lane
+local call      = tonumber(ARGV[2]) -- this call's number in its lane
 local worker    = ARGV[3]           -- who takes them
-local max_count = tonumber(ARGV[4]) -- how many at the most
+local max_count = tonumber(ARGV[4]) -- how many at most
 local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
-local alone     = ARGV[6]           -- '1': give nothing while anybody holds something
-local remember  = ARGV[7]           -- how many entries of the history to keep, 0: none is written
+local alone     = ARGV[6]           -- '1': give nothing while a message is in processing
+local remember  = ARGV[7]           -- history entries to keep, 0: write none
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local reply = {string.format('%.0f', now)}
 local lease_end = ':' .. worker
@@ -83,8 +76,8 @@ for level, key in ipairs(levels) do
   left[level] = type(length) == 'number' and length or 0
 end
 
--- Where places are to be passed over, `kept` are the others of the last ones, and `behind` is how
--- many stand before these.
+-- Where places are skipped, `kept` are the other ids at the end of the list, and `behind` is how
+-- many places come before these.
 local kept, behind, read, surplus, gone = {}, {0, 0, 0}, {0, 0, 0}, {}, {}
 local places = open and redis.pcall('SCARD', cancelled)
 if type(places) == 'number' and places > 0 then
@@ -132,21 +125,7 @@ for level, key in ipairs(levels) do
   end
 end
 
--- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
-local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
-while fit == upto and fit < #ids do
-  upto = math.min(fit + step, #ids)
-  local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
-  for i = 1, #found do
-    local record = found[i]
-    if record then bytes = bytes + #record end
-    if bytes > 8388608 and fit > 0 then break end
-    fit = fit + 1
-    records[fit] = record
-  end
-  step = step * 2
-end
--- end
+-- use: records_that_fit
 
 local held = count > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
 local rung = redis.call('LLEN', doorbell)
@@ -159,12 +138,10 @@ for level = 3, 1, -1 do
   left[level], take[level], too_many = left[level] + back, take[level] - back, too_many - back
 end
 
--- To format a number takes longer than anything else in this loop. So the deadline, the same for
--- all, is formatted once; a token for every ten, of which each has its last digit; and a length
--- when it is not the one before.
-last_token = math.floor(tonumber(last_token) or 0)
-if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
-local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
+-- use: next_token
+
+-- Formatting a number takes longer than anything else in this loop. So the deadline is formatted
+-- once, a token once per ten (only its last digit changes), and a length when it changes.
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
@@ -195,7 +172,7 @@ for i = 1, fit do
 end
 answer = table.concat(answer)
 
--- Removes nothing, but at maxmemory Redis allows it, and then the receipt.
+-- Removes nothing, but Redis at its maxmemory allows it, and then the receipt.
 if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end
 for level, key in ipairs(levels) do
   local others = kept[level]
@@ -216,9 +193,9 @@ if fit > 0 and type(expiring) == 'number' and expiring > 0 then
   redis.call('ZREM', expiry, unpack(ids, 1, fit))
 end
 if given > 0 then
-  -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until
-  -- something in it is longer than 64 bytes. So before many come together, something long comes,
-  -- and goes again: a padded lease, since its token is new and so it is nobody's id.
+  -- Redis keeps a small hash or sorted set in one flat block and walks it for every id, until an
+  -- entry is longer than 64 bytes. So before many ids are added, a long entry is added and removed
+  -- again: a padded lease, which is no message's id because its token is new.
   local many = leased + given > 32
   local long = many and string.format('%65s', leases[2])
   local flat_hash = many and leased < 512 and #leases[2] < 65
@@ -238,19 +215,6 @@ if dropped > 0 then
 end
 
 local what, by, done, about = 'dispatched', worker, taken, nil
-
--- shared: count what has happened, and write it down; that this fails is no reason to fail
-if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
-for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
-  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
-  local more = about and about[first] or ''
-  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
-    'about', more)
-end
--- end
-
--- shared: write the receipt
-redis.call('SET', receipt, string.format('%.0f ', call) .. answer, 'PX', '600000')
--- end
-
+-- use: history
+-- use: receipt
 return reply

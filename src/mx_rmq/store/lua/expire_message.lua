@@ -2,48 +2,39 @@
 --
 -- Takes messages whose time to live has passed out of the queue, even while the topic is paused.
 -- Each is leased to the caller under a new token, with a short recovery deadline. The caller then
--- calls move_to_dlq with that token; if it dies first, the recovery deadline brings the message
--- back, and handle_timeout_message finds it. One reply holds 8 MiB of records, or a single message.
+-- calls move_to_dlq with that token. If it dies first, the recovery deadline passes, and
+-- handle_timeout_message takes the message over. One reply holds up to 8 MiB of records, or a
+-- single message.
 --
--- The oldest messages are at the right end of a list. So the last `window` places of each list are
--- read, and written back without those that have expired and without places that do not count. An
--- id that is deeper keeps its place, which no longer counts: see cancel_message. So that these do
--- not pile up where nothing is dispatched, from `spare` of them on such an id is removed by LREM,
--- ten per call, if that walks past at most `walk` others. An entry whose message is gone or already
--- held is a leftover (workers of a release that did not know `expiry` leave them) and is dropped.
+-- The oldest messages are at the right end of a list. So the script reads the last `window` places
+-- of each list, and writes them back without expired messages and without places that do not count.
+-- An id deeper in the list keeps its place, which no longer counts: see cancel_message. Where
+-- nothing is dispatched, such places would pile up. So once there are `spare` of them, LREM removes
+-- such an id, ten per call, if it walks past at most `walk` others. If the message of an expiry
+-- entry is gone or already held, the entry is dropped: releases without `expiry` leave it.
 --
 -- Returns  now (ms); the ms until the next message expires, 0 if there are more, -1 if there are
 --          none; then for each message: id, token, record
--- Cost     O(log N) a message, N waiting, and O(window); O(walk) for an id that is deeper
+-- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
 
-local payload          = KEYS[1]  -- HASH  id -> record
-local pending_high     = KEYS[2]  -- LIST  ids, newest first
-local pending          = KEYS[3]  -- LIST  ids, newest first
-local pending_low      = KEYS[4]  -- LIST  ids, newest first
-local delay_tasks_high = KEYS[5]  -- ZSET  id -> due (ms)
-local delay_tasks      = KEYS[6]  -- ZSET  id -> due (ms)
-local delay_tasks_low  = KEYS[7]  -- ZSET  id -> due (ms)
-local processing       = KEYS[8]  -- HASH  id -> lease, token:worker
-local expire_monitor   = KEYS[9]  -- ZSET  id -> lease deadline (ms)
-local expiry           = KEYS[10] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
-local cancelled        = KEYS[11] -- SET  ids of which one place in a pending list does not count
-local meta             = KEYS[12] -- HASH  token, turn, paused, dropped, tick
+local payload        = KEYS[1]  -- HASH  id -> record
+local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
+local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
+local cancelled      = KEYS[8]  -- SET  ids with one place in a pending list that does not count
+local expiry         = KEYS[9]  -- ZSET  waiting id -> when it expires (ms)
+local processing     = KEYS[10] -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
+local meta           = KEYS[12] -- HASH  token, turn, paused, dropped, tick
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- who takes them
-local max_count   = tonumber(ARGV[3]) -- how many at the most
+local max_count   = tonumber(ARGV[3]) -- how many at most
 local recovery_ms = tonumber(ARGV[4]) -- how long the caller may take to decide
 local window      = tonumber(ARGV[5]) -- how many places at the end of each list are read
 local walk        = tonumber(ARGV[6]) -- how many further ones an LREM may walk past
 local spare       = tonumber(ARGV[7]) -- how many places that do not count may be left
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local ids = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, max_count)
 local after = redis.call('ZRANGE', expiry, #ids, #ids, 'WITHSCORES')
@@ -51,21 +42,7 @@ local wait = after[2] and math.max(0, math.ceil(after[2] - now)) or -1
 local reply = {string.format('%.0f', now), wait}
 if #ids == 0 then return reply end
 
--- shared: the records of the first ids, as many as fit into 8 MiB; read in growing steps
-local records, bytes, fit, upto, step = {}, 0, 0, 0, 8
-while fit == upto and fit < #ids do
-  upto = math.min(fit + step, #ids)
-  local found = redis.call('HMGET', payload, unpack(ids, fit + 1, upto))
-  for i = 1, #found do
-    local record = found[i]
-    if record then bytes = bytes + #record end
-    if bytes > 8388608 and fit > 0 then break end
-    fit = fit + 1
-    records[fit] = record
-  end
-  step = step * 2
-end
--- end
+-- use: records_that_fit
 
 -- Where they wait: `sought` are those that must be in a list.
 local held = redis.call('HMGET', processing, unpack(ids))
@@ -113,9 +90,8 @@ for _, key in ipairs(any_pending and {pending_high, pending, pending_low} or {})
   end
 end
 
-local last_token = math.floor(tonumber(redis.call('HGET', meta, 'token')) or 0)
-if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
-local token = math.max(last_token + 1, math.min(now, 8e12) * 1000)
+local last_token = redis.call('HGET', meta, 'token')
+-- use: next_token
 local gone, leases, deadlines, deep, walked, left = {}, {}, {}, {}, {}, #ids - fit
 redis.call('ZCARD', expire_monitor)
 for i = 1, fit do
@@ -131,24 +107,14 @@ for i = 1, fit do
     end
   end
   if taken then
-    local number = string.format('%.0f', token)
-    leases[#leases + 1] = id
-    leases[#leases + 1] = number .. ':' .. worker
-    deadlines[#deadlines + 1] = now + recovery_ms
-    deadlines[#deadlines + 1] = id
-    reply[#reply + 1] = id
-    reply[#reply + 1] = number
+    -- use: lease
     reply[#reply + 1] = records[i]
-    token = token + 1
   end
   if taken ~= nil then gone[#gone + 1] = id end
 end
 if left > 0 then reply[2] = 0 end
 
--- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
-redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
--- end
-
+-- use: at_maxmemory
 -- LREM and SADD come first: a user with the previous release's rights lacks them.
 for _, id in ipairs(walked) do
   for _, key in ipairs(lists) do

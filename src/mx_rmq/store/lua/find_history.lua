@@ -1,15 +1,15 @@
 -- find_history: read
 --
--- One step back through a history, for what is about one message. Entries about others, nearly
--- all of them, stay on the server.
+-- One step back through a history, looking for one message. Entries about other messages stay on
+-- the server.
 --
--- Returns  where to go on ('': that was the last step), then of each entry that was found: its
+-- Returns  where to continue ('': this was the last step), then for each entry that was found: its
 --          place, what, by and about; newest first
 -- Cost     O(step)
 
-local history = KEYS[1]  -- STREAM  what has happened, newest last
+local history = KEYS[1] -- STREAM  what happened, newest last
 
-local before = ARGV[1] -- where to go on, '+' at first
+local before = ARGV[1] -- where to continue, '+' at first
 local step   = ARGV[2] -- how many entries to look at
 local id     = ARGV[3] -- the message
 
@@ -21,7 +21,7 @@ for _, entry in ipairs(entries) do
   for at = 1, #fields, 2 do
     if fields[at] == 'ids' then ids = fields[at + 1] break end
   end
-  -- Looked for as it is first: it is seldom there, and then nothing is copied.
+  -- The plain search comes first: the id is rarely there, and then nothing is copied.
   if string.find(ids, id, 1, true) and string.find(' ' .. ids .. ' ', alone, 1, true) then
     local told = {}
     for at = 1, #fields, 2 do told[fields[at]] = fields[at + 1] end

@@ -1,27 +1,17 @@
 -- get_next_delay_task: read
 --
--- Tells the scheduler how long it may sleep. A level with a key of a wrong type does not count:
--- process_delay_message passes it over, too.
+-- Says how long the scheduler may sleep. A level with a key of a wrong type is ignored, as in
+-- process_delay_message.
 --
 -- Returns  -1 nothing is delayed, 0 something is due now, else the ms until the next due time
 -- Cost     O(1)
 
-local pending_high     = KEYS[1]  -- LIST  ids, newest first
-local pending          = KEYS[2]  -- LIST  ids, newest first
-local pending_low      = KEYS[3]  -- LIST  ids, newest first
-local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
-local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
-local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
+local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
+local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local levels = {
   {delay_tasks_high, pending_high}, {delay_tasks, pending}, {delay_tasks_low, pending_low},

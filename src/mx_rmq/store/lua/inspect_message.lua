@@ -6,23 +6,21 @@
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes, expiry, and 1 if a place was cancelled
 --          that is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
--- Cost     O(log N) an id; with walk O(N), N pending
+-- Cost     O(log N) per id; with walk O(N), N pending
 
-local payload             = KEYS[1]  -- HASH  id -> record
-local pending_high        = KEYS[2]  -- LIST  ids, newest first
-local pending             = KEYS[3]  -- LIST  ids, newest first
-local pending_low         = KEYS[4]  -- LIST  ids, newest first
-local processing          = KEYS[5]  -- HASH  id -> lease, token:worker
-local expire_monitor      = KEYS[6]  -- ZSET  id -> lease deadline (ms)
-local delay_tasks_high    = KEYS[7]  -- ZSET  id -> due (ms)
-local delay_tasks         = KEYS[8]  -- ZSET  id -> due (ms)
-local delay_tasks_low     = KEYS[9]  -- ZSET  id -> due (ms)
-local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
-local dlq_payload         = KEYS[11] -- HASH  id -> final record
-local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
-local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
-local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
-local expiry              = KEYS[15] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
+local payload   = KEYS[1] -- HASH  id -> record
+local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
+local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
+local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
+local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
+
+local processing     = KEYS[10] -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
+
+local dlq                 = KEYS[12] -- ZSET  id -> time of death (ms)
+local dlq_payload         = KEYS[13] -- HASH  id -> final record
+local error_parse_queue   = KEYS[14] -- ZSET  id -> time of quarantine (ms)
+local error_parse_payload = KEYS[15] -- HASH  id -> error and exact bytes
 
 local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
 local each = 2                 -- per message: id

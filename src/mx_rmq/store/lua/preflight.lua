@@ -1,12 +1,12 @@
 -- preflight: read
 --
--- Which of our commands this user may not run, or this server does not know. Tried on a key that
--- holds a SET, where each of them fails, or changes no member: what counts is how.
+-- Which of our commands this user may not run, or this server does not know. Each is tried on a key
+-- that holds a SET, where it fails or changes no member. The error says whether it was allowed.
 --
 -- Returns  for each command that is missing: its name and the server's words
 -- Cost     O(1)
 
-local scratch = KEYS[1]  -- SET  one member, for the moment of this call
+local scratch = KEYS[1] -- SET  one member, for the moment of this call
 
 local each = 1 -- per command: name
 

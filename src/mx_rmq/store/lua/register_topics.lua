@@ -1,12 +1,12 @@
 -- register_topics: topics exist
 --
--- Lists topics, so that no operator overlooks them, each with the number of its partitions. A
--- number only grows: whoever knows of fewer learns of the others here.
+-- Adds topics to the registry, each with its number of partitions. The number only grows: a caller
+-- that knows fewer learns the real number here.
 --
 -- Returns  for each topic: how many partitions it has
--- Cost     O(1) a topic
+-- Cost     O(1) per topic
 
-local topics = KEYS[1]  -- HASH  topic -> number of partitions
+local topics = KEYS[1] -- HASH  topic -> number of partitions
 
 local each = 1 -- per topic: name, partitions
 

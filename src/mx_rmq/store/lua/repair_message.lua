@@ -1,51 +1,45 @@
 -- repair_message: any -> one state
 --
 -- Brings a message that the audit found in no state, or in several, back into exactly one. It
--- looks at all places again, atomically, and changes nothing if they are right by now. While
--- there is a record, the message stays alive: a lease outranks a due time, which outranks a place
--- in a list, and one without any of them becomes pending. An archived copy of a live message is
--- removed, and so is a record without a place if the message is archived. Where neither record nor
--- archived copy is left, the rest is dropped and counted. The time at which it expires stays only
--- while it waits. With dry nothing is changed. Archives count their bytes again by themselves.
+-- checks all places again, atomically, and changes nothing if they are right by now. A message with
+-- a record stays alive: a lease wins over a due time, and a due time over a place in a list; with
+-- none of them it becomes pending. The archived copy of a live message is removed. So is a record
+-- without a place if the message is archived. If neither record nor archived copy is left, the rest
+-- is dropped and counted. Only a waiting message keeps its expiry time. With dry, nothing changes.
+-- The archives' bytes need no repair here: they are recounted automatically.
 --
--- Returns  what it did, or would do, in words; nothing if all was right
+-- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
 
-local payload             = KEYS[1]  -- HASH  id -> record
-local pending_high        = KEYS[2]  -- LIST  ids, newest first
-local pending             = KEYS[3]  -- LIST  ids, newest first
-local pending_low         = KEYS[4]  -- LIST  ids, newest first
-local processing          = KEYS[5]  -- HASH  id -> lease, token:worker
-local expire_monitor      = KEYS[6]  -- ZSET  id -> lease deadline (ms)
-local delay_tasks_high    = KEYS[7]  -- ZSET  id -> due (ms)
-local delay_tasks         = KEYS[8]  -- ZSET  id -> due (ms)
-local delay_tasks_low     = KEYS[9]  -- ZSET  id -> due (ms)
-local dlq                 = KEYS[10] -- ZSET  id -> time of death (ms)
-local dlq_payload         = KEYS[11] -- HASH  id -> final record
-local error_parse_queue   = KEYS[12] -- ZSET  id -> time of quarantine (ms)
-local error_parse_payload = KEYS[13] -- HASH  id -> error and exact bytes
-local cancelled           = KEYS[14] -- SET  ids of which one place in a pending list does not count
-local expiry              = KEYS[15] -- ZSET  id -> when it expires (ms), if it waits and has a ttl
-local doorbell            = KEYS[16] -- LIST  at most one ring: something is pending
-local meta                = KEYS[17] -- HASH  token, turn, paused, dropped, tick
-local totals              = KEYS[18] -- HASH  how many messages ever went which way
-local history             = KEYS[19] -- STREAM  what has happened, newest last
+local payload   = KEYS[1] -- HASH  id -> record
+local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
+local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
+local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
+local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
+
+local processing     = KEYS[10] -- HASH  id -> lease, token:worker
+local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
+
+local dlq                 = KEYS[12] -- ZSET  id -> time of death (ms)
+local dlq_payload         = KEYS[13] -- HASH  id -> final record
+local error_parse_queue   = KEYS[14] -- ZSET  id -> time of quarantine (ms)
+local error_parse_payload = KEYS[15] -- HASH  id -> error and exact bytes
+
+local doorbell = KEYS[16] -- LIST  at most one ring: something is pending
+local meta     = KEYS[17] -- HASH  token, turn, paused, dropped, tick
+
+local totals  = KEYS[18] -- HASH  what happened -> how often, ever
+local history = KEYS[19] -- STREAM  what happened, newest last
 
 local now_ms     = ARGV[1]           -- the time (ms), or '' for the server's
 local id         = ARGV[2]           -- the message
 local priority   = ARGV[3]           -- the list for it if it becomes pending: high, normal or low
 local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
 local dry        = ARGV[5]           -- '1': only say what would be done
-local by         = ARGV[6]           -- who wants it
-local remember   = ARGV[7]           -- how many entries of the history to keep, 0: none is written
+local by         = ARGV[6]           -- who requested it
+local remember   = ARGV[7]           -- history entries to keep, 0: write none
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local record = redis.call('HEXISTS', payload, id) == 1
 local lease = redis.call('HGET', processing, id)
@@ -128,14 +122,8 @@ did(expiring, 'time of expiry set again')
 did(lost, 'dropped, for nothing is left of it')
 if dry == '1' or #done_what == 0 then return done_what end
 
-last_token = math.floor(tonumber(last_token) or 0)
-if not (last_token < 9e15) then last_token = 0 end -- nan, or so large that it cannot grow
-local token = string.format('%.0f', math.max(last_token + 1, math.min(now, 8e12) * 1000))
-
--- shared: removes nothing, but at maxmemory Redis allows it, and then the writes that follow
-redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0)
--- end
-
+-- use: next_token
+-- use: at_maxmemory
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end
@@ -159,8 +147,9 @@ end
 if unexpiring then redis.call('ZREM', expiry, id) end
 if expiring then redis.call('ZADD', expiry, expires_ms, id) end
 if forged then
-  redis.call('HSET', processing, id, token .. ':repair')
-  redis.call('HSET', meta, 'token', token)
+  local number = string.format('%.0f', token)
+  redis.call('HSET', processing, id, number .. ':repair')
+  redis.call('HSET', meta, 'token', number)
 end
 if watched then redis.call('ZADD', expire_monitor, now, id) end
 if relisted then redis.call('ZADD', dlq, now, id) end
@@ -172,15 +161,5 @@ end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end
 
 local what, done, about = 'repaired', {id}, {table.concat(done_what, '; ')}
-
--- shared: count what has happened, and write it down; that this fails is no reason to fail
-if #done > 0 then redis.pcall('HINCRBY', totals, what, #done) end
-for first = 1, remember == '0' and 0 or #done, about and 1 or 25 do
-  local ids = table.concat(done, ' ', first, about and first or math.min(first + 24, #done))
-  local more = about and about[first] or ''
-  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', what, 'by', by, 'ids', ids,
-    'about', more)
-end
--- end
-
+-- use: history
 return done_what

@@ -1,29 +1,24 @@
 -- repair_topic: repair
 --
--- Fixes what belongs to no single message: a token counter that is no number, or is behind a lease,
--- doorbells with more than one ring, and the bytes noted for the archives: without their seal they
--- are counted again by the next call that archives or trims. With dry nothing is changed.
+-- Fixes what belongs to no single message: a token counter that is not a number or is behind a
+-- lease, doorbells with more than one ring, and the recorded bytes of the archives. For the bytes
+-- it only removes the seals: the next call that archives or trims then recounts them. With dry,
+-- nothing changes.
 --
--- Returns  what it did, or would do, in words; nothing if all was right
+-- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(1)
 
-local meta           = KEYS[1] -- HASH  token, turn, paused, dropped, tick
+local archive_bytes  = KEYS[1] -- HASH  bytes of each archive, and how far they are counted
 local doorbell       = KEYS[2] -- LIST  at most one ring: something is pending
 local doorbell_delay = KEYS[3] -- LIST  at most one ring: an earlier due time
-local archive_bytes  = KEYS[4] -- HASH  bytes of each archive, and how far they are counted
+local meta           = KEYS[4] -- HASH  token, turn, paused, dropped, tick
 
 local now_ms  = ARGV[1]           -- the time (ms), or '' for the server's
 local least   = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0
-local recount = ARGV[3]           -- '1': the bytes that are noted are wrong
+local recount = ARGV[3]           -- '1': the recorded bytes are wrong
 local dry     = ARGV[4]           -- '1': only say what would be done
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local token = redis.call('HGET', meta, 'token')
 local behind = (tonumber(token) or 0) < least

@@ -1,16 +1,14 @@
 -- ring_doorbell: a ring goes back
 --
--- A worker that took the ring and cannot use it (no room, shutting down) gives it back, so that
--- another one hears it. Rings only if something is pending, and at most once, so it is harmless to
--- repeat. A level with a key of a wrong type does not count: dispatch_message passes it over, too.
+-- A worker that took the ring and cannot use it (no room, shutting down) gives it back for another
+-- worker. Rings only if something is pending, and at most once, so it is safe to repeat. A level
+-- with a key of a wrong type is ignored, as in dispatch_message.
 --
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
 
-local pending_high = KEYS[1]  -- LIST  ids, newest first
-local pending      = KEYS[2]  -- LIST  ids, newest first
-local pending_low  = KEYS[3]  -- LIST  ids, newest first
-local doorbell     = KEYS[4]  -- LIST  at most one ring: something is pending
+local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
+local doorbell = KEYS[4] -- LIST  at most one ring: something is pending
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do

@@ -5,9 +5,9 @@
 -- Returns  the next cursor ('0': that was the last step), then fields; some may come twice
 -- Cost     O(step)
 
-local hash = KEYS[1]  -- HASH  field -> value
+local hash = KEYS[1] -- HASH  field -> value
 
-local cursor = ARGV[1] -- where to go on, '0' at first
+local cursor = ARGV[1] -- where to continue, '0' at first
 local step   = ARGV[2] -- about how many fields
 
 local found, stride = redis.pcall('HSCAN', hash, cursor, 'COUNT', step, 'NOVALUES'), 1

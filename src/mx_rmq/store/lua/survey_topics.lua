@@ -1,35 +1,24 @@
 -- survey_topics: read
 --
--- Tells a worker what comes next in each of many topics, in one call. A key of a wrong type counts
--- as empty, so that one broken topic does not hide the others; a level that process_delay_message
--- passes over has nothing due here, either. In a cluster a call takes topics of one slot:
--- keys of several are refused.
+-- Tells a worker what comes next in each of many topics. A key of a wrong type counts as empty, so
+-- that one broken topic does not hide the others. A level that process_delay_message skips has
+-- nothing due here either. In a cluster one call takes topics of one slot.
 --
--- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until
---          the next due time, until the next lease deadline, and until the next waiting message
---          expires. 0 it has come, -1 there is none
--- Cost     O(log N) a topic, N delayed or in processing
+-- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until the
+--          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
+--          has come, -1: there is none
+-- Cost     O(log N) per topic, N delayed or in processing
 
-local pending_high     = KEYS[1]  -- LIST  ids, newest first
-local pending          = KEYS[2]  -- LIST  ids, newest first
-local pending_low      = KEYS[3]  -- LIST  ids, newest first
-local delay_tasks_high = KEYS[4]  -- ZSET  id -> due (ms)
-local delay_tasks      = KEYS[5]  -- ZSET  id -> due (ms)
-local delay_tasks_low  = KEYS[6]  -- ZSET  id -> due (ms)
-local expire_monitor   = KEYS[7]  -- ZSET  id -> lease deadline (ms)
-local expiry           = KEYS[8]  -- ZSET  id -> when it expires (ms), if it waits and has a ttl
-local meta             = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
+local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
+local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
+local expire_monitor = KEYS[7] -- ZSET  id -> lease deadline (ms)
+local expiry         = KEYS[8] -- ZSET  waiting id -> when it expires (ms)
+local meta           = KEYS[9] -- HASH  token, turn, paused, dropped, tick
 local stride           = 9 -- keys per topic: those above are the first one's, the next follow
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local reply = {string.format('%.0f', now)}
 for first = 1, #KEYS, stride do

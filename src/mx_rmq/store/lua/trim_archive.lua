@@ -1,139 +1,42 @@
 -- trim_archive: dead | quarantined -> (gone), by age, count and bytes
 --
--- What every archiving call does too, for a topic in which nothing is archived any more. At most
--- 200 per call for age and count, and 10,000 for bytes. Counts the bytes again when the last count
--- is more than six hours old, about 1,000 messages per call. Shortens the history, too, by at most
--- 10,000 entries.
+-- Does what every archiving call does, for a topic that archives nothing any more: drops at most
+-- 200 messages per call for age and count, and 10,000 for bytes. If the last count of the bytes is
+-- more than six hours old, counts them again, about 1,000 messages per call. Also shortens the
+-- history, by at most 10,000 entries.
 --
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
 
-local archive         = KEYS[1]  -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[2]  -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[3]  -- HASH  bytes of each archive, and how far they are counted
-local totals          = KEYS[4]  -- HASH  how many messages ever went which way
-local history         = KEYS[5]  -- STREAM  what has happened, newest last
+local archive         = KEYS[1] -- ZSET  id -> time (ms): dlq or error:parse:queue
+local archive_payload = KEYS[2] -- HASH  id -> what is kept of it
+local archive_bytes   = KEYS[3] -- HASH  bytes of each archive, and how far they are counted
+local totals          = KEYS[4] -- HASH  what happened -> how often, ever
+local history         = KEYS[5] -- STREAM  what happened, newest last
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local kind     = ARGV[2]           -- which archive: dead or quarantined
-local keep     = tonumber(ARGV[3]) -- how many archived ones to keep, 0: all
-local ttl_ms   = tonumber(ARGV[4]) -- age to drop archived ones at, 0: never
-local budget   = tonumber(ARGV[5]) -- bytes that the archive may hold, 0: any number
-local remember = ARGV[6]           -- how many entries of the history to keep, 0: none is written
+local keep     = tonumber(ARGV[3]) -- archived messages to keep, 0: all
+local ttl_ms   = tonumber(ARGV[4]) -- age at which they are dropped, 0: never
+local budget   = tonumber(ARGV[5]) -- bytes that the archive may hold, 0: no limit
+local remember = ARGV[6]           -- history entries to keep, 0: write none
 
--- shared: clock
-local now = tonumber(now_ms)
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000 + math.floor(time[2] / 1000)
-end
--- end
+-- use: clock
 
 local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
 
--- shared: how many bytes the archive holds
--- `bytes` is the sum of what is kept. It is sealed with the number of messages held and of those
--- that ever arrived: if these are no longer true, something that keeps no count has changed the
--- archive (HEXPIRE, a worker of an older release, a command by hand). Then it is counted again from
--- the oldest on, about 1,000 messages per call: `sum` counts those archived until `upto`.
-local held = redis.call('HLEN', archive_payload)
-local arrivals = redis.pcall('HGET', totals, kind == 'dead' and 'died' or 'quarantined')
-arrivals = type(arrivals) == 'string' and tonumber(arrivals) or 0
-local stored = redis.call('HMGET', archive_bytes, kind, kind .. ':seal', kind .. ':sum',
-  kind .. ':upto', kind .. ':counted')
-local bytes, sealed = tonumber(stored[1]) or 0, held == 0 and not stored[2]
-sealed = sealed or stored[2] == string.format('%.0f %.0f', held, arrivals)
-local sum, upto, counted = tonumber(stored[3]), stored[4], tonumber(stored[5]) or 0
-local fresh_until = counted > now and 0 or counted + recount_ms
-local began, finished = not tonumber(upto) and (not sealed or held > 0 and now > fresh_until), false
-if began then sum, upto = 0, '-inf' end
-local counting = began or tonumber(upto)
-if counting then
-  sum = sum or 0
-  local edge = redis.call('ZRANGEBYSCORE', archive, '(' .. upto, '+inf', 'WITHSCORES',
-    'LIMIT', 999, 1)
-  local next_ones = redis.call('ZRANGEBYSCORE', archive, '(' .. upto, edge[2] or '+inf')
-  for _, one in ipairs(next_ones) do
-    sum = sum + redis.call('HSTRLEN', archive_payload, one)
-  end
-  upto, finished = edge[2], not edge[2]
-  if finished then bytes, sum = sum, nil end
-end
--- end
-
--- shared: who is over the age, the cap or the budget
-local victims, weights = {}, {}
-if ttl_ms > 0 then
-  victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, 100)
-end
-local listed = redis.call('ZCARD', archive)
-local surplus = listed + arriving - #victims - keep
-if keep > 0 and surplus > 0 then
-  local oldest = redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)
-  for _, one in ipairs(oldest) do victims[#victims + 1] = one end
-end
--- A message counts for what is kept of it and 200 bytes for its places in index and hash.
-local load = bytes + weight + 200 * (listed + arriving - #victims)
-for n, one in ipairs(victims) do
-  weights[n] = redis.call('HSTRLEN', archive_payload, one)
-  load = load - weights[n]
-end
-local overflow = false
-while budget > 0 and load > budget and #victims < math.min(listed, 10000) do
-  for _, one in ipairs(redis.call('ZRANGE', archive, #victims, #victims + 99)) do
-    if load <= budget then break end
-    victims[#victims + 1], overflow = one, true
-    weights[#victims] = redis.call('HSTRLEN', archive_payload, one)
-    load = load - weights[#victims] - 200
-  end
-end
--- end
-
--- shared: what is left without them
-local gone = 0
-for n, one in ipairs(victims) do
-  bytes = bytes - weights[n]
-  if weights[n] > 0 then gone = gone + 1 end
-  local at = sum and tonumber(redis.call('ZMSCORE', archive, one)[1])
-  if at and at <= tonumber(upto) then sum = sum - weights[n] end
-end
--- end
+-- use: archive_size
+-- use: victims
+-- use: size_without_victims
 
 -- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
 redis.call('ZREMRANGEBYRANK', archive, 1, 0)
 
--- shared: drop them
-for first = 1, #victims, 5000 do
-  local last_one = math.min(first + 4999, #victims)
-  redis.call('HDEL', archive_payload, unpack(victims, first, last_one))
-  redis.call('ZREM', archive, unpack(victims, first, last_one))
-end
--- end
+-- use: drop_victims
+-- use: trimmed
 
--- shared: note how many bytes the archive holds
-if counting or arriving + #victims > 0 then
-  local trusted = sealed or began
-  local seal = string.format('%.0f %.0f', held - gone + arriving, arrivals + arriving)
-  if sum and now <= tonumber(upto) then sum = sum + weight end
-  redis.call('HSET', archive_bytes, kind, string.format('%.0f', math.max(0, bytes + weight)),
-    kind .. ':seal', trusted and seal or '',
-    kind .. ':sum', sum and string.format('%.0f', sum) or '', kind .. ':upto', sum and upto or '')
-  if finished then redis.call('HSET', archive_bytes, kind .. ':counted', now) end
-  if overflow then redis.call('HSET', archive_bytes, kind .. ':overflow', now) end
-end
--- end
-
--- shared: tell of those that were dropped; that this fails is no reason to fail
-if #victims > 0 then redis.pcall('HINCRBY', totals, 'trimmed', #victims) end
-for first = 1, remember == '0' and 0 or #victims, 25 do
-  local ids = table.concat(victims, ' ', first, math.min(first + 24, #victims))
-  redis.pcall('XADD', history, 'MAXLEN', '~', remember, '*', 'what', 'trimmed', 'by', '',
-    'ids', ids, 'about', '')
-end
--- end
-
--- The history may be longer than it shall be by now, and perhaps nobody adds to it.
+-- The limit may have been lowered, and perhaps nothing else is ever added.
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
 
 return {#victims, sum and 1 or 0}

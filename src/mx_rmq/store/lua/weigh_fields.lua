@@ -1,11 +1,11 @@
 -- weigh_fields: read
 --
--- How long values of a hash are, before somebody reads them: a reply shall not become huge.
+-- The sizes of values in a hash. Callers ask before they read them, so that no reply gets huge.
 --
 -- Returns  the bytes of each value; 0: there is none
--- Cost     O(1) a field
+-- Cost     O(1) per field
 
-local hash = KEYS[1]  -- HASH  field -> value
+local hash = KEYS[1] -- HASH  field -> value
 
 local each = 1 -- per value: field
 

@@ -1,0 +1,82 @@
+"""A figure, the goal it is held against, and the verdict: values without I/O."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+class Bound(StrEnum):
+    """On which side of its limit a figure must be."""
+
+    MOST = "≤"
+    LEAST = "≥"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure must be."""
+
+    bound: Bound
+    limit: float
+
+    def met_by(self, value: float) -> bool:
+        """Say whether a value is good enough."""
+        return value <= self.limit if self.bound is Bound.MOST else value >= self.limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One line of the table."""
+
+    name: str
+    """The part that measured it, a dot, and which of its figures it is."""
+    what: str
+    value: float
+    unit: str
+    goal: Goal | None = None
+    """None: nothing is asked of it, or nothing that can be judged here."""
+    beside: str = ""
+    """A goal that needs somebody else's figure beside it."""
+    excuse: str = ""
+    """Why a goal that is missed says nothing here: the figure is not judged."""
+    note: str = ""
+    others: bool = False
+    """Whether the traffic of other clients would be in it."""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the goal is met; None: not judged."""
+        if self.goal is None:
+            return None
+        if self.goal.met_by(self.value):
+            return True
+        return None if self.excuse else False
+
+
+def at_most(limit: float) -> Goal:
+    return Goal(Bound.MOST, limit)
+
+
+def at_least(limit: float) -> Goal:
+    return Goal(Bound.LEAST, limit)
+
+
+def share(values: Iterable[float], part: float) -> float:
+    """Return the value below which this part of all values is."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def growth(turns: Sequence[Mapping[int, float]]) -> float:
+    """Return how much the highest level costs over the lowest one.
+
+    A ratio a turn, then the middle one: the machine's mood changes from turn to turn.
+    """
+    low, high = min(turns[0]), max(turns[0])
+    return statistics.median(turn[high] / turn[low] for turn in turns)

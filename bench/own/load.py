@@ -1,0 +1,72 @@
+"""The messages that are measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mx_rmq.core.message import Message
+
+if TYPE_CHECKING:
+    from mx_rmq.store import Store
+    from mx_rmq.store.results import Claim
+
+TOPIC: Final = "order.created"
+PAYLOAD_BYTES: Final = 200
+
+WORKER: Final = "shop-7f9c6d5b8-x2x9q-31337-0190a7c2e4b87d3fa1c95e62d07b48aa"
+"""A worker's name as it should be: host, process and a random part. See docs/performance.md."""
+
+BATCH: Final = 100
+BULK: Final = 1_000
+LEASE: Final = 600_000
+"""Milliseconds: longer than any measurement."""
+
+
+class Trouble(Exception):
+    """A measurement did not go as it should."""
+
+
+def payload(size: int = PAYLOAD_BYTES, /, **fields: Any) -> dict[str, Any]:
+    """Return a payload of `size` bytes with these fields."""
+    found = {**fields, "text": ""}
+    found["text"] = "x" * (size - len(msgspec.json.encode(found)))
+    return found
+
+
+PAYLOAD: Final = payload(order=42)
+
+
+def topics(count: int) -> list[str]:
+    """Return `count` topics."""
+    return [TOPIC] if count == 1 else [f"{TOPIC}.{number}" for number in range(count)]
+
+
+class Cycle:
+    """One worker's life without a worker: the store's own calls, in batches."""
+
+    def __init__(
+        self, store: Store, *, topic: str = TOPIC, payload: dict[str, Any] = PAYLOAD
+    ) -> None:
+        self._store = store
+        self._topic = topic
+        self._drafts = [Message.new(msgspec.Raw(msgspec.json.encode(payload)))] * BULK
+
+    async def produce(self, count: int, *, batch: int = BULK) -> None:
+        """Produce messages, so many a call."""
+        for start in range(0, count, batch):
+            drafts = self._drafts[: min(batch, count - start)]
+            await self._store.produce_normal_message(self._topic, drafts)
+
+    async def dispatch(self, count: int = BATCH) -> list[Claim]:
+        """Lease messages; they must be there."""
+        taken = await self._store.dispatch_message(self._topic, WORKER, count=count, lease=LEASE)
+        if len(taken.messages) != count:
+            raise Trouble(f"{len(taken.messages)} messages were dispatched, not {count}")
+        return [leased.claim for leased in taken.messages]
+
+    async def complete(self, claims: list[Claim]) -> None:
+        """Complete what was leased."""
+        if not all(await self._store.complete_message(self._topic, WORKER, claims)):
+            raise Trouble("a lease was lost")

@@ -1,0 +1,204 @@
+"""A process of the benchmark from inside: a worker, as a user's would be, or a producer.
+
+    stdin   a line of JSON: what to do (Duty); then orders, a word a line. Its end ends the process
+    stdout  a line of JSON for each of them
+
+What a handler notes is the time of CLOCK_MONOTONIC, which all processes of a machine share. Orders
+are read by a thread that sleeps meanwhile, so nothing competes with what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from array import array
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mx_rmq.queue import MessageQueue
+from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mx_rmq.core.middleware import Middleware
+    from mx_rmq.metrics import Endpoint
+
+LARGE: Final = "large"
+LARGE_BYTES: Final = 1_000_000
+BURST: Final = 10
+
+
+class Duty(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process must do."""
+
+    url: str
+    prefix: str
+    topics: list[str]
+    handler: str = "nothing"
+    """nothing, thread, wait or late; or none, and it produces bursts of large payloads."""
+    concurrency: int = 200
+    every: float = 0.5
+    """Seconds between two bursts."""
+    history: int | None = None
+    """Entries of the history to keep; None: as many as by default."""
+    metrics: int = 0
+    """The port on which to serve metrics; 0: none."""
+    traces: bool = False
+    """Make spans, which nobody collects."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What it has done."""
+
+    count: int
+    """Handler calls, or messages produced."""
+    first: float = 0.0
+    last: float = 0.0
+    """When the first and the last of them began."""
+    cpu: float = 0.0
+    """Seconds of processor time since it began to work."""
+    seconds: float = 0.0
+    """When that was read."""
+    noted: list[float] = []
+    """What handlers noted: seconds late, or when they began."""
+
+
+class Member:
+    """The process."""
+
+    def __init__(self, duty: Duty) -> None:
+        self._duty = duty
+        self._noted = array("d")
+        self._cpu = time.process_time()
+        self._loop = asyncio.get_running_loop()
+        self._go, self._stop = asyncio.Event(), asyncio.Event()
+
+    async def live(self) -> None:
+        """Do the duty between the orders `go` and `stop`."""
+        duty = self._duty
+        around = [_traces()] if duty.traces else []
+        mq = MessageQueue(duty.url, prefix=duty.prefix, history=duty.history, middleware=around)
+        for topic in self._duty.topics:
+            self._declare(mq, topic)
+        worker = Worker(mq, concurrency=duty.concurrency)
+        watched = _endpoint(worker, duty.metrics) if duty.metrics else nullcontext()
+        async with mq:
+            threading.Thread(target=self._obey, daemon=True).start()
+            await self._go.wait()
+            self._cpu = time.process_time()
+            if self._duty.handler == "none":
+                await self._produce(mq)
+            else:
+                async with watched, worker:
+                    await self._stop.wait()
+
+    def _declare(self, mq: MessageQueue, topic: str) -> None:
+        note, now = self._noted.append, time.monotonic
+
+        async def nothing(payload: dict[str, Any]) -> None:
+            note(now())
+
+        def thread(payload: dict[str, Any]) -> None:
+            note(now())
+
+        async def wait(payload: dict[str, Any]) -> None:
+            note(now())
+            await asyncio.sleep(0.001)
+
+        async def late(payload: dict[str, Any]) -> None:
+            if "due" in payload:  # a large one is not late
+                note(now() - payload["due"])
+
+        handlers: dict[str, Callable[..., Any]] = {
+            "nothing": nothing,
+            "thread": thread,
+            "wait": wait,
+            "late": late,
+        }
+        if self._duty.handler in handlers:
+            mq.handler(topic)(handlers[self._duty.handler])
+
+    async def _produce(self, mq: MessageQueue) -> None:
+        """Produce bursts of large payloads until told to stop."""
+        due = time.monotonic()
+        payload = {"text": "x" * LARGE_BYTES}
+        while not self._stop.is_set():
+            for _ in range(BURST):
+                self._noted.append(time.monotonic())
+                await mq.produce(LARGE, payload)
+            due += self._duty.every
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+    def _obey(self) -> None:
+        """Carry out orders until there are no more, or nobody hears the answers."""
+        try:
+            _say("ready")
+            for line in sys.stdin:
+                self._carry_out(line.strip())
+        finally:
+            os._exit(1)
+
+    def _carry_out(self, order: str) -> None:
+        if order == "report":
+            _say(self._report())
+        elif order == "count":
+            _say(len(self._noted))
+        elif order == "cpu":
+            _say(Report(count=0, cpu=time.process_time(), seconds=time.monotonic()))
+        else:
+            event = self._go if order == "go" else self._stop
+            self._loop.call_soon_threadsafe(event.set)
+            _say(order)
+
+    def _report(self) -> Report:
+        noted = self._noted
+        return Report(
+            count=len(noted),
+            first=min(noted, default=0.0),
+            last=max(noted, default=0.0),
+            cpu=time.process_time() - self._cpu,
+            seconds=time.monotonic(),
+            noted=list(noted) if self._duty.handler == "late" else [],
+        )
+
+
+def _traces() -> Middleware:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    from mx_rmq.traces import Traces
+
+    return Traces(TracerProvider())
+
+
+def _endpoint(worker: Worker, port: int) -> Endpoint:
+    from mx_rmq.metrics import Endpoint
+
+    return Endpoint(worker, port=port)
+
+
+def _say(answer: Any) -> None:
+    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
+    sys.stdout.flush()
+
+
+async def _live(duty: Duty) -> None:
+    await Member(duty).live()
+
+
+def main() -> None:
+    logging.getLogger("mx_rmq").setLevel(logging.ERROR)
+    duty = msgspec.json.decode(sys.stdin.readline(), type=Duty)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_live(duty))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What an archived message becomes when it is requeued: as it was, or with a new payload.
+
+Of an unreadable record, a new payload keeps what can be read of the rest.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
+from mx_rmq.core.message import VERSION, Failure, Message, State
+from mx_rmq.core.partition import topic_of
+from mx_rmq.store.quarantine import read
+
+if TYPE_CHECKING:
+    from mx_rmq.store.messages import Found
+    from mx_rmq.store.quarantine import QuarantineReason
+
+KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
+"""Fields kept of a record that cannot be read as a whole, each on its own."""
+
+_TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) if one.name in KEPT}
+
+
+class _TooOld(InvalidInput):
+    """A newer release wrote the record, so what we do not know of it would be lost."""
+
+
+def revived(part: str, found: Found) -> Message:
+    """Return an archived message ready to be requeued; refuse one that no worker could read."""
+    _, data = split(found)
+    try:
+        return codec.decode_as(data, topic_of(part), found.id).revived()
+    except NewerRecord as error:
+        raise _TooOld(
+            f"message {found.id!r:.80} cannot be requeued by this release: {error.reason}. "
+            "Upgrade it, then try again"
+        ) from error
+    except DecodeError as error:
+        raise InvalidInput(
+            f"message {found.id!r:.80} cannot be requeued, because no worker could read it: "
+            f"{error.reason}. Look at its bytes, then discard it"
+        ) from error
+
+
+def edited(part: str, found: Found, payload: Any, *, limit: int) -> Message:
+    """Return an archived message with another payload, which is refused if produce would."""
+    encoded = codec.encode_payload(payload, limit)
+    try:
+        message = revived(part, found)
+    except _TooOld:
+        raise
+    except InvalidInput:
+        message = _saved(topic_of(part), found)
+    return msgspec.structs.replace(message, payload=encoded)
+
+
+def _saved(topic: str, found: Found) -> Message:
+    """Return what is known of a message whose record cannot be read."""
+    about, data = split(found)
+    fields = _fields(data)
+    if about is not None:
+        error = Failure(
+            type=about.error_type, text=about.error, at=found.archived or 0, worker=about.worker
+        )
+        fields["errors"] = [*fields.get("errors", []), error]
+    fields.setdefault("created_at", found.archived or 0)
+    message = Message(v=VERSION, id=found.id, topic=topic, payload=msgspec.Raw(b"null"), **fields)
+    codec.encode(message)  # an id of any bytes, which no record can hold, is refused here
+    return message
+
+
+def _fields(data: bytes) -> dict[str, Any]:
+    try:
+        record = msgspec.json.decode(data)
+    except (ValueError, RecursionError, MemoryError):
+        return {}
+    fields: dict[str, Any] = {}
+    for name, type in _TYPES.items() if isinstance(record, dict) else ():
+        try:
+            fields[name] = msgspec.convert(record[name], type)
+        except (KeyError, msgspec.ValidationError):
+            continue
+    return fields
+
+
+def split(found: Found) -> tuple[QuarantineReason | None, bytes]:
+    """Return the record, and what is said about it if it is quarantined."""
+    if found.state is State.QUARANTINED:
+        with suppress(DecodeError):  # then it is as if these were the bytes
+            return read(found.data)
+    return None, found.data

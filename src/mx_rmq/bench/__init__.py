@@ -1,1 +1,0 @@
-"""What a message costs: `mx-rmq bench` measures it on a server of its own, or on yours."""

@@ -1,0 +1,33 @@
+"""`mx-rmq discard`: delete dead or quarantined messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.actions import ARCHIVES, Action, act, acts_on
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
+
+
+@click.command
+@acts_on(ARCHIVES)
+async def discard(
+    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
+) -> int:
+    """Delete the messages IDS of TOPIC from the dead letters or quarantine. There is no undo.
+
+    With --all, delete every message in --state that matches the filters. Exit code 1: some IDS were
+    not found. 2: failed. 130: interrupted; each message is either deleted or unchanged.
+    """
+    action = Action(
+        verb="discard",
+        done="discarded",
+        asks=True,
+        one=lambda id: admin.discard(topic, id, state=state),
+        many=admin.discard_all,
+        states=ARCHIVES,
+    )
+    return await act(admin, action, topic, ids, state, **options)

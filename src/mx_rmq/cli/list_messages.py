@@ -1,0 +1,134 @@
+"""`mx-rmq list`: the messages of a topic in a given state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from mx_rmq.cli.connection import on_admin, with_topic
+from mx_rmq.cli.filters import filter_of, with_filters
+from mx_rmq.cli.output import (
+    as_json,
+    cut,
+    message_document,
+    payload_text,
+    print_json,
+    say,
+    when,
+)
+from mx_rmq.cli.progress import bar
+from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.core.message import State
+from mx_rmq.core.names import short_worker
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin, Filter, MessageView, Page
+
+TIME_OF = {
+    State.PENDING: ("created", "created_at"),
+    State.DELAYED: ("due", "due"),
+    State.PROCESSING: ("lease until", "lease_deadline"),
+    State.DEAD: ("died", "archived_at"),
+    State.QUARANTINED: ("set aside", "archived_at"),
+}
+"""State -> the time shown for its messages: column and attribute."""
+
+
+@click.command
+@with_topic
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in State]),
+    required=True,
+    help="State of the messages.",
+)
+@with_filters
+@click.option(
+    "--limit", type=int, default=20, show_default=True, help="Messages per page, up to 1,000."
+)
+@click.option("--cursor", help="Continue after the previous page, which prints the cursor.")
+@as_json
+@on_admin
+async def list_messages(
+    admin: Admin,
+    topic: str,
+    state: str,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+    text: str | None,
+    limit: int,
+    cursor: str | None,
+    as_json: bool,
+) -> int:
+    """List the messages of TOPIC in a given state, page by page.
+
+    Pending messages come in dispatch order, partitions in turn; delayed messages by due time,
+    messages in processing by the end of their lease, dead and quarantined messages newest first.
+    --since and --until filter by the time that is shown. Exit code 2: failed.
+    """
+    wanted = await filter_of(admin, error=error, since=since, until=until, text=text)
+    page = await _page(admin, topic, state, wanted, limit, cursor, quiet=as_json)
+    if as_json:
+        messages = [message_document(one, raw=False) for one in page.messages]
+        print_json({"messages": messages, "cursor": page.cursor, "looked": page.looked})
+        return 0
+    title, time = TIME_OF[State(state)]
+    columns = ("id", "priority", "attempts", title, "note", "payload")
+    if page.messages:
+        rows = [_row(one, getattr(one, time)) for one in page.messages]
+        spare = ("priority", "payload") if any(row[4] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("note", "payload")))
+    else:
+        say(f"no {state} messages" + (" match" if wanted else ""))
+    if page.cursor is not None:
+        say(f"more: --cursor {page.cursor}")
+    return 0
+
+
+async def _page(
+    admin: Admin,
+    topic: str,
+    state: str,
+    wanted: Filter | None,
+    limit: int,
+    cursor: str | None,
+    *,
+    quiet: bool,
+) -> Page:
+    """Return a page. With a filter, search until the page is full or the messages end."""
+    from mx_rmq.admin import Page, Progress
+
+    if wanted is None:
+        return await admin.list(topic, state, limit=limit, cursor=cursor)
+    total = getattr(await admin.stats(topic), state)
+    messages: list[MessageView] = []
+    looked = 0
+    with bar("found", quiet=quiet) as show:
+        while True:
+            left = limit - len(messages)
+            page = await admin.list(topic, state, filter=wanted, limit=left, cursor=cursor)
+            messages += page.messages
+            looked, cursor = looked + page.looked, page.cursor
+            show(Progress(len(messages), looked, total))
+            if cursor is None or len(messages) == limit:
+                return Page(messages, cursor, looked)
+
+
+def _row(message: MessageView, at: float | None) -> tuple[object, ...]:
+    note, payload = cut(_note(message)), cut(payload_text(message))
+    return message.id, message.priority, message.attempts, when(at), note, payload
+
+
+def _note(message: MessageView) -> str:
+    """Return the most important fact about a message in its state."""
+    if message.state is State.QUARANTINED:
+        return f"{message.error_type}: {message.error}"
+    if message.unreadable:
+        return f"unreadable: {message.unreadable}"
+    if message.state is State.PROCESSING:
+        return short_worker(message.worker)
+    if message.reason or not message.errors:
+        return message.reason
+    return f"{message.errors[-1].type}: {message.errors[-1].text}"

@@ -1,0 +1,132 @@
+"""Import the MessageQueue named by `module:attribute`, or raise a one-line error."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import storable
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from mx_rmq.queue import MessageQueue
+
+ATTRIBUTE: Final = "mq"
+"""The attribute to use if only a module is given."""
+
+SHOWN: Final = 500
+"""Characters shown of an error."""
+
+_OURS: Final = str(Path(__file__).parent.parent)
+_STDLIB: Final = sysconfig.get_path("stdlib")
+_INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
+
+
+def load(target: str) -> MessageQueue:
+    """Import a module and return its queue, which must have handlers."""
+    from mx_rmq.queue import MessageQueue
+
+    name, attribute = parse(target)
+    look_here()
+    module = _imported(name)
+    try:
+        found = getattr(module, attribute)
+    except AttributeError:
+        raise InvalidInput(f"module {name} has no {attribute!r}{_instead(module)}") from None
+    if not isinstance(found, MessageQueue):
+        raise InvalidInput(
+            f"{name}:{attribute} is not a MessageQueue but a {type(found).__name__}"
+            + _instead(module)
+        )
+    if not found.handlers:
+        raise InvalidInput(
+            f"{name}:{attribute} has no handlers: declare one with @{attribute}.handler(topic), "
+            f"and let {name} import the modules that declare them"
+        )
+    return found
+
+
+def parse(target: str) -> tuple[str, str]:
+    """Return the names of module and attribute."""
+    name, colon, attribute = target.partition(":")
+    attribute = attribute if colon else ATTRIBUTE
+    if name.endswith(".py") or os.sep in name:
+        module = name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise InvalidInput(f"{name!r} is a file; pass its module: {module}:{attribute}")
+    if not all(part.isidentifier() for part in (*name.split("."), attribute)):
+        raise InvalidInput(f"{target!r} must have the form module:attribute")
+    return name, attribute
+
+
+def look_here() -> None:
+    """Add the current directory to sys.path, as `python -m` does."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if isinstance(error, ModuleNotFoundError) and _is_part(error.name, name):
+            raise InvalidInput(
+                f"no module {error.name!r} in {Path.cwd()} or on Python's path"
+            ) from None
+        raise InvalidInput(f"cannot import {name}: {_told(error)}") from error
+
+
+def _is_part(missing: str | None, name: str) -> bool:
+    """Return whether a missing module is the requested one, or a package around it."""
+    return missing is not None and f"{name}.".startswith(f"{missing}.")
+
+
+def _told(error: BaseException) -> str:
+    """Return an error with the place in the user's code where it happened."""
+    text = storable(str(error), SHOWN)
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        place, text = f"{_short(error.filename)}:{error.lineno}: ", error.msg
+    else:
+        place = _place(error)
+    return f"{place}{type(error).__name__}" + (f": {text}" if text else "")
+
+
+def _place(error: BaseException) -> str:
+    """Return the innermost line of user code, else the innermost outside mx_rmq."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<frozen"))
+    ]
+    theirs = [frame for frame in frames if not _is_foreign(frame.filename)]
+    for frame in reversed(theirs or frames):
+        return f"{_short(frame.filename)}:{frame.lineno}: "
+    return ""
+
+
+def _is_foreign(filename: str) -> bool:
+    return filename.startswith((_STDLIB, "<")) or not _INSTALLED.isdisjoint(Path(filename).parts)
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def _instead(module: ModuleType) -> str:
+    """Return a hint: the queues that the module does have."""
+    from mx_rmq.queue import MessageQueue
+
+    names = [name for name, value in vars(module).items() if isinstance(value, MessageQueue)]
+    if not names:
+        return f", and there is no MessageQueue in {module.__name__}"
+    return "; its queues are " + ", ".join(f"{module.__name__}:{name}" for name in names)

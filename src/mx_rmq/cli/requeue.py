@@ -1,0 +1,34 @@
+"""`mx-rmq requeue`: move dead or quarantined messages back to pending."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.actions import ARCHIVES, Action, act, acts_on
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
+
+
+@click.command
+@acts_on(ARCHIVES)
+async def requeue(
+    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
+) -> int:
+    """Move the messages IDS of TOPIC from the dead letters or quarantine back to pending.
+
+    With --all, requeue every message in --state that matches the filters. Messages that no worker
+    can decode stay. Exit code 1: some IDS were not found. 2: failed. 130: interrupted; each message
+    is either requeued or unchanged.
+    """
+    action = Action(
+        verb="requeue",
+        done="requeued",
+        asks=False,
+        one=lambda id: admin.requeue(topic, id, state=state),
+        many=admin.requeue_all,
+        states=ARCHIVES,
+    )
+    return await act(admin, action, topic, ids, state, **options)

@@ -1,0 +1,161 @@
+"""Run one worker in this process, for `mx-rmq worker`: signals, signs of life, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from contextlib import nullcontext
+from math import ceil, inf
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.cli.load_queue import load
+from mx_rmq.cli.logs import configure_logging
+from mx_rmq.cli.output import say
+from mx_rmq.cli.supervisor import BROKEN, LEFT
+from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
+from mx_rmq.core.events import WorkerFailed, WorkerStarted, WorkerStopped, WorkerStopping
+from mx_rmq.logs import FailedPayloads
+from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.worker import SIGNALS, Worker
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from mx_rmq.cli.supervisor import Lifeline
+    from mx_rmq.cli.systemd import Systemd
+    from mx_rmq.cli.worker import Asked
+
+SIGN_OF_LIFE: Final = 1.0
+"""Seconds between two signs of life to the supervisor and systemd."""
+
+LAST_RESORT: Final = 60
+"""Seconds beyond the grace after which SIGALRM ends a worker that failed and hangs."""
+
+LEAVE_WITHIN: Final = 5.0
+"""Seconds that other threads may keep the process alive after its worker has stopped."""
+
+
+def run_worker(asked: Asked, grace: float, lifeline: Lifeline | None, systemd: Systemd) -> int:
+    """Run until stopped; return the exit code."""
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+    if lifeline is not None:
+        lifeline.watch(grace)
+    mq = load(asked.target)
+    mq.move(url=asked.url, prefix=asked.prefix)
+    configure_logging(asked.log_level, asked.logs.formatter())
+    if asked.logs.payloads:
+        mq.middleware = (*mq.middleware, FailedPayloads(asked.logs.mask))
+    started, unclean = threading.Event(), threading.Event()
+    one = Worker(mq, **asked.arguments())
+
+    def on_started(_: WorkerStarted) -> None:
+        started.set()
+        systemd.ready()
+        give_sign_of_life()
+
+    def give_sign_of_life() -> None:
+        """Tell the supervisor and systemd that the event loop runs and no part is down."""
+        if not one.down:
+            systemd.alive()
+            if lifeline is not None:
+                lifeline.works()
+        every = min(SIGN_OF_LIFE, (systemd.watchdog or inf) / 3)
+        asyncio.get_running_loop().call_later(every, give_sign_of_life)
+
+    def on_stopping(_: WorkerStopping) -> None:
+        systemd.stopping()
+
+    def on_failed(_: WorkerFailed) -> None:
+        """The worker stops now. If it hangs while stopping, SIGALRM ends the process."""
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(ceil(min(grace, 1e6)) + LAST_RESORT)
+
+    def on_stopped(event: WorkerStopped) -> None:
+        if not event.clean:
+            unclean.set()
+
+    mq.events.subscribe(on_started, WorkerStarted)
+    mq.events.subscribe(on_stopping, WorkerStopping)
+    mq.events.subscribe(on_stopped, WorkerStopped)
+    mq.events.subscribe(on_failed, WorkerFailed)
+
+    async def until_stopped() -> int:
+        broken = False
+        try:
+            async with _endpoint(one):
+                await (_drain(one) if asked.drain else one.run())
+        except MxRmqError as error:
+            if not started.is_set():
+                raise
+            asked.logs.tell(error)
+            unclean.set()
+            broken = isinstance(error, WorkerBroken)
+        code = BROKEN if broken else LEFT if unclean.is_set() else 0
+        _leave_soon(code)
+        return code
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(until_stopped())
+
+
+def _endpoint(one: Worker) -> AbstractAsyncContextManager[object]:
+    """Return the endpoint for metrics and health, if a port is set."""
+    if not one.settings.metrics_port:
+        return nullcontext()
+    try:
+        from mx_rmq.metrics import Endpoint
+    except ImportError as error:
+        raise InvalidInput(str(error)) from error
+    return Endpoint(one)
+
+
+async def _drain(one: Worker) -> None:
+    """Drain the queue. The first signal shuts down cleanly, the second cancels handlers."""
+    loop = asyncio.get_running_loop()
+    draining = asyncio.create_task(one.drain(), name="mx-rmq drain")
+
+    def on_signal() -> None:
+        if draining.cancelling():
+            one.cancel()
+        else:
+            draining.cancel()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        await asyncio.wait([draining])
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+    if not draining.cancelled():
+        done = draining.result()
+        say(
+            f"{done.completed:,} completed, {done.retried:,} retried, {done.dead:,} dead, "
+            f"{done.quarantined:,} quarantined"
+        )
+
+
+def _leave_soon(code: int) -> None:
+    """End the process soon, whatever threads are still running.
+
+    A thread that runs a handler cannot be stopped in any other way. Its message is handed back.
+    """
+
+    def leave(*_: object) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    for number in SIGNALS:
+        signal.signal(number, leave)
+    timer = threading.Timer(LEAVE_WITHIN, leave)
+    timer.daemon = True
+    try:
+        timer.start()
+    except RuntimeError:  # cannot start a thread
+        signal.signal(signal.SIGALRM, leave)
+        signal.alarm(ceil(LEAVE_WITHIN))

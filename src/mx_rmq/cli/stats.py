@@ -1,0 +1,143 @@
+"""`mx-rmq stats`: count the messages of each topic by state."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from mx_rmq.cli.connection import on_admin, with_topics
+from mx_rmq.cli.output import as_json, complain, duration, print_json, print_line, say
+from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.tables import Table, screen, show_table
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin, Rates, Stats, Totals
+
+
+@click.command
+@with_topics
+@click.option(
+    "--watch",
+    type=click.FloatRange(min=0.1),
+    is_flag=False,
+    flag_value=2.0,
+    metavar="[SECONDS]",
+    help="Repeat every SECONDS (2 if omitted) until Ctrl-C.",
+)
+@as_json
+@on_admin
+async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_json: bool) -> int:
+    """Count the messages of TOPICS, or of all topics, by state.
+
+    "oldest" is the age of the next pending message to be dispatched. The partitions of a topic are
+    counted together. --watch also shows messages per second, and with --json prints one line of
+    JSON each time. Exit code 2: some topics could not be counted.
+    """
+    if watch is not None:
+        await _watch(admin, topics, watch, as_json=as_json)
+    found, away = await _count(admin, topics)
+    if away and not found:
+        raise CannotDo("\n".join(away))
+    if as_json:
+        print_json({"topics": [_document(one) for one in found], "away": away})
+    else:
+        show_table(_table(found)) if found else say("no topics yet")
+    for line in away:
+        complain(f"not counted: {line}")
+    return 2 if away else 0
+
+
+async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], list[str]]:
+    """Return the counts, and a line for each topic that could not be counted."""
+    found, away = [], []
+    for topic in topics or await admin.topics():
+        try:
+            found.append(await admin.stats(topic))
+        except (ServerUnavailable, OutcomeUnknown) as error:  # perhaps only one node of a cluster
+            away.append(f"{topic}: {error}")
+    return found, away
+
+
+async def _watch(
+    admin: Admin, topics: tuple[str, ...], seconds: float, *, as_json: bool
+) -> NoReturn:
+    """Count again and again, with rates, until interrupted."""
+    seen: dict[str, tuple[float, Totals]] = {}
+    with screen() as show:
+        while True:
+            try:
+                found, away = await _count(admin, topics)
+            except (ServerUnavailable, OutcomeUnknown) as error:  # it may come back
+                found, away = [], [str(error)]
+            speeds = _speeds(seen, found)
+            if as_json:
+                lines = [_document(one, speeds.get(one.topic)) for one in found]
+                print_line({"topics": lines, "away": away})
+            else:
+                show(_table(found, speeds), [f"not counted: {line}" for line in away])
+            await asyncio.sleep(seconds)
+
+
+def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
+    """Return each topic's rates since it was last `seen`, and update `seen`."""
+    from mx_rmq.admin.rates import rates
+
+    now, speeds = time.monotonic(), {}
+    for one in found:
+        at, before = seen.get(one.topic, (now, one.totals))
+        if at < now:
+            speeds[one.topic] = rates(one.topic, before, one.totals, now - at)
+        seen[one.topic] = now, one.totals
+    return speeds
+
+
+def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
+    """Return a table of topics. With `speeds`, even empty ones, it has columns for rates."""
+    columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
+    fast = () if speeds is None else ("in/s", "out/s", "failed/s")
+    return Table(
+        (*columns, *fast, ""),
+        [
+            (
+                one.topic,
+                one.pending,
+                one.processing,
+                one.delayed,
+                one.dead,
+                one.quarantined,
+                duration(one.oldest_pending),
+                *([] if speeds is None else _fast(speeds.get(one.topic))),
+                _notes(one),
+            )
+            for one in found
+        ],
+        spare=("oldest", *fast[2:]),
+    )
+
+
+def _fast(speed: Rates | None) -> tuple[float | None, ...]:
+    return (None,) * 3 if speed is None else (speed.produced, speed.completed, speed.failed)
+
+
+def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
+    document = asdict(stats)
+    if stats.partitions == 1:
+        del document["partitions"]
+    if speed is not None:
+        document["rates"] = asdict(speed)
+        del document["rates"]["topic"]
+    return document
+
+
+def _notes(stats: Stats) -> str:
+    notes = (
+        f"{stats.partitions:,} partitions" if stats.partitions > 1 else "",
+        "paused" if stats.paused else "",
+        f"{stats.dropped:,} ids dropped" if stats.dropped else "",
+    )
+    return ", ".join(filter(None, notes))

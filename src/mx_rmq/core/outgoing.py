@@ -1,0 +1,117 @@
+"""A message on its way out: the options of a produce, and the message that they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+
+from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import Message, Priority
+from mx_rmq.core.retry import as_dict, policy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+T = TypeVar("T")
+
+MOST_SECONDS: Final = 1e12
+"""Some thirty thousand years; beyond it numbers lose their milliseconds."""
+
+
+class ProduceOptions(TypedDict, total=False):
+    """What `produce` and `produce_many` take beside payloads, ids and keys. Times in seconds."""
+
+    delay: float | None
+    at: datetime | float | None
+    priority: str
+    ttl: float | None
+    headers: dict[str, str] | None
+    max_attempts: int | None
+    retry: Any
+    confirm: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message on its way out, as the caller gave it. `dataclasses.replace` changes it."""
+
+    topic: str
+    payload: Any
+    id: str | None = None
+    delay: float | None = None
+    """Seconds."""
+    at: float | None = None
+    """Seconds since 1970."""
+    priority: str = Priority.NORMAL
+    ttl: float | None = None
+    """Seconds."""
+    max_attempts: int | None = None
+    retry: Any = None
+    headers: dict[str, str] = field(default_factory=dict)
+    key: str | None = None
+    """Messages of the same key go to the same partition."""
+    confirm: str | None = None
+
+    @classmethod
+    def of(
+        cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
+    ) -> Outgoing:
+        """Return what a caller of `produce` asks for. TypeError: there is no such option."""
+        for name in options:
+            if name not in ProduceOptions.__annotations__:
+                known = ", ".join(ProduceOptions.__annotations__)
+                raise TypeError(f"produce() has no option {name!r}; its options are {known}")
+        given: dict[str, Any] = {**options, "headers": options.get("headers") or {}}
+        given["at"] = _timestamp(options.get("at"))
+        return cls(topic=topic, payload=payload, id=id, key=key, **given)
+
+    def message(self, max_payload: int) -> Message:
+        """Return the message that this becomes; refuse wrong options."""
+        if self.delay is not None and self.at is not None:
+            raise InvalidInput(f"delay={self.delay!r} and at={self.at!r} are both given")
+        return Message.new(
+            encode_payload(self.payload, max_payload),
+            topic=self.topic,
+            id=self.id,
+            priority=self.priority,
+            delay=_ms("delay", self.delay) or 0,
+            at=_ms("at", self.at),
+            ttl=_ms("ttl", self.ttl, least=0.001),
+            max_attempts=self.max_attempts,
+            retry=None if self.retry is None else as_dict(policy_of(self.retry)),
+            headers=self.headers,
+        )
+
+
+def all_of(checked: Iterable[T]) -> list[T]:
+    """Return what each message of a `produce_many` came to. An error says which one is wrong."""
+    found: list[T] = []
+    try:
+        found.extend(checked)
+    except InvalidInput as error:
+        error.add_note(f"It is about message {len(found)}, counted from 0. None was produced.")
+        raise
+    return found
+
+
+def _timestamp(at: datetime | float | None) -> float | None:
+    """Return an instant in seconds since 1970."""
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            said = at.isoformat()
+            raise InvalidInput(f"at={said} has no time zone; in UTC it would be {said}+00:00")
+        return at.timestamp()
+    return at
+
+
+def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
+    if seconds is None:
+        return None
+    wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
+    if wrong or not least <= seconds <= MOST_SECONDS:
+        raise InvalidInput(
+            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}"
+        )
+    return round(float(seconds) * 1000)

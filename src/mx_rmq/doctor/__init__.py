@@ -1,0 +1,1 @@
+"""Every check of what may be wrong with a server or a queue."""

@@ -1,0 +1,1 @@
+"""Connections to servers. Only this package imports redis. It knows no key and no script."""

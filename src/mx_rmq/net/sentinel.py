@@ -1,0 +1,94 @@
+"""The current primary, as Sentinel names it.
+
+redis-py asks the Sentinels for every new connection. This module does what redis-py does not: it
+closes connections to a primary that has been replaced and does not know it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from redis import exceptions as redis_errors
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+
+from mx_rmq.net.connection import LATE, Wires
+from mx_rmq.net.topology import CONNECTIONS, Node
+
+if TYPE_CHECKING:
+    from redis.asyncio.client import Redis as RedisClient
+
+
+class Sentinels(Sentinel):
+    """The Sentinels. One that does not answer is skipped."""
+
+    def __init__(self, clients: list[RedisClient]) -> None:
+        super().__init__([])  # type: ignore[no-untyped-call]
+        self.sentinels = clients
+
+    async def discover_master(self, service_name: str) -> tuple[str, int]:
+        """Return the address of a primary. The Sentinel that answers is asked first next time."""
+        heard: list[str] = []
+        refusal: Exception | None = None
+        for sentinel in list(self.sentinels):
+            options = sentinel.connection_pool.connection_kwargs
+            try:
+                known = cast("dict[str, Any]", await sentinel.sentinel_masters())
+            except (redis_errors.RedisError, OSError) as error:
+                heard.append(f"{options['host']}:{options['port']}: {error}")
+                if refusal is None or isinstance(error, redis_errors.AuthenticationError):
+                    refusal = error
+                continue
+            state = known.get(service_name)
+            if state and self.check_master_state(state, service_name):
+                self.sentinels.sort(key=lambda one: one is not sentinel)
+                return state["ip"], state["port"]
+            heard.append(f"{options['host']}:{options['port']} knows no primary with this name")
+        raise MasterNotFoundError(
+            f"no Sentinel names a primary {service_name!r}: {'; '.join(heard)}"
+        ) from refusal
+
+
+class PrimaryNode(Node):
+    """The current primary, as Sentinel names it."""
+
+    def __init__(self, client: RedisClient, guards: Sentinels, name: str) -> None:
+        wires = Wires(client.connection_pool.make_connection, most=CONNECTIONS)
+        wires.on_late = self._look
+        super().__init__(client, wires)
+        self._guards = guards
+        self._name = name
+        self._looking: asyncio.Task[None] | None = None
+        self.still_primary = self._is_primary
+
+    @property
+    def name(self) -> str:
+        """The primary's name."""
+        return self._name
+
+    async def _is_primary(self) -> bool:
+        """Close the wires to a primary that was replaced, so that new ones go to the new one."""
+        await asyncio.wait([self._look()], timeout=LATE)
+        return True
+
+    def _look(self) -> asyncio.Task[None]:
+        """Ask the Sentinels; if the primary has changed, close the wires to the old one."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._ask_who(), name="mx-rmq sentinel")
+        return self._looking
+
+    async def _ask_who(self) -> None:
+        with suppress(redis_errors.RedisError):
+            address = await self._guards.discover_master(self._name)
+            if self.wires is not None and self.wires.leads_elsewhere(address):
+                self.hang_up()
+
+    async def close(self) -> None:
+        """Close all connections, also those to the Sentinels."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        await super().close()
+        for sentinel in self._guards.sentinels:
+            await sentinel.aclose()

@@ -1,0 +1,231 @@
+"""Which server a key lives on: the only server, or a node of a cluster (cluster.py).
+
+A *site* is where topics live together: all of them on a single server, those of one slot in a
+cluster. One call may use any keys of one site: they share a server, its clock and its outages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from redis import exceptions as redis_errors
+from redis.asyncio import ConnectionPool, Redis
+
+from mx_rmq.in_thread import in_thread
+from mx_rmq.net.connection import LATE, Unreached, Wires
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from redis.asyncio.client import Redis as RedisClient
+
+    from mx_rmq.embedded import EmbeddedServer
+    from mx_rmq.net.connection import Check, Value, Wire
+
+CONNECTIONS: Final = 50
+"""Calls under way at once on one server; more wait for their turn."""
+
+
+class Node:
+    """One server: a client for plain commands, and wires for script calls."""
+
+    def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
+        self.client = client
+        self.wires = wires
+        self._patient: Wires | None = None
+        """Wires for calls that wait for replicas: they must not hold up the others."""
+        self.still_primary: Callable[[], Awaitable[bool]] | None = None
+        """Asks others whether calls may still go here; None: it cannot be replaced."""
+        self._heard_at = 0.0
+        """When it last answered, on the monotonic clock."""
+        self._free = asyncio.Semaphore(CONNECTIONS)
+
+    @classmethod
+    def of(cls, client: RedisClient) -> Node:
+        """Return a node whose wires connect as the client does."""
+        return cls(client, Wires(client.connection_pool.make_connection, most=CONNECTIONS))
+
+    @property
+    def name(self) -> str:
+        """Its address, without secrets."""
+        options = self.client.connection_pool.connection_kwargs
+        return str(options.get("path") or f"{options.get('host')}:{options.get('port')}")
+
+    def another(self) -> Node:
+        """Return a node for the same server, with separate connections."""
+        pool = self.client.connection_pool
+        options = dict(pool.connection_kwargs)
+        return Node.of(
+            Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
+        )
+
+    async def send(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
+        """Send a script call; wait up to `within` seconds for its reply. See `Wires.send`."""
+        if self.wires is None:
+            return await self.execute(words, within)
+        if self.still_primary is None:
+            return await self.wires.send(words, within, check)
+        await self._make_sure()
+        answer = await self.wires.send(words, within, check)
+        self._heard_at = time.monotonic()
+        return answer
+
+    async def send_asking(
+        self, words: tuple[Value, ...], within: float, check: Check | None = None
+    ) -> Any:
+        """Send a script call for a slot that is being moved to this server."""
+        return await self._wires().send_asking(words, within, check)
+
+    async def send_all(
+        self,
+        commands: Sequence[tuple[Value, ...]],
+        within: float,
+        check: Check | None = None,
+    ) -> list[Any]:
+        """Send commands together on one connection; return all replies, errors included."""
+        await self._make_sure()
+        if self._patient is None:
+            self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
+            self._patient.on_late = self._wires().on_late
+        answers = await self._patient.send_all(commands, within, check)
+        self._heard_at = time.monotonic()
+        return answers
+
+    def hang_up(self) -> None:
+        """Close all wires: the server has been replaced."""
+        for wires in (self.wires, self._patient):
+            if wires is not None:
+                wires.hang_up()
+
+    async def open_apart(self, within: float) -> Wire:
+        """Open a separate wire for a caller that blocks on it."""
+        return await self._wires().open_apart(within)
+
+    async def _make_sure(self) -> None:
+        """If the server was silent for a while, ask others whether it is still the primary.
+
+        It may have been frozen and replaced without knowing it. Then it accepts our writes and
+        loses them.
+        """
+        quiet = time.monotonic() - self._heard_at > LATE
+        if quiet and self.still_primary is not None and not await self.still_primary():
+            raise Unreached(f"not connecting to {self.name}, which has been replaced")
+
+    def _wires(self) -> Wires:
+        if self.wires is None:
+            raise TypeError("only wires can send several commands at once")
+        return self.wires
+
+    async def execute(self, words: tuple[Value, ...], within: float) -> Any:
+        """Send a plain command through the client, which knows the types of replies.
+
+        The time limit is ours, not the client's: before Python 3.12 its way of waiting could
+        swallow a cancellation.
+        """
+        execute: Callable[..., Awaitable[Any]] = self.client.execute_command
+        async with self._free:
+            try:
+                async with asyncio.timeout(within):
+                    return await execute(*words)
+            except TimeoutError as error:
+                raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
+
+    async def close(self) -> None:
+        """Close all connections, also when it is cancelled meanwhile."""
+        try:
+            for wires in (self.wires, self._patient):
+                if wires is not None:
+                    await wires.close()
+        finally:
+            await asyncio.shield(self.client.aclose())
+
+
+class Servers(Protocol):
+    """The servers that a URL names."""
+
+    def site_of(self, key: str) -> int:
+        """Return the site of a key."""
+
+    def node_at(self, site: int) -> Node:
+        """Return the server of a site, as far as we know."""
+
+    def nodes(self) -> list[Node]:
+        """Return every server that holds keys."""
+
+    def key_of_each(self, name: Callable[[int], str]) -> list[str]:
+        """Return one key per server: the first one that `name` makes from 0, 1, 2, … for it."""
+
+    def redirected(self, error: redis_errors.AskError) -> Node:
+        """Return the server that a redirect names, and update what we know."""
+
+    async def look_again(self) -> None:
+        """Find out again which server has which keys, because one did not answer."""
+
+    def another(self) -> Servers:
+        """Return the same servers with separate connections, for another event loop."""
+
+    async def close(self) -> None:
+        """Close all connections, then stop the server if we started it."""
+
+
+class OneServer:
+    """One server: a fixed one, or the current primary behind Sentinel."""
+
+    def __init__(
+        self,
+        node: Node,
+        embedded: EmbeddedServer | None = None,
+        *,
+        renew: Callable[[], Node] | None = None,
+    ) -> None:
+        self.node = node
+        self._embedded = embedded
+        self._renew = renew or node.another
+
+    def site_of(self, key: str) -> int:
+        """Return the only site."""
+        return 0
+
+    def node_at(self, site: int) -> Node:
+        """Return the only server."""
+        return self.node
+
+    def nodes(self) -> list[Node]:
+        """Return the only server."""
+        return [self.node]
+
+    def key_of_each(self, name: Callable[[int], str]) -> list[str]:
+        """Return a key."""
+        return [name(0)]
+
+    def redirected(self, error: redis_errors.AskError) -> Node:
+        """Refuse: a server that redirects is a node of a cluster."""
+        raise redis_errors.ResponseError(
+            f"the server is a node of a cluster: use redis+cluster:// for it ({error})"
+        ) from error
+
+    async def look_again(self) -> None:
+        """Do nothing: every new connection looks up the server, or the primary, again."""
+
+    def another(self) -> OneServer:
+        """Return the same server with separate connections; only this one stops an embedded one."""
+        return OneServer(self._renew(), renew=self._renew)
+
+    async def close(self) -> None:
+        """Close all connections, then stop the server if we started it."""
+        try:
+            await self.node.close()
+        finally:
+            if self._embedded is not None:
+                await asyncio.shield(_stop(self._embedded))
+
+
+async def _stop(server: EmbeddedServer) -> None:
+    try:
+        await in_thread(server.stop)
+    except RuntimeError:  # the interpreter is shutting down and starts no threads
+        server.stop()

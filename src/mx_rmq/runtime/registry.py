@@ -1,0 +1,127 @@
+"""The registry of workers and topics: a worker lists its topics, and reports at each beat."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from functools import cache
+from heapq import nsmallest
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mx_rmq.core.text import brief
+from mx_rmq.runtime.loop import AWAY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mx_rmq.core.handler import Handler
+    from mx_rmq.runtime.consumer import Consumer
+    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.store import Store
+
+BEAT: Final = 15.0
+"""Seconds between two beats."""
+
+FORGET: Final = 3_600_000
+"""Milliseconds after which the registry forgets a silent worker."""
+
+SHOWN: Final = 20
+"""Running handlers that a worker reports: those that have run the longest."""
+
+NAME: Final = 200
+"""Characters of a handler's name, so that the list of workers stays short."""
+
+
+class Registry:
+    """The entry of one worker, and the topics that it serves."""
+
+    def __init__(
+        self,
+        store: Store,
+        handlers: Mapping[str, Handler],
+        slots: Slots,
+        consumer: Consumer,
+        *,
+        worker: str,
+    ) -> None:
+        self._store = store
+        self._handlers = handlers
+        self._slots = slots
+        self._consumer = consumer
+        self._worker = worker
+        self._started = time.time()
+        self.is_listed = False
+        """Whether the server has answered the first beat."""
+
+    async def register_topics(self) -> None:
+        """List the topics of this worker, and learn how many partitions they have."""
+        known = self._store.partitions
+        try:
+            if not self.is_listed:
+                await self._store.claim_layout()
+            for topic, handler in self._handlers.items():
+                if (handler.partitions or 1) > known.get(topic, 1):
+                    await self._store.grow(topic, handler.partitions or 1)
+            await self._store.register_topics(  # every time: the registry may have been lost
+                {topic: known.get(topic, 1) for topic in self._handlers}
+            )
+        except AWAY:  # try again later; the list of workers may be on another server
+            if not self.is_listed:
+                raise
+
+    async def beat(self, down: Mapping[str, str]) -> float:
+        """Report that this worker is alive; return the seconds until the next beat."""
+        forget = 0 if self.is_listed else FORGET
+        await self._store.beat_worker(self._worker, self._about(down), forget=forget)
+        self.is_listed = True
+        return BEAT
+
+    async def leave(self) -> None:
+        """Take this worker off the list."""
+        await self._store.forget_worker(self._worker)
+
+    def _about(self, down: Mapping[str, str]) -> bytes:
+        """Return what this worker says about itself, one line of JSON."""
+        return msgspec.json.encode(
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "version": _version(),
+                "started": self._started,
+                "topics": list(self._handlers),
+                "concurrency": self._slots.concurrency,
+                "running": self._slots.running,
+                "held": len(self._slots.held),
+                "doing": _doing(self._consumer.running()),
+                "down": {part: brief(why) for part, why in down.items()},
+            }
+        )
+
+
+@cache
+def _version() -> str:
+    return version("mx-rmq")
+
+
+def _doing(running: Iterable[Held]) -> list[dict[str, Any]]:
+    """Return what runs, the longest first."""
+    now = time.monotonic()
+    begun = [
+        (held.started_at, held.message, held.topic.handler)
+        for held in running
+        if held.started_at is not None and held.message is not None
+    ]
+    return [
+        {
+            "topic": message.topic,
+            "id": message.id,
+            "handler": handler.name[:NAME],
+            "attempt": message.attempts + 1,
+            "seconds": round(now - at, 3),
+        }
+        for at, message, handler in nsmallest(SHOWN, begun, key=lambda one: one[0])
+    ]

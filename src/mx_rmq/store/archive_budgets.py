@@ -1,0 +1,106 @@
+"""How many bytes the archives of a topic may hold.
+
+By default the dead letters of a topic may hold 256 MiB and its quarantine 64 MiB. If the server
+has a maxmemory, all dead letters on it together get at most a tenth of that, and so does the
+quarantine, divided evenly over the partitions that live there. So archives never stop a produce.
+An explicit setting overrides both. The partitions of a topic share its budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.message import State
+from mx_rmq.core.names import TOPIC
+from mx_rmq.core.partition import partitions, partitions_of, topic_of
+
+if TYPE_CHECKING:
+    from mx_rmq.net.caller import Caller
+    from mx_rmq.settings import Limits
+    from mx_rmq.store.keys import Keys
+
+EVERY: Final = 60.0
+"""Seconds after which maxmemory and the topics are read again."""
+
+ASK_WITHIN: Final = 0.5
+"""Seconds that a server has to report its maxmemory."""
+
+SHARE: Final = 0.1
+"""The part of maxmemory for all dead letters on a server; the quarantine gets the same."""
+
+OVERHEAD: Final = 200
+"""Bytes counted per archived message on top of its contents; the scripts use the same number."""
+
+MIB: Final = 1_048_576
+FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB}
+"""Bytes per topic, if no setting and no maxmemory demands less."""
+
+
+class Budgets:
+    """Computes budgets from what is known of the servers."""
+
+    def __init__(self, caller: Caller, keys: Keys) -> None:
+        self._caller = caller
+        self._keys = keys
+        self._next_look = float("-inf")
+        self._maxmemory: dict[str | None, int] = {}
+        """Bytes, by server; 0: no limit is set."""
+        self._parts: Counter[str | None] = Counter()
+        """How many partitions live on each server."""
+        self._counts: dict[str, int] = {}
+        """How many partitions each topic has."""
+
+    async def refresh(self) -> None:
+        """Read maxmemory and the registry, at most once per minute. A failure changes nothing."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + EVERY
+        try:
+            await self._look()
+        except MxRmqError:
+            return  # away, or not permitted: the next call reports it
+
+    async def _look(self) -> None:
+        servers = self._caller.servers
+        asked = (self._ask(key) for key in servers.key_of_each(self._keys.scratch))
+        await asyncio.gather(*asked)
+        if not any(self._maxmemory.values()):
+            return
+        registered = await self._caller.command("HGETALL", self._keys.topics)
+        counts: dict[str, int] = {}
+        for name, count in registered.items():
+            topic = name.decode("utf-8", "replace")
+            if TOPIC.fullmatch(topic):
+                counts[topic] = partitions_of(count)
+        parts = [part for topic, count in counts.items() for part in partitions(topic, count)]
+        self._parts = Counter(self._caller.server_of(self._keys.of(part).payload) for part in parts)
+        self._counts = counts
+
+    async def _ask(self, key: str) -> None:
+        """Read the maxmemory of a key's server. Skip a server that does not answer in time."""
+        try:
+            async with asyncio.timeout(ASK_WITHIN):
+                info: dict[str, Any] = await self._caller.command("INFO", "memory", at=key)
+        except (MxRmqError, TimeoutError):
+            return
+        self._maxmemory[self._caller.server_of(key)] = int(info.get("maxmemory", 0))
+
+    def of(self, part: str, state: State, limits: Limits, known: int) -> int:
+        """Return how many bytes an archive of a partition may hold; 0: no limit.
+
+        `known`: how many partitions the topic has, in case the registry was not read.
+        """
+        dead = state == State.DEAD
+        explicit = limits.dlq_max_bytes if dead else limits.quarantine_max_bytes
+        count = max(known, self._counts.get(topic_of(part), 1))
+        if explicit is not None:
+            return max(1, explicit // count) if explicit else 0
+        budget = FIXED[state] // count
+        server = self._caller.server_of(self._keys.of(part).payload)
+        if maxmemory := self._maxmemory.get(server):
+            budget = min(budget, int(maxmemory * SHARE / max(1, self._parts[server])))
+        return max(1, budget)

@@ -1,0 +1,6 @@
+-- archive_message: put the message into the archive, after the victims: it may be one of them.
+-- needs: archive_payload, id, kept, archive, now, hexpire_s
+
+redis.call('HSET', archive_payload, id, kept)
+redis.call('ZADD', archive, now, id)
+if hexpire_s > 0 then redis.call('HEXPIRE', archive_payload, hexpire_s, 'FIELDS', 1, id) end

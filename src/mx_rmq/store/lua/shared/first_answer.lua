@@ -1,0 +1,9 @@
+-- first_answer: a call that comes again gets its first answer and changes nothing.
+-- needs: receipt, call
+-- defines: noted, last
+
+local noted = redis.call('GET', receipt) or ''
+local last = string.match(noted, '^(%d+) ')
+if last and tonumber(last) >= call then
+  return (string.gsub(string.sub(noted, #last + 2), '1', '2'))
+end

@@ -1,0 +1,79 @@
+-- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
+-- letter per message: see produce_normal_message.
+-- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, dedup_ms
+-- defines: answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
+-- defines: priorities, ttls, any_own, any_dead, any_quarantined, remembered, taken_until, surprise,
+-- defines: stale, recent_ttl
+
+local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
+local freed_marks = {}
+local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
+local any_own, any_dead, any_quarantined = false, false, false
+for i = each, #ARGV, width do
+  local id, how = ARGV[i], ARGV[i + 1]
+  if not priorities[how] then
+    local own, maker, priority, ttl = string.match(how, '^([01]) (%d+) (%l+) ?(%d*)$')
+    owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
+    ttls[how] = tonumber(ttl)
+  end
+  if owns[how] then any_own = true else generated[#generated + 1] = id end
+  ids[#ids + 1] = id
+end
+local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
+if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
+if any_own then
+  any_dead = redis.call('HLEN', dlq_payload) > 0
+  any_quarantined = redis.call('HLEN', error_parse_payload) > 0
+end
+-- A generated id exists already only after an accident, so 64 are looked up in one call, which
+-- moves no records. After the first surprise each is looked up by itself, because records may be
+-- big; so is a single id, and every id for a user who may not read records.
+local surprise = #generated == 1
+  or redis.acl_check_cmd and not redis.acl_check_cmd('HMGET', payload, '')
+for first = 1, #generated, 64 do
+  if surprise then break end
+  local upto = math.min(first + 63, #generated)
+  local found = redis.call('HMGET', payload, unpack(generated, first, upto))
+  for n = 1, #found do surprise = surprise or found[n] end
+end
+for n = 1, #ids do
+  local i, id, status = each + (n - 1) * width, ids[n], '1'
+  local how = ARGV[i + 1]
+  local own, maker = owns[how], makers[how]
+  local made, refused, freed
+  if maker > 0 then
+    local kept = redis.call('GET', KEYS[maker]) or ''
+    made = tonumber(string.match(kept, '^%d+'))
+    refused = tonumber(string.match(kept, '^%d+ full (%d+)$')) or 0
+    local free_until = remembered and redis.call('ZMSCORE', recent, '!' .. id)[1]
+    freed = free_until and tonumber(free_until) > now
+  end
+  if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
+    status = 'l'
+  elseif own and any_dead and redis.call('HEXISTS', dlq_payload, id) == 1 then
+    status = 'd'
+  elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
+    status = 'q'
+  elseif taken_until[n] and tonumber(taken_until[n]) > now and not freed then
+    status = 'f'
+  elseif made and not freed and made - refused >= tonumber(string.match(id, '%-(%d+)')) then
+    status = 'f'
+  else
+    seen[id] = true
+    fresh[#fresh + 1] = i
+    if freed then freed_marks[#freed_marks + 1] = '!' .. id end
+    local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
+    if own and memory > 0 then
+      taken[memory] = taken[memory] or string.format('%.0f', now + memory)
+      marks[#marks + 1] = taken[memory]
+      marks[#marks + 1] = id
+    end
+  end
+  answer[n] = status
+end
+local stale, recent_ttl = 0, 0
+if remembered then -- counted, not listed: a producer may not see other ids
+  stale = math.min(redis.call('ZCOUNT', recent, '-inf', now), 2 * #fresh + 10)
+end
+if #marks > 0 then recent_ttl = redis.call('PTTL', recent) end
+answer = table.concat(answer)

@@ -1,0 +1,7 @@
+-- taken_id: what keeps the id taken.
+-- needs: recent, id, made, maker
+-- defines: taken_until, recent_ttl, marked
+
+local taken_until = redis.call('ZMSCORE', recent, id)[1]
+local recent_ttl = redis.call('PTTL', recent)
+local marked = made == '1' and (taken_until or redis.pcall('GET', maker))

@@ -1,0 +1,29 @@
+-- victims: the oldest archived messages beyond the age, the cap or the byte budget.
+-- A message counts for what is kept of it and 200 bytes for its places in index and hash.
+-- needs: ttl_ms, archive, now, arriving, keep, bytes, weight, archive_payload, budget
+-- defines: victims, weights, listed, surplus, load, overflow
+
+local victims, weights = {}, {}
+if ttl_ms > 0 then
+  victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, 100)
+end
+local listed = redis.call('ZCARD', archive)
+local surplus = listed + arriving - #victims - keep
+if keep > 0 and surplus > 0 then
+  local oldest = redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)
+  for _, one in ipairs(oldest) do victims[#victims + 1] = one end
+end
+local load = bytes + weight + 200 * (listed + arriving - #victims)
+for n, one in ipairs(victims) do
+  weights[n] = redis.call('HSTRLEN', archive_payload, one)
+  load = load - weights[n]
+end
+local overflow = false
+while budget > 0 and load > budget and #victims < math.min(listed, 10000) do
+  for _, one in ipairs(redis.call('ZRANGE', archive, #victims, #victims + 99)) do
+    if load <= budget then break end
+    victims[#victims + 1], overflow = one, true
+    weights[#victims] = redis.call('HSTRLEN', archive_payload, one)
+    load = load - weights[#victims] - 200
+  end
+end

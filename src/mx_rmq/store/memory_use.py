@@ -1,0 +1,155 @@
+"""What uses a server's memory: for the error when it is full, and for the doctor."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mx_rmq.core.errors import MxRmqError, ScriptFailed
+from mx_rmq.core.message import State
+from mx_rmq.core.names import TOPIC
+from mx_rmq.core.partition import topic_of
+from mx_rmq.core.text import size
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.net.caller import Caller
+    from mx_rmq.store.keys import Keys
+
+MOST: Final = 100
+"""Topics to look at."""
+AT_ONCE: Final = 16
+SAMPLE: Final = 20
+"""Values to read for an estimate of the bytes of all messages."""
+WITHIN: Final = 2.0
+"""Seconds that an explanation may take: a refused produce waits for it."""
+KEEP: Final = 5.0
+"""Seconds for which an explanation is reused: many callers may be refused at once."""
+MUCH: Final = 0.1
+"""The part of the used memory below which a holder is not the cause."""
+
+ARCHIVES: Final = {
+    State.DEAD: ("dead letters", "dlq_max_bytes"),
+    State.QUARANTINED: ("quarantined messages", "quarantine_max_bytes"),
+}
+
+
+class Holder(NamedTuple):
+    """A part of the queue that uses memory."""
+
+    bytes: int
+    topic: str
+    state: State | None
+    """The archive; None: messages that are waiting or being handled."""
+
+    def __str__(self) -> str:
+        what = "waiting messages" if self.state is None else ARCHIVES[self.state][0]
+        return f"{what} of topic {self.topic} hold {size(self.bytes)}"
+
+    @property
+    def cure(self) -> str:
+        """What to do about it."""
+        if self.state is None:
+            return "Let workers catch up, or raise maxmemory"
+        return f"Discard them, set a lower {ARCHIVES[self.state][1]}, or raise maxmemory"
+
+
+class Memory:
+    """Finds out what the topics of a queue hold."""
+
+    def __init__(self, caller: Caller, keys: Keys) -> None:
+        self._caller = caller
+        self._keys = keys
+        self._looking = asyncio.Lock()
+        self._said: tuple[float, str] | None = None
+
+    async def explain(self, topic: str, known: Iterable[str]) -> str:
+        """Say why a topic's server stores nothing more, and what to do about it.
+
+        `known`: topics to look at if this user may not list all of them.
+        """
+        async with self._looking:
+            if self._said is None or time.monotonic() - self._said[0] > KEEP:
+                try:
+                    async with asyncio.timeout(WITHIN):
+                        text = await self._explain(topic, [topic, *known])
+                except (MxRmqError, TimeoutError):
+                    text = _GENERIC
+                self._said = time.monotonic(), text
+            return self._said[1]
+
+    async def _explain(self, topic: str, known: list[str]) -> str:
+        key = self._keys.of(topic).payload
+        used, limit = await self.use(key)
+        full = "the server has reached maxmemory and stores nothing more"
+        if limit:
+            full = f"{full} ({size(used)} used, maxmemory is {size(limit)})"
+        found = await self.holders(key, known)
+        if not found or (used and found[0].bytes < MUCH * used):
+            return f"{full}; {_CURE}" if not found else f"{full}; only {found[0]}; {_CURE}"
+        return f"{full}; {found[0]}. {found[0].cure}"
+
+    async def use(self, key: str) -> tuple[int, int]:
+        """Return the bytes that a key's server uses, and its limit; 0: unknown, or no limit."""
+        try:
+            info: dict[str, Any] = await self._caller.command("INFO", "memory", at=key)
+        except ScriptFailed:
+            return 0, 0
+        return int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+
+    async def holders(self, key: str, known: Iterable[str] = ()) -> list[Holder]:
+        """Return what the topics on a key's server hold, largest first."""
+        here = self._caller.server_of(key)
+        names = [*known]
+        try:
+            registered = await self._caller.command("HKEYS", self._keys.topics)
+        except ScriptFailed:  # a producer may not list them
+            registered = []
+        names += [name.decode("utf-8", "replace") for name in registered]
+        chosen = [
+            name
+            for name in dict.fromkeys(names)
+            if TOPIC.fullmatch(topic_of(name))
+            and self._caller.server_of(self._keys.of(name).payload) == here
+        ][:MOST]
+        free = asyncio.Semaphore(AT_ONCE)
+
+        async def look(name: str) -> list[Holder]:
+            async with free:
+                return [*await self._archives(name), *await self._live(name)]
+
+        found = await asyncio.gather(*map(look, chosen))
+        held = (one for some in found for one in some if one.bytes)
+        return sorted(held, key=lambda one: one.bytes, reverse=True)
+
+    async def _archives(self, name: str) -> list[Holder]:
+        try:
+            key = self._keys.of(name).archive_bytes
+            noted = await self._caller.command("HMGET", key, *ARCHIVES)
+        except ScriptFailed:
+            return []
+        return [
+            Holder(int(count), topic_of(name), state)
+            for state, count in zip(ARCHIVES, noted, strict=True)
+            if count and count.isdigit()
+        ]
+
+    async def _live(self, name: str) -> list[Holder]:
+        script = load("weigh_hash")
+        try:
+            _, count = await self._caller.run(
+                script, [self._keys.of(name).payload], script.arguments({"sample": SAMPLE})
+            )
+        except ScriptFailed:
+            return []
+        return [Holder(int(count), topic_of(name), None)]
+
+
+_CURE: Final = (
+    "let workers catch up, discard dead letters, check what else is stored there, "
+    "or raise maxmemory"
+)
+_GENERIC: Final = f"the server has reached maxmemory and stores nothing more; {_CURE}"

@@ -1,0 +1,311 @@
+"""Find messages by id, or page by page of a state. Records stay undecoded.
+
+Every read is bounded: up to 1,000 ids, and contents in replies of a few MiB.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_of
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.net.caller import Caller
+    from mx_rmq.store.keys import Keys, TopicKeys
+
+MAX_PAGE: Final = 1000
+"""The most messages that one call returns."""
+
+LONGEST_STEP: Final = 100
+"""Contents read by one command; fewer when they are long."""
+NEXT: Final = 20
+"""Ids to search for the next message to dispatch."""
+REPLY_BYTES: Final = 4 * 1_048_576
+"""The most bytes in one reply with contents, unless a single one is longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A message and its state."""
+
+    id: str
+    state: State
+    data: bytes
+    """Its record. If quarantined, the line about the error, then the bytes."""
+    due: int | None = None
+    """When it is due, ms. Only if delayed."""
+    lease: bytes | None = None
+    """`token:worker`. Only if in processing."""
+    deadline: int | None = None
+    """When the lease ends, ms. Only if in processing."""
+    archived: int | None = None
+    """When it was archived, ms. Only if dead or quarantined."""
+
+
+class ListedId(NamedTuple):
+    """An id and its place. Entries of a state sort in its order, also across partitions."""
+
+    rank: float
+    """The time that the state is ordered by, or 0 if it is not ordered by time."""
+    level: int
+    position: int
+    """Its position within the level."""
+    partition: int
+    id: bytes
+    at: float | None
+    """Its score in the index, ms; None if pending."""
+
+
+class Pages:
+    """Finds and reads messages in any state."""
+
+    def __init__(self, caller: Caller, keys: Keys) -> None:
+        self._caller = caller
+        self._keys = keys
+
+    async def find(self, topic: str, id: str) -> Found | None:
+        """Return one message, in any state."""
+        keys = self._keys.of(topic)
+        for _ in range(2):  # twice: it may move between two reads
+            if not await self._is_there(keys, id):
+                break
+            if found := await self._find_live(keys, id):
+                return found
+            for state in (State.DEAD, State.QUARANTINED):
+                if found := await self.find_archived(topic, state, id):
+                    return found
+        return None
+
+    async def _is_there(self, keys: TopicKeys, id: str) -> bool:
+        """Return whether a message exists in any state. One call, since most topics lack it."""
+        script = load("inspect_message")
+        names = [getattr(keys, name) for name in script.keys]
+        args = script.arguments({"walk": 0}, [id.encode("utf-8", "surrogateescape")])
+        (places,) = await self._caller.run(script, names, args)
+        return bool(places.strip(b"0"))
+
+    async def _find_live(self, keys: TopicKeys, id: str) -> Found | None:
+        data = await self._caller.command("HGET", keys.payload, id)
+        if data is None:
+            return None
+        lease = await self._caller.command("HGET", keys.processing, id)
+        if lease is not None:
+            ends = await self._caller.command("ZSCORE", keys.expire_monitor, id)
+            state = State.PROCESSING
+            return Found(id=id, state=state, data=data, lease=lease, deadline=_ms(ends))
+        for key in _indexes(keys, State.DELAYED):
+            due = await self._caller.command("ZSCORE", key, id)
+            if due is not None:
+                return Found(id=id, state=State.DELAYED, data=data, due=_ms(due))
+        # In no other place, so it is pending. Searching the lists would be slow.
+        still = await self._caller.command("HEXISTS", keys.payload, id)
+        return Found(id=id, state=State.PENDING, data=data) if still else None
+
+    async def find_archived(self, topic: str, state: State, id: str) -> Found | None:
+        """Return one dead letter or quarantined message."""
+        index, payload = self._keys.of(topic).archive_of(state)
+        # Time first: if the message is replaced in between, requeue sees that the time is old.
+        at = _ms(await self._caller.command("ZSCORE", index, id))
+        data = await self._caller.command("HGET", payload, id)
+        if at is None or data is None:
+            return None
+        return Found(id=id, state=state, data=data, archived=at)
+
+    async def entries(
+        self, topic: str, state: State, start: Sequence[int], count: int
+    ) -> list[ListedId]:
+        """Return some ids of a state, in its order; `start`: how many to skip of each level.
+
+        Pending: in dispatch order. Delayed: by due time. Processing: by deadline. Archived: newest
+        first.
+        """
+        found: list[ListedId] = []
+        for level, first in enumerate(start):
+            wanted = count - len(found) if state is State.PENDING else count
+            if not wanted:
+                break  # lower levels come later
+            found += await self.part_of(topic, state, level, first, wanted)
+        return sorted(found)[:count]
+
+    async def read(
+        self, topic: str, state: State, entries: Sequence[ListedId], *, most: int | None = None
+    ) -> list[Found | None]:
+        """Read the messages of some ids. None: the message has left the state meanwhile.
+
+        With `most`, stop after about that many bytes, but read at least one.
+        """
+        keys = self._keys.of(topic)
+        ids = [entry.id for entry in entries]
+        payload = keys.archive_of(state)[1] if state.is_archive else keys.payload
+        contents = await self._contents(payload, ids, most)
+        leases: list[bytes | None] = [None] * len(contents)
+        if contents and state is State.PROCESSING:
+            held = ids[: len(contents)]
+            leases = await self._caller.command("HMGET", keys.processing, *held)
+        return [
+            None
+            if data is None or (lease is None and state is State.PROCESSING)
+            else as_found(state, entry, data, lease)
+            for entry, data, lease in zip(entries, contents, leases, strict=False)
+        ]
+
+    async def part_of(
+        self, topic: str, state: State, level: int, start: int, count: int
+    ) -> list[ListedId]:
+        """Return some ids of one level of a state, in order, from a position on."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        ids = await self._slice(key, state, start, count)
+        return [
+            ListedId(_rank(state, at), level, position, number_of(topic), id, at)
+            for position, (id, at) in enumerate(ids, start)
+        ]
+
+    async def between(
+        self,
+        topic: str,
+        state: State,
+        level: int,
+        low: float,
+        high: float,
+        *,
+        skip: int,
+        count: int,
+    ) -> list[ListedId]:
+        """Return some ids of a level with times from low to high (ms), earliest first."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        words = (key, repr(low), repr(high), "WITHSCORES", "LIMIT", skip, count)
+        ids = await self._caller.command("ZRANGEBYSCORE", *words)
+        return [
+            ListedId(_rank(state, at), level, position, number_of(topic), id, at)
+            for position, (id, at) in enumerate(ids)
+        ]
+
+    async def latest(self, topic: str, state: State, level: int) -> float | None:
+        """Return the latest time in a level, ms; None: it is empty."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        ids = await self._caller.command("ZRANGE", key, -1, -1, "WITHSCORES")
+        return ids[0][1] if ids else None
+
+    async def count(
+        self, topic: str, state: State, level: int, low: float = -math.inf, high: float = math.inf
+    ) -> int:
+        """Return how many ids a level has, in total or between two times, ms."""
+        key = _indexes(self._keys.of(topic), state)[level]
+        if state is State.PENDING:
+            return int(await self._caller.command("LLEN", key))
+        if (low, high) == (-math.inf, math.inf):
+            return int(await self._caller.command("ZCARD", key))
+        return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
+
+    async def next_records(self, topic: str) -> list[bytes]:
+        """Return the record of the next message to dispatch, for each priority that has one.
+
+        It is not found if many cancelled messages are in front of it.
+        """
+        keys = self._keys.of(topic)
+        records: list[bytes] = []
+        for key in _indexes(keys, State.PENDING):
+            for id in reversed(await self._caller.command("LRANGE", key, -NEXT, -1)):
+                record = await self._caller.command("HGET", keys.payload, id)
+                if record is not None:
+                    records.append(record)
+                    break
+        return records
+
+    async def _slice(
+        self, key: str, state: State, start: int, count: int
+    ) -> list[tuple[bytes, float | None]]:
+        """Return `count` ids of an index and their times, from a position on."""
+        last = start + count - 1
+        if state is State.PENDING:  # from the right, where ids are taken
+            ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
+            return [(id, None) for id in reversed(ids)]
+        command = "ZREVRANGE" if state.is_archive else "ZRANGE"
+        found = await self._caller.command(command, key, start, last, "WITHSCORES")
+        return [(id, at) for id, at in found]
+
+    async def _contents(
+        self, key: str, ids: Sequence[bytes], most: int | None = None
+    ) -> list[bytes | None]:
+        """Read fields of a hash, fewer at a time when they are long, to keep replies small."""
+        contents: list[bytes | None] = []
+        for step in await self._steps(key, ids, most):
+            contents += await self._caller.command("HMGET", key, *step)
+        return contents
+
+    async def _steps(self, key: str, ids: Sequence[bytes], most: int | None) -> list[list[bytes]]:
+        """Split fields into batches that fit one reply each, up to about `most` bytes in total."""
+        script, steps = load("weigh_fields"), list[list[bytes]]()
+        total = size = 0
+        for start in range(0, len(ids), MAX_PAGE):
+            chunk = ids[start : start + MAX_PAGE]
+            weights = await self._caller.run(script, [key], script.arguments({}, chunk))
+            for id, weight in zip(chunk, weights, strict=True):
+                if not steps or len(steps[-1]) == LONGEST_STEP or size + weight > REPLY_BYTES:
+                    steps.append([])
+                    size = 0
+                steps[-1].append(id)
+                size += weight
+                total += weight
+                if most is not None and total >= most:
+                    return steps
+        return steps
+
+
+def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | None = None) -> Found:
+    """Combine an entry with what was read of its message."""
+    return Found(
+        id=_id(entry.id),
+        state=state,
+        data=data,
+        due=_ms(entry.at) if state is State.DELAYED else None,
+        lease=lease,
+        deadline=_ms(entry.at) if state is State.PROCESSING else None,
+        archived=_ms(entry.at) if state.is_archive else None,
+    )
+
+
+def levels(state: State) -> int:
+    """Return how many levels a state has: one per priority, or one."""
+    return 3 if state in (State.PENDING, State.DELAYED) else 1
+
+
+def check_count(count: int) -> int:
+    """Return a page size, or refuse it."""
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PAGE:
+        raise InvalidInput(f"{count!r} messages: a page has from 1 to {MAX_PAGE}")
+    return count
+
+
+def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
+    """Return the keys that list a state's ids: high, normal and low, or a single one."""
+    match state:
+        case State.PENDING:
+            return keys.pending_high, keys.pending, keys.pending_low
+        case State.DELAYED:
+            return keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low
+        case State.PROCESSING:
+            return (keys.expire_monitor,)
+        case State.DEAD | State.QUARANTINED:
+            return (keys.archive_of(state)[0],)
+
+
+def _rank(state: State, at: float | None) -> float:
+    """Return the sort key of an id: archived messages come newest first."""
+    return 0.0 if at is None else -at if state.is_archive else at
+
+
+def _ms(score: float | None) -> int | None:
+    """Return a score as a time; None: missing, or not a time that we wrote."""
+    return int(score) if score is not None and math.isfinite(score) else None
+
+
+def _id(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

@@ -1,0 +1,161 @@
+"""The transitions that an operator makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import brief
+from mx_rmq.store.arguments import check_level, check_same
+from mx_rmq.store.lanes import maker_of
+from mx_rmq.store.results import Settled
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from mx_rmq.core.message import Message, State
+    from mx_rmq.net.connection import Value
+    from mx_rmq.store.store import Store
+
+WALK: Final = 10_000
+"""How far from either end of a list a cancelled message is removed at once: about 0.2 ms of the
+server's time."""
+
+
+async def requeue_message(
+    store: Store,
+    topic: str,
+    state: State,
+    id: str,
+    *,
+    archived: int,
+    message: Message,
+    why: str = "",
+    by: str = "",
+) -> Settled:
+    """Requeue an archived message, if it is still the one archived at that time."""
+    check_same(message, topic, id)
+    unstamped = codec.encode(msgspec.structs.replace(message, due=None))[1:]
+    return await _operate(
+        store,
+        "requeue_message",
+        topic,
+        by,
+        archive=state,
+        id=id,
+        archived_ms=archived,
+        priority=check_level(message.priority),
+        record=unstamped,
+        expires_ms="" if message.expires_at is None else message.expires_at,
+        why=why,
+        now_ms=store.now(),
+    )
+
+
+async def discard_message(
+    store: Store, topic: str, state: State, id: str, *, archived: int, by: str = ""
+) -> Settled:
+    """Delete an archived message, if it is still the one archived at that time.
+
+    Its id can be produced again at once.
+    """
+    return await _operate(
+        store,
+        "discard_message",
+        topic,
+        by,
+        archive=state,
+        maker=maker_of(id),
+        id=id,
+        archived_ms=archived,
+        now_ms=store.now(),
+    )
+
+
+async def cancel_message(store: Store, topic: str, id: str, *, by: str = "") -> Settled:
+    """Remove a pending or delayed message. Its id can be produced again at once."""
+    if not isinstance(id, str):
+        raise InvalidInput(f"message id {id!r} is not a str")
+    return await _operate(
+        store,
+        "cancel_message",
+        topic,
+        by,
+        maker=maker_of(id),
+        id=id,
+        walk=WALK,
+        now_ms=store.now(),
+    )
+
+
+async def pause_topic(store: Store, topic: str, *, by: str = "") -> bool:
+    """Stop dispatch; return whether that changed anything."""
+    return bool(await _operate(store, "pause_topic", topic, by))
+
+
+async def resume_topic(store: Store, topic: str, *, by: str = "") -> bool:
+    """Resume dispatch; return whether that changed anything."""
+    return bool(await _operate(store, "resume_topic", topic, by))
+
+
+async def repair_message(
+    store: Store, topic: str, id: bytes, *, dry_run: bool = False, by: str = ""
+) -> list[str]:
+    """Bring a message back into exactly one state; return what was done, in words.
+
+    Does nothing if the message is fine by now. `dry_run`: only say what would be done.
+    """
+    keys = store.keys.of(topic)
+    record = await store.caller.command("HGET", keys.payload, id)
+    created_at, priority, ttl = codec.glance(record or b"")
+    named: dict[str, Value] = {
+        "now_ms": store.now(),
+        "id": id,
+        "priority": priority,
+        "expires_ms": "" if ttl is None else created_at + ttl,
+        "dry": int(dry_run),
+        "by": brief(by),
+    }
+    return [words.decode() for words in await store.run("repair_message", keys, named)]
+
+
+async def repair_topic(
+    store: Store, topic: str, *, least: int, recount: bool = False, dry_run: bool = False
+) -> list[str]:
+    """Fix the token counter (to `least` or above), the doorbells, and the bytes of archives."""
+    named: dict[str, Value] = {
+        "now_ms": store.now(),
+        "least": least,
+        "recount": int(recount),
+        "dry": int(dry_run),
+    }
+    return [
+        words.decode() for words in await store.run("repair_topic", store.keys.of(topic), named)
+    ]
+
+
+async def _operate(
+    store: Store,
+    name: str,
+    topic: str,
+    by: str,
+    archive: State | None = None,
+    maker: str | None = None,
+    **named: Value,
+) -> Settled:
+    keys = store.keys.of(topic)
+    if "made" in load(name).args:
+        named["made"] = int(maker is not None)
+    with store.lanes.lane(topic) as lane:
+        lane.number += 1
+        answer = await store.run(
+            name,
+            keys,
+            {"call": lane.number, "by": brief(by), **named},
+            lane=lane,
+            archive=archive,
+            maker=maker,
+        )
+    return Settled(answer.decode())

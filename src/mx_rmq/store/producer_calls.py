@@ -1,0 +1,219 @@
+"""The transitions that create messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import (
+    InvalidInput,
+    NotConfirmed,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ProduceUnknown,
+    QueueFull,
+    ServerFull,
+)
+from mx_rmq.core.message import Message, Priority
+from mx_rmq.core.partition import topic_of
+from mx_rmq.net.caller import RECEIPT_MS
+from mx_rmq.store.arguments import check_batch, check_range, to_ms
+from mx_rmq.store.lanes import maker_of
+from mx_rmq.store.results import Placed, Produced, Ticked
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.core.confirm import Confirm
+    from mx_rmq.net.connection import Check, Value
+    from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.lanes import Lane
+    from mx_rmq.store.store import Store
+
+MAX_ENVELOPE: Final = 65_536
+"""The most bytes of a record in addition to its payload."""
+
+_CLOSED: Final = b"9007199254740992 full 9007199254740992"
+"""The receipt that closes an unused lane: no call has a higher number, and the answer to all of
+them is that the queue is full."""
+
+_PLACED: Final = {ord(placed): placed for placed in Placed}
+"""Results, by the character that the scripts return for each message."""
+
+
+class Prepared(NamedTuple):
+    """A produce that is ready to be sent."""
+
+    name: str
+    keys: TopicKeys
+    lane: Lane
+    ids: list[str]
+    items: list[Value]
+    makers: list[str]
+    """The receipts of lanes whose generated ids callers pass as custom ids."""
+
+
+def draft(store: Store, payload: Any, **fields: Any) -> Message:
+    """Return a message to produce, with its payload encoded; refuse one over the limit."""
+    return Message.new(codec.encode_payload(payload, store.limits.max_payload), **fields)
+
+
+# new -> pending, new -> delayed
+
+
+async def produce_normal_message(
+    store: Store, topic: str, messages: Sequence[Message]
+) -> list[Produced]:
+    """Store new messages and append them to the pending ones."""
+    return await store.produce(store.prepare("produce_normal_message", topic, messages))
+
+
+async def produce_delay_message(
+    store: Store, topic: str, messages: Sequence[Message]
+) -> list[Produced]:
+    """Store new messages that wait for their due time."""
+    return await store.produce(store.prepare("produce_delay_message", topic, messages))
+
+
+def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) -> Prepared:
+    """Prepare a call of one of the two scripts above, without asking the server."""
+    keys = store.keys.of(topic)
+    check_batch(messages)
+    script = load(name)
+    delayed = "delay_ms" in script.each
+    makers: list[str] = []
+    ids: list[str] = []
+    items: list[Value] = []
+    lane = store.lanes.lane(topic)
+    try:
+        for offset, message in enumerate(messages, 1):
+            if not delayed and (message.delay or message.due is not None):
+                raise InvalidInput("a message with delay or at goes to produce_delay_message")
+            id, how = message.id, ""  # how: see produce_normal_message.lua
+            if not id:
+                id = lane.id_at(offset)
+                if message.priority != Priority.NORMAL or message.ttl is not None:
+                    how = f"0 0 {message.priority}"
+            else:
+                maker = 0
+                if lane_name := maker_of(id):
+                    makers.append(keys.receipt(lane_name))
+                    maker = len(script.keys) + len(makers)
+                how = f"1 {maker} {message.priority}"
+            if message.ttl is not None:
+                how = f"{how} {message.ttl}"
+            ids.append(id)
+            items += (id, how, _record(store, message, topic, id))
+            if delayed:
+                items += (message.delay, "" if message.due is None else message.due)
+    except BaseException:
+        lane.give_back()
+        raise
+    lane.number += len(messages)
+    return Prepared(name, keys, lane, ids, items, makers)
+
+
+async def produce(
+    store: Store, call: Prepared, confirm: Confirm | None = None, check: Check | None = None
+) -> list[Produced]:
+    """Send a prepared call; with `confirm`, wait until the messages are that safe.
+
+    `check` may raise Withdrawn until the call was sent once.
+    """
+    name, keys, lane, ids, items, makers = call
+    with lane:
+        if not ids:
+            return []
+        try:
+            if topic_of(keys.topic) not in store.partitions:
+                await store.register(topic_of(keys.topic))
+            script, names, args = store.script_call(
+                name,
+                keys,
+                {
+                    "now_ms": store.now(),
+                    "call": lane.number,
+                    "dedup_ms": to_ms(store.limits.dedup),
+                    "max_pending": store.share(keys.topic, store.limits.max_pending),
+                },
+                items,
+                lane=lane,
+                extra_keys=makers,
+            )
+            missing = ""
+            if confirm is None:
+                answer = await store.caller.run(script, names, args, check)
+            else:
+                run = store.caller.run_confirmed
+                answer, missing = await run(script, names, args, confirm, check)
+        except OutcomeUnknown as error:
+            raise ProduceUnknown(str(error), ids) from error
+        except ServerFull as error:
+            why = await store.memory.explain(keys.topic, store.partitions)
+            raise ServerFull(f"{name}: {why}") from error
+        if answer.startswith(b"full"):
+            raise QueueFull(topic_of(keys.topic), store.limits.max_pending)
+    if missing and confirm is not None:
+        raise NotConfirmed(missing, confirm.level, confirm.within, ids)
+    return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+
+
+async def has_made_ids(store: Store, topic: str, lane: str) -> bool:
+    """Return whether a lane made ids for a topic or partition in the last ten minutes.
+
+    If not, this closes the lane: a first call that is still on its way will be refused.
+    """
+    receipt = store.keys.of(topic).receipt(lane)
+    if await store.caller.command("SET", receipt, _CLOSED, "NX", "PX", RECEIPT_MS):
+        return False
+    return bool(await store.caller.command("GET", receipt) != _CLOSED)
+
+
+async def produce_cron_message(
+    store: Store, topic: str, tick: int, message: Message | None = None
+) -> Ticked:
+    """Produce the message of a tick, once, when it is due; without a message, only look.
+
+    It is safe to repeat, also when the outcome is unknown: a tick fires once.
+    """
+    keys = store.keys.of(topic)
+    check_range("tick", tick, 0)
+    id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None
+    if message is not None:
+        if message.is_delayed:
+            raise InvalidInput("the message of a tick cannot have delay or at")
+        id = message.id or id
+        record, priority, ttl = _record(store, message, topic, id), message.priority, message.ttl
+    if topic not in store.partitions:
+        await store.register(topic)
+    now, last, fired = await store.run(
+        "produce_cron_message",
+        keys,
+        {
+            "now_ms": store.now(),
+            "id": id,
+            "tick_ms": tick,
+            "record": record,
+            "priority": priority,
+            "live_ms": "" if ttl is None else ttl,
+        },
+    )
+    return Ticked(int(now), int(last) if last else None, id if fired else None)
+
+
+def _record(store: Store, message: Message, topic: str, id: str) -> bytes:
+    """Return a new record without its first brace: the script adds it, with the server's time."""
+    record = codec.encode(replace(message, topic=topic_of(topic), id=id))
+    if len(record) > min(store.limits.max_payload, MAX_ENVELOPE):  # else it is within both limits
+        size = len(message.payload)
+        if size > store.limits.max_payload:
+            raise PayloadTooLarge(size, store.limits.max_payload)
+        if len(record) - size > MAX_ENVELOPE:
+            raise InvalidInput(
+                f"headers and settings take {len(record) - size:,} bytes; "
+                f"the limit is {MAX_ENVELOPE:,}"
+            )
+    return record[1:]

@@ -1,0 +1,95 @@
+"""The registry of topics, and how many partitions each has."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
+from mx_rmq.core.names import TOPIC, check_topic, check_worker
+from mx_rmq.core.partition import check_partitions, partitions, partitions_of
+from mx_rmq.store.arguments import MAX_TOPICS, check_range, id_of
+from mx_rmq.store.keys import LAYOUT
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mx_rmq.net.connection import Value
+    from mx_rmq.store.store import Store
+
+
+async def register_topics(store: Store, topics: Mapping[str, int]) -> None:
+    """Register topics and the number of partitions each must have at least.
+
+    Afterwards `store.partitions` holds the server's numbers: the largest ever requested.
+    """
+    wanted = [(check_topic(topic), check_partitions(topics[topic])) for topic in topics]
+    script = load("register_topics")
+    for start in range(0, len(wanted), MAX_TOPICS):
+        chunk = wanted[start : start + MAX_TOPICS]
+        args = script.arguments({}, [word for one in chunk for word in one])
+        counts = await store.caller.run(script, [store.keys.topics], args)
+        store.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
+
+
+async def tend_topics(store: Store, worker: str, *, turn: int) -> dict[str, int] | None:
+    """Try to become the worker that looks after topics that it does not serve, for `turn` ms.
+
+    Return every topic and its number of partitions; None: it is another worker's turn.
+    """
+    script = load("tend_topics")
+    named: dict[str, Value] = {
+        "worker": check_worker(worker),
+        "turn_ms": check_range("turn", turn, 1),
+    }
+    keys = [store.keys.caretaker, store.keys.topics]
+    reply = await store.caller.run(script, keys, script.arguments(named))
+    if reply is None:
+        return None
+    fields = iter(reply)
+    found = ((id_of(name), count) for name, count in zip(fields, fields, strict=True))
+    return {name: partitions_of(count) for name, count in found if TOPIC.fullmatch(name)}
+
+
+async def grow(store: Store, topic: str, count: int) -> None:
+    """Give a topic at least `count` partitions. If the topic is paused, so are the new ones.
+
+    They are checked again once they are registered: a pause or resume just before that did not
+    know about them.
+    """
+    known = await store.caller.command("HGET", store.keys.topics, check_topic(topic)) or b""
+    new = partitions(topic, check_partitions(count))[int(known) if known.isdigit() else count :]
+    await _pause_alike(store, topic, new)
+    await store.register_topics({topic: count})
+    await _pause_alike(store, topic, new)
+
+
+async def _pause_alike(store: Store, topic: str, new: Sequence[str]) -> None:
+    """Pause or resume new partitions to match the topic: an earlier grow may have died halfway."""
+    if not new:
+        return
+    paused = await _is_paused(store, topic)
+    for name in new:
+        if await _is_paused(store, name) != paused:
+            await (store.pause_topic(name) if paused else store.resume_topic(name))
+
+
+async def _is_paused(store: Store, name: str) -> bool:
+    return bool(await store.caller.command("HEXISTS", store.keys.of(name).meta, "paused"))
+
+
+async def claim_layout(store: Store) -> None:
+    """Store the layout number, unless it is set. A later release recognises old keys by it."""
+    with suppress(ScriptFailed):  # not permitted: another worker will do it
+        await store.caller.command("SET", store.keys.layout, LAYOUT, "NX")
+
+
+async def register(store: Store, topic: str, count: int = 1) -> None:
+    """Register a topic before it holds anything, with at least `count` partitions."""
+    try:
+        await (store.grow(topic, count) if count > 1 else store.register_topics({topic: count}))
+    except OutcomeUnknown as error:
+        raise ServerUnavailable(
+            f"the server did not answer; no message was sent: {error.__cause__}"
+        ) from error

@@ -1,0 +1,151 @@
+"""What scripts return and what callers pass to them: plain values."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from mx_rmq.core.message import Priority
+
+if TYPE_CHECKING:
+    from mx_rmq.core.message import Message
+
+
+class Placed(StrEnum):
+    """The result for one produced message."""
+
+    STORED = "1"
+    REPEATED = "2"
+    """Stored when this call was sent the first time; its reply was lost."""
+    LIVE = "l"
+    """A message with this id is pending, delayed or in processing."""
+    DEAD = "d"
+    QUARANTINED = "q"
+    FINISHED = "f"
+    """A message with this id was produced within the dedup window, or by a lane, and is gone."""
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether the id was taken, so nothing was stored."""
+        return self not in (Placed.STORED, Placed.REPEATED)
+
+
+class Settled(StrEnum):
+    """The result for one message that a worker or an operator tried to move."""
+
+    DONE = "1"
+    REPEATED = "2"
+    """Done when this call was sent the first time; its reply was lost."""
+    LOST = "0"
+    """The caller no longer holds it: nothing was changed."""
+    PROCESSING = "p"
+    """A worker holds it, so it cannot be cancelled."""
+
+    def __bool__(self) -> bool:
+        return self in (Settled.DONE, Settled.REPEATED)
+
+
+class Produced(NamedTuple):
+    id: str
+    placed: Placed
+
+
+class Claim(NamedTuple):
+    """A message and the token of the lease on it."""
+
+    id: str
+    token: int
+
+
+class Leased(NamedTuple):
+    id: str
+    token: int
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+class TakenMessage(NamedTuple):
+    """A message taken over from a worker whose lease ran out."""
+
+    id: str
+    token: int
+    lost_by: str
+    """That worker."""
+    record: bytes
+
+    @property
+    def claim(self) -> Claim:
+        return Claim(self.id, self.token)
+
+
+Held = Claim | Leased | TakenMessage
+"""Anything with a message's id and the token of the lease on it."""
+
+
+class Dispatched(NamedTuple):
+    now: int
+    messages: list[Leased]
+
+
+class TimedOut(NamedTuple):
+    now: int
+    messages: list[TakenMessage]
+    surprised: bool
+    """The server's time was not what the caller expected, so nothing was taken over."""
+    behind: int
+    """How far the server's clock was set back, ms."""
+
+
+class Expired(NamedTuple):
+    now: int
+    messages: list[Leased]
+    wait: int | None
+    """The ms until the next message expires, 0 if there are more, None if there are none."""
+
+
+class HandedBack(NamedTuple):
+    """An unfinished message that goes back to the front of its level."""
+
+    claim: Held
+    priority: Priority = Priority.NORMAL
+    expires: int | None = None
+    """Server time, ms; None: never."""
+
+
+class RetryRequest(NamedTuple):
+    """A failed message and the delay until its next attempt."""
+
+    claim: Held
+    message: Message
+    delay: int
+
+
+class Survey(NamedTuple):
+    """What comes next in a topic."""
+
+    pending: int
+    """How many messages wait for dispatch; 0 if the topic is paused."""
+    due: int | None
+    """The ms until the next due time, 0 if something is due, None if nothing is delayed."""
+    deadline: int | None
+    """The ms until a lease runs out, 0 if one has, None if nothing is in processing."""
+    expires: int | None = None
+    """The ms until a waiting message expires, 0 if one has, None if none has a time to live."""
+
+
+class Surveyed(NamedTuple):
+    now: int
+    topics: dict[str, Survey]
+
+
+class Ticked(NamedTuple):
+    """The result for one tick of a topic's schedule."""
+
+    now: int
+    last: int | None
+    """The last tick that fired, this call included, or the time of the first look."""
+    id: str | None
+    """The message, if this call made it. None also if an earlier try made it and lost its reply."""

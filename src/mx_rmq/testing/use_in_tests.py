@@ -1,0 +1,273 @@
+"""Test use: a queue on a test server, without waiting, cleaned up afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextvars import copy_context
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import uuid4
+
+from mx_rmq.admin import Admin
+from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.handler import Handler
+from mx_rmq.core.middleware import Middleware
+from mx_rmq.core.outcome import Retry
+from mx_rmq.core.retry import ByError, Delays, policy_of
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.store import Store
+from mx_rmq.store.delete_keys import wipe
+from mx_rmq.testing.assertions import ProduceRecorder
+from mx_rmq.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.middleware import Handle, Produce
+    from mx_rmq.core.outgoing import Outgoing
+    from mx_rmq.core.retry import Policy
+    from mx_rmq.queue import MessageQueue
+    from mx_rmq.settings import QueueSettings
+    from mx_rmq.worker import Drained
+
+T = TypeVar("T")
+
+
+def use(
+    mq: MessageQueue,
+    url: str | None = None,
+    *,
+    instant_retries: bool = True,
+    instant_delays: bool = False,
+) -> Use:
+    """Put a queue that is not open into test use, for a `with` or `async with` block.
+
+    Its messages go to the server at `url`, under a random prefix; without a URL, to a server that
+    runs only for the block. Everything it produces is recorded for `assert_produced`. At the end
+    every topic is audited, the keys are deleted, and the queue is restored: handlers declared in
+    the block are gone. Crons do not tick.
+
+    `instant_retries`: retries do not wait. `instant_delays`: neither do messages produced with
+    `delay` or `at`. With both, `drain` leaves nothing behind and never waits. Nor does
+    `produce` wait for replicas.
+    """
+    return Use(mq, _used(mq, url, instant_retries=instant_retries, instant_delays=instant_delays))
+
+
+class Use:
+    """What `use` returns: `with` puts the queue into test use, `async with` also opens it."""
+
+    def __init__(self, mq: MessageQueue, used: AbstractContextManager[None]) -> None:
+        self._mq = mq
+        self._used = used
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> MessageQueue:
+        self._used.__enter__()
+        return self._mq
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return self._used.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> MessageQueue:
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(self._used.__enter__)
+            stack.push_async_exit(lambda *error: asyncio.to_thread(self._used.__exit__, *error))
+            await stack.enter_async_context(self._mq)
+            self._stack = stack.pop_all()
+        return self._mq
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+
+@contextmanager
+def _used(
+    mq: MessageQueue, url: str | None, *, instant_retries: bool, instant_delays: bool
+) -> Iterator[None]:
+    if mq.is_open:
+        raise InvalidInput("the queue is open already; put it into test use before it is opened")
+    with ExitStack() as stack:
+        url = url or stack.enter_context(server())
+        _close_sync(mq)
+        before = mq.settings, mq.middleware, mq.handlers, mq.crons
+        settings = mq.settings = _for_tests(mq.settings, url)
+        sending = _InstantSending(retries=instant_retries, delays=instant_delays)
+        mq.middleware = (*mq.middleware, ProduceRecorder(), sending)
+        mq.handlers, mq.crons = dict(mq.handlers), {}
+        if instant_retries:
+            mq.middleware = (_InstantRetry(), *mq.middleware)
+            mq.handlers = _InstantHandlers(mq.handlers)
+
+        def leave() -> list[str]:
+            """Restore the queue and clean up; return the problems found."""
+            _close_sync(mq)
+            left = _left_open(mq)
+            mq.settings, mq.middleware, mq.handlers, mq.crons = before
+            return left + run(clean(settings))
+
+        try:
+            yield
+        except BaseException as error:
+            for problem in leave():
+                error.add_note(problem)
+            raise
+        if problems := leave():
+            raise AssertionError("\n".join(problems))
+
+
+def _for_tests(settings: QueueSettings, url: str) -> QueueSettings:
+    """Return settings for the test server, without the login of the real one."""
+    return replace(
+        settings,
+        url=url,
+        username=None,
+        password=None,
+        password_file=None,
+        prefix=f"test:{uuid4().hex}",
+        confirm="stored",
+    )
+
+
+def _close_sync(mq: MessageQueue) -> None:
+    if "sync" in mq.__dict__:
+        mq.sync.close()  # it opens again on its next use, with the settings of that moment
+
+
+def _left_open(mq: MessageQueue) -> list[str]:
+    if mq._store is None:  # is_open cannot tell for a queue whose loop has ended
+        return []
+    mq._store = mq._producer = mq._loop = None  # its loop may be gone: it cannot be closed
+    return ["the test left the queue open: put `async with mq:` around what uses it"]
+
+
+# retries and delays that do not wait
+
+NOW: Final = Delays((0,))
+
+
+def _instant(policy: Policy) -> Policy:
+    """Return a policy that retries the same errors, but at once."""
+    if not isinstance(policy, ByError):
+        return NOW
+    rules = {name: None if rule is None else NOW for name, rule in policy.rules.items()}
+    return ByError(rules, None if policy.otherwise is None else NOW)
+
+
+class _InstantHandlers(dict[str, Handler]):
+    """Handlers whose retries do not wait, including those that a test declares."""
+
+    def __init__(self, handlers: dict[str, Handler]) -> None:
+        super().__init__()
+        for topic, handler in handlers.items():
+            self[topic] = handler
+
+    def __setitem__(self, topic: str, handler: Handler) -> None:
+        super().__setitem__(topic, replace(handler, retry=_instant(handler.retry)))
+
+
+class _InstantRetry(Middleware):
+    """The outermost middleware: `raise Retry(delay=30)` does not wait, whoever raises it."""
+
+    async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
+        try:
+            return await call_next(delivery)
+        except Retry as error:
+            if error.delay is not None:  # without one the policy decides
+                error.delay = 0.0
+            raise
+
+
+class _InstantSending(Middleware):
+    """The innermost middleware: after recording, removes delays so that no message waits."""
+
+    def __init__(self, *, retries: bool, delays: bool) -> None:
+        self._retries = retries
+        self._delays = delays
+
+    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
+        return await call_next([self._changed(message) for message in messages])
+
+    def _changed(self, message: Outgoing) -> Outgoing:
+        if self._retries and message.retry is not None:
+            message = replace(message, retry=_instant(policy_of(message.retry)))
+        if self._delays:
+            message = replace(message, delay=None, at=None)
+        return replace(message, confirm=None)
+
+
+# without an event loop
+
+
+def drain(mq: MessageQueue, *, delayed: bool = False, **options: Any) -> Drained:
+    """Run `await Worker(mq, **options).drain()` for a sync test, and return its result.
+
+    If the queue is open in another thread, for example by a web framework's test client, it is
+    drained there.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        pass
+    else:
+        raise InvalidInput("drain would block this event loop: `await Worker(mq).drain()` instead")
+    worker = Worker(mq, **options)
+    if mq._loop is None:
+        return run(worker.drain(delayed=delayed))
+    if not mq._loop.is_running():
+        raise InvalidInput("the queue is open in an event loop that does not run: close it there")
+    return asyncio.run_coroutine_threadsafe(worker.drain(delayed=delayed), mq._loop).result()
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a separate loop and thread, so the loop of this thread does not matter."""
+    with ThreadPoolExecutor(1, thread_name_prefix="mx-rmq-testing") as pool:
+        return pool.submit(copy_context().run, asyncio.run, work).result()
+
+
+# the server
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """Run a server in a temporary directory whose path is short enough for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mx-rmq-", ignore_cleanup_errors=True) as directory,
+        EmbeddedServer.start(directory) as running,
+    ):
+        yield running.url
+
+
+async def clean(settings: QueueSettings) -> list[str]:
+    """Delete every key under a prefix; return what an audit found before."""
+    async with await Store.open(
+        settings.address,
+        prefix=settings.prefix,
+        limits=settings.limits,
+        patience=settings.patience,
+        load_scripts=settings.load_scripts,
+    ) as store:
+        admin = Admin(store)
+        wrongs = [
+            f"audit: {wrong}"
+            for topic in await admin.topics()
+            for wrong in await admin.audit(topic)
+        ]
+    await wipe(settings.address, settings.prefix)
+    return wrongs
