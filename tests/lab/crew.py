@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from mx_rmq import Delivery, MessageQueue, Worker
+from tests.lab.appended import whole_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +54,7 @@ class History:
 
     def lines(self, event: str | None = None) -> list[Line]:
         decoder = msgspec.json.Decoder(Line)
-        found = [decoder.decode(line) for line in self._path.read_bytes().splitlines()]
+        found = [decoder.decode(line) for line in whole_lines(self._path)]
         return [line for line in found if event in (None, line.event)]
 
     def ids(self, event: str) -> list[str]:

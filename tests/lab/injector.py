@@ -22,6 +22,7 @@ import msgspec
 
 from mx_rmq.net.caller import Caller
 from mx_rmq.net.connection import pack
+from tests.lab.appended import whole_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -110,7 +111,7 @@ class Journal:
     @staticmethod
     def read(path: Path) -> list[Line]:
         decoder = msgspec.json.Decoder(Line)
-        return [decoder.decode(line) for line in path.read_bytes().splitlines()]
+        return [decoder.decode(line) for line in whole_lines(path)]
 
 
 class Injector:

@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+from tests.lab.appended import whole_lines
+
 _SOURCES: Final = Path(__file__).parent / "preload"
 
 
@@ -64,8 +66,8 @@ class FsyncLog:
         if not self._log.exists():
             return None
         found = None
-        for line in self._log.read_text().splitlines():
-            size, _, name = line.partition(" ")
+        for line in whole_lines(self._log):
+            size, _, name = line.decode().partition(" ")
             if name == str(path):
                 found = int(size)
         return found

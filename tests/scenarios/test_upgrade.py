@@ -16,6 +16,7 @@ from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.store.keys import LAYOUT
 from tests.lab import crew
+from tests.lab.appended import whole_lines
 from tests.lab.releases import ATTEMPTS, ROOT, TOPIC, dies, start, unpack_last
 from tests.lab.servers import Kind, chosen
 
@@ -54,7 +55,7 @@ class Lines:
 
     def of(self, what: str) -> list[tuple[str, int, int]]:
         """Return release, number and attempt of each line."""
-        lines = [line.split() for line in self.path.read_text().splitlines()]
+        lines = [line.decode().split() for line in whole_lines(self.path)]
         return [(one[1], int(one[2]), int(one[3])) for one in lines if one[0] == what]
 
     def has(self, what: str, count: int) -> bool:
