@@ -216,9 +216,9 @@ def _parser() -> argparse.ArgumentParser:
         "--page", action="store_true", help="measure nothing: update the page from the last results"
     )
     add("--only", choices=PARTS, nargs="+", help="these parts alone")
-    add("--messages", type=int, help="so many of each state, not a million")
+    add("--messages", type=int, help="messages in each state, instead of a million")
     add("--kind", choices=list(Kind), default=Kind.REDIS_7_0, help="the server (redis-7.0)")
-    add("--nice", type=int, default=0, help="priority of what looks and is looked at, as of nice")
+    add("--nice", type=int, default=0, help="nice value of dashboard, client and server")
     add("--no-lock", action="store_true", help="do not wait for other measurements")
     add("--out", type=Path, help="where to write instead; the page is left alone")
     return parser

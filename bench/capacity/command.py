@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_SHARDS: Final = 10_000
 VOLUME: Final = 100
-"""Megabytes that a measurement takes on the server, at the most."""
+"""Megabytes that a measurement takes on the server at most."""
 
 
 class Count(click.ParamType[int]):
@@ -201,14 +201,14 @@ def _print(model: Model, plans: list[Plan]) -> None:
     load = plans[0].load
     click.echo(
         printable(
-            f"{load.payload:,} bytes a message, {load.batch:,} a call, every core "
+            f"{load.payload:,} bytes per message, {load.batch:,} per call, every core "
             f"{load.utilisation:.0%} busy, {load.backlog:,} messages waiting"
         )
     )
     click.echo()
     columns = (
-        *("shards", "partitions", "on the busiest", "messages/s a shard", "messages/s"),
-        *("memory", "on the busiest", "workers", "producers", "connections a node"),
+        *("shards", "partitions", "on the busiest", "messages/s per shard", "messages/s"),
+        *("memory", "on the busiest", "workers", "producers", "connections per node"),
     )
     rows = [
         (

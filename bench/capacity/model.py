@@ -1,6 +1,6 @@
 """What a message costs, as a formula: values without I/O.
 
-    µs a message = message + call / batch + byte × payload
+    µs per message = message + call / batch + byte × payload
 
 A call's share shrinks with the messages that it carries, a byte's does not. The three numbers are
 fitted to what was measured (costs.py) by least squares of the relative error, none below zero.

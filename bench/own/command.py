@@ -52,7 +52,7 @@ VERDICTS: Final = {True: "met", False: "missed", None: ""}
 @click.option("--only", multiple=True, help=f"Of: {', '.join(PARTS)}. With commas, or repeated.")
 @click.option("--quick", is_flag=True, help="A smoke run of half a minute; figures are rough.")
 @click.option("--long", is_flag=True, help=f"Up to {LONG:,} pending: minutes more, about 2 GB.")
-@click.option("--pending", type=click.IntRange(2_000, 100_000_000), help="Up to so many pending.")
+@click.option("--pending", type=click.IntRange(2_000, 100_000_000), help="Up to this many pending.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def bench(
