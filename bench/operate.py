@@ -49,7 +49,7 @@ TIMES = 5
 """How often a page is asked for."""
 STARTS_WITHIN = 30.0
 WARM = 2.0
-"""Seconds of traffic before anybody looks."""
+"""Seconds of traffic before the first request."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> Results:
-    """Measure on a server of our own, each part on a fresh one."""
+    """Measure on our own server, each part on a fresh one."""
     began, load = time.monotonic(), [os.getloadavg()[0]]
     kind, parts = Kind(options.kind), options.only or PARTS
     extent = crowd.QUICK if options.quick else crowd.USUAL

@@ -81,7 +81,7 @@ class Count(click.ParamType[int]):
 @click.option(
     "--measure", "out", type=click.Path(path_type=Path), help="Measure costs here, write this file."
 )
-@click.option("--url", help="With --measure: a server of yours; else one of its own is started.")
+@click.option("--url", help="With --measure: your server; by default it starts its own.")
 @click.option("--prefix", default=PREFIX, show_default=True, help="A random part is added to it.")
 @click.option(
     "--patience",
@@ -172,7 +172,7 @@ def _measured(
 
 
 def _ask(url: str, prefix: str, *, yes: bool) -> None:
-    """Say what is going to happen on somebody's server; go on only if somebody says yes."""
+    """Say what will happen on the user's server; continue only after a yes."""
     click.echo(
         printable(
             f"On {shown_url(url)} this writes keys under {prefix}: and nowhere else, up to "
@@ -266,7 +266,7 @@ def _document(plan: Plan) -> dict[str, Any]:
 
 
 def rounded(value: float) -> int:
-    """Return a number of which two digits count."""
+    """Return a number rounded to two significant digits."""
     step = int(10 ** max(0, len(str(int(value))) - 2))
     return round(value / step) * step
 

@@ -110,7 +110,7 @@ def test_it_runs_on_the_other_kinds_of_server_and_says_first_what_it_will_do(
     assert code == 0, err
     assert "this writes keys under mx-rmq-bench-" in err
     assert "It changes no setting, and resets no statistic." in err
-    assert "Other clients send 0 commands a second there now." in err
+    assert "Other clients send 0 commands per second there now." in err
     assert err.index("this writes") < err.index("1 of 3: drain")
     assert out.count("\n") == 10
     assert "drain, async handlers that do nothing" in out
