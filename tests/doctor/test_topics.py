@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from mx_rmq.admin import Stats, WorkerView
-from mx_rmq.admin.models import OVERDUE
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.doctor.finding import Severity
-from mx_rmq.doctor.topics import SLOW, STUCK, check_overview
+from mx_rmq.doctor.topics import OVERDUE, SLOW, STUCK, check_overview
 
 
 def worker(name: str, *, held: int, seen_ago: float) -> WorkerView:

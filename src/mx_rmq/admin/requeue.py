@@ -1,6 +1,7 @@
-"""What an archived message becomes when it is requeued: as it was, or with a new payload.
+"""What an archived message becomes when it is requeued: as it was, or with another payload.
 
-Of an unreadable record, a new payload keeps what can be read of the rest.
+With another payload, even an unreadable record can be requeued. It keeps the fields that can be
+read.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ if TYPE_CHECKING:
     from mx_rmq.store.messages import Found
     from mx_rmq.store.quarantine import QuarantineReason
 
-KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
-"""Fields kept of a record that cannot be read as a whole, each on its own."""
-
-_TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) if one.name in KEPT}
+_KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
+_TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) if one.name in _KEPT}
+"""Fields to keep of a record that cannot be read as a whole, each on its own."""
 
 
 class _TooOld(InvalidInput):
-    """A newer release wrote the record, so what we do not know of it would be lost."""
+    """A newer release wrote the record. The fields that we do not know would be lost."""
 
 
 def revived(part: str, found: Found) -> Message:
@@ -47,22 +47,31 @@ def revived(part: str, found: Found) -> Message:
         ) from error
 
 
+def can_requeue(part: str, found: Found) -> bool:
+    """Return whether `revived` accepts a message."""
+    try:
+        revived(part, found)
+    except InvalidInput:
+        return False
+    return True
+
+
 def edited(part: str, found: Found, payload: Any, *, limit: int) -> Message:
-    """Return an archived message with another payload, which is refused if produce would."""
+    """Return an archived message with another payload; refuse a payload that produce refuses."""
     encoded = codec.encode_payload(payload, limit)
     try:
         message = revived(part, found)
     except _TooOld:
         raise
     except InvalidInput:
-        message = _saved(topic_of(part), found)
+        message = _salvaged(topic_of(part), found)
     return msgspec.structs.replace(message, payload=encoded)
 
 
-def _saved(topic: str, found: Found) -> Message:
-    """Return what is known of a message whose record cannot be read."""
+def _salvaged(topic: str, found: Found) -> Message:
+    """Return a message with what can be read of its broken record."""
     about, data = split(found)
-    fields = _fields(data)
+    fields = _readable_fields(data)
     if about is not None:
         error = Failure(
             type=about.error_type, text=about.error, at=found.archived or 0, worker=about.worker
@@ -70,27 +79,25 @@ def _saved(topic: str, found: Found) -> Message:
         fields["errors"] = [*fields.get("errors", []), error]
     fields.setdefault("created_at", found.archived or 0)
     message = Message(v=VERSION, id=found.id, topic=topic, payload=msgspec.Raw(b"null"), **fields)
-    codec.encode(message)  # an id of any bytes, which no record can hold, is refused here
+    codec.encode(message)  # refuses an id that no record can hold
     return message
 
 
-def _fields(data: bytes) -> dict[str, Any]:
+def _readable_fields(data: bytes) -> dict[str, Any]:
     try:
         record = msgspec.json.decode(data)
     except (ValueError, RecursionError, MemoryError):
         return {}
     fields: dict[str, Any] = {}
     for name, type in _TYPES.items() if isinstance(record, dict) else ():
-        try:
+        with suppress(KeyError, msgspec.ValidationError):
             fields[name] = msgspec.convert(record[name], type)
-        except (KeyError, msgspec.ValidationError):
-            continue
     return fields
 
 
 def split(found: Found) -> tuple[QuarantineReason | None, bytes]:
-    """Return the record, and what is said about it if it is quarantined."""
+    """Return why a message is quarantined (None if it is not) and its record."""
     if found.state is State.QUARANTINED:
-        with suppress(DecodeError):  # then it is as if these were the bytes
+        with suppress(DecodeError):  # then all of it counts as the record
             return read(found.data)
     return None, found.data

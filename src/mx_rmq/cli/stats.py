@@ -85,7 +85,7 @@ async def _watch(
 
 def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
     """Return each topic's rates since it was last `seen`, and update `seen`."""
-    from mx_rmq.admin.rates import rates
+    from mx_rmq.admin.stats import rates
 
     now, speeds = time.monotonic(), {}
     for one in found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.overview import MOST
+from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of

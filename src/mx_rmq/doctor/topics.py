@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.models import OVERDUE
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.text import count, duration, size
@@ -24,6 +23,10 @@ SLOW: Final = 60.0
 STUCK: Final = 300.0
 """Seconds that a message may wait for a worker before its topic counts as behind, and before that
 is bad. The alert MxRmqOldestPending uses the second."""
+
+OVERDUE: Final = 60.0
+"""Seconds after which a delayed message that is due should be pending, and an expired lease taken
+over, whether the topic has workers of its own or not. The alerts use it, too."""
 
 NEARLY: Final = 0.8
 """Share of an archive's budget from which on it is nearly full."""
