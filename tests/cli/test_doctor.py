@@ -206,7 +206,7 @@ async def test_checks_that_a_user_may_not_make_are_told_as_such(
     assert "skip this user may not read the slow log" in told.stdout
     assert "Grant +slowlog|get (ACL SETUSER)" in told.stdout
     assert "skip this user may not run SCAN" in told.stdout
-    assert "ok   this user may not run BLPOP, so it is no user for workers" in told.stdout
+    assert "ok   this user may not run BLPOP, so workers cannot use this user" in told.stdout
     assert not [line for line in told.stdout.splitlines() if line.startswith(("warn", "bad"))]
 
 
