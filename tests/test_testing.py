@@ -175,7 +175,7 @@ def test_a_failure_says_how_often_it_was_produced(mq: MessageQueue) -> None:
 
 
 def test_an_option_that_produce_does_not_have_is_refused(mq: MessageQueue) -> None:
-    with pytest.raises(TypeError, match=r"^'prio' is no option of produce: id, delay, "):
+    with pytest.raises(TypeError, match=r"^'prio' is not an option of produce: id, delay, "):
         testing.assert_not_produced(mq, "mail", prio="high")
 
 
@@ -547,7 +547,7 @@ def test_a_failure_is_the_tests_own_and_shows_its_line(run: Run) -> None:
             "E*AssertionError: 'mail' with payload 1 was never produced",
             "E*Produced to 'mail': nothing",
             '>*testing.assert_produced(mq, "mail", prio="high")',
-            "E*TypeError: 'prio' is no option of produce: *",
+            "E*TypeError: 'prio' is not an option of produce: *",
         ]
     )
     result.stdout.no_fnmatch_line("*record.py:*")

@@ -4,8 +4,13 @@ It is a pytest plugin that you enable with `pytest_plugins = ["mx_rmq.testing"]`
 PYTEST_DONT_REWRITE: it contains no asserts, and a conftest.py may import it before pytest does.
 """
 
-from mx_rmq.testing.assertions import assert_not_produced, assert_produced, produced
-from mx_rmq.testing.compare import ANY, Containing
+from mx_rmq.testing.assertions import (
+    ANY,
+    Containing,
+    assert_not_produced,
+    assert_produced,
+    produced,
+)
 from mx_rmq.testing.fixtures import (
     mx_rmq_queue,
     mx_rmq_server,

@@ -32,8 +32,8 @@ def mx_rmq_server() -> Iterator[str]:
 def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
     """The URL of an empty server, for code that creates its own queue with the prefix mx-rmq."""
     yield mx_rmq_server
-    if wrongs := run(clean(QueueSettings(url=mx_rmq_server))):
-        raise AssertionError("\n".join(wrongs))
+    if problems := run(clean(QueueSettings(url=mx_rmq_server))):
+        raise AssertionError("\n".join(problems))
 
 
 @pytest.fixture
