@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -551,6 +553,27 @@ def test_a_failure_is_the_tests_own_and_shows_its_line(run: Run) -> None:
         ]
     )
     result.stdout.no_fnmatch_line("*record.py:*")
+
+
+def test_without_pytest_everything_but_the_fixtures_works() -> None:
+    script = """
+        import sys
+
+        sys.modules["pytest"] = None  # as if it were not installed
+        from mx_rmq import MessageQueue
+        from mx_rmq.testing import *
+
+        mq = MessageQueue("redis://nowhere.invalid:6379/0")
+        with use(mq):
+            mq.sync.produce("mail", 1)
+            assert_produced(mq, "mail", 1)
+        print([name for name in dir() if "mx_rmq_" in name])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
+    assert {"mx_rmq_queue", "mx_rmq_url"} <= {*testing.__all__}
 
 
 def test_nothing_is_started_where_no_fixture_is_used(
