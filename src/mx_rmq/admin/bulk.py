@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypedDict
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.filter import Filter, matches, must_read, times
@@ -19,7 +19,7 @@ from mx_rmq.core.message import State
 from mx_rmq.store.messages import REPLY_BYTES, as_found, levels
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from mx_rmq.store.messages import Found, ListedId, Pages
 
@@ -55,64 +55,78 @@ class BulkOptions(TypedDict, total=False):
     progress: Callable[[Progress], None] | None  # called on the way
 
 
+class Span(NamedTuple):
+    """The ids that one level of a partition had at the beginning, with times from low to high."""
+
+    part: str
+    state: State
+    level: int
+    size: int
+    low: float  # ms
+    high: float
+
+    @property
+    def where(self) -> tuple[str, State, int]:
+        return self[:3]
+
+
+@dataclass(slots=True)
 class Bulk:
     """One action on one state of one topic. With `can_act`, the messages' records are read."""
 
-    def __init__(
-        self,
-        pages: Pages,
-        state: State,
-        act: Act,
-        *,
-        now: Now,
-        can_act: CanAct | None = None,
-        filter: Filter | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: Callable[[Progress], None] | None = None,
-    ) -> None:
-        _check(limit, rate)
-        wanted = filter or Filter()
-        self._pages = pages
-        self._state = state
-        self._act = act
-        self._now = now
-        self._can_act = can_act
-        self._times = times(wanted, state)
-        self._wanted = wanted if must_read(wanted, state) else None
-        needed = can_act is not None or self._wanted is not None
-        self._reads = needed or state is State.DELAYED
-        self._limit = limit
-        self._rate = rate
-        self._dry_run = dry_run
-        self._progress = progress
-        self._began: dict[str, int] = {}  # when it began, by each partition's server, ms
-        self._done = self._looked = self._total = 0
-        self._next_at = 0.0
+    pages: Pages
+    state: State
+    act: Act
+    _: KW_ONLY
+    now: Now
+    can_act: CanAct | None = None
+    filter: Filter | None = None
+    limit: int | None = None
+    rate: float | None = None
+    dry_run: bool = False
+    progress: Callable[[Progress], None] | None = None
+
+    _began: dict[str, int] = field(init=False, default_factory=dict)  # by partition, ms
+    _done: int = field(init=False, default=0)
+    _looked: int = field(init=False, default=0)
+    _total: int = field(init=False, default=0)
+    _next_at: float = field(init=False, default=0.0)  # when the rate allows the next action
+
+    def __post_init__(self) -> None:
+        limit, rate = self.limit, self.rate
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
+            raise InvalidInput(f"limit={limit!r:.80} is not a whole number")
+        if limit is not None and limit < 1:
+            raise InvalidInput(f"limit={limit} is not at least 1")
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+            raise InvalidInput(f"rate={rate!r:.80} is not a number of messages per second")
+        if rate is not None and not 0 < rate < float("inf"):
+            raise InvalidInput(f"rate={rate!r} is not above 0 messages per second")
 
     async def run(self, parts: Sequence[str]) -> int:
         """Act on the messages that exist now; return for how many it was done."""
-        sweeps = {
-            part: [
-                Sweep(self._pages, part, self._state, level, self._times)
-                for level in range(levels(self._state))
-            ]
-            for part in parts
-        }
-
-        async def begin(part: str) -> int:
-            self._began[part] = await self._now(part)
-            return sum([await sweep.begin() for sweep in sweeps[part]])
-
-        self._total = sum(await ask_all(parts, begin))
+        spans = [span for some in await ask_all(parts, self._begin) for span in some]
+        self._total = sum(span.size for span in spans)
         self._report()
-        for part in parts:
-            for sweep in sweeps[part]:
-                while step := await sweep.step():
-                    if not await self._work_on(part, step):
-                        return self._done
+        steps_of = _ids_from_the_back if self.state is State.PENDING else _ids_by_time
+        for span in spans:
+            async for step in steps_of(self.pages, span):
+                if not await self._work_on(span.part, step):
+                    return self._done
         return self._done
+
+    async def _begin(self, part: str) -> list[Span]:
+        """Note the time, and count the ids of each level of a partition."""
+        self._began[part] = await self.now(part)
+        low, high = times(self.filter or Filter(), self.state)
+        spans = []
+        for level in range(levels(self.state)):
+            where = part, self.state, level
+            size, latest = await self.pages.count(*where, low, high), high
+            if size and self.state is not State.PENDING:
+                latest = min(high, await self.pages.latest(*where) or 0.0)
+            spans.append(Span(*where, size, low, latest))
+        return spans
 
     async def _work_on(self, part: str, step: Sequence[ListedId]) -> bool:
         """Act on the messages of a step that match; return whether to continue."""
@@ -125,22 +139,23 @@ class Bulk:
                 self._looked += 1
                 if found is not None and self._applies(part, found):
                     await self._keep_pace()
-                    if self._dry_run or await self._act(part, found):
+                    if self.dry_run or await self.act(part, found):
                         self._done += 1
                     self._report()
-                if self._done == self._limit:
+                if self._done == self.limit:
                     return False
             self._report()
         return True
 
     async def _read(self, part: str, step: Sequence[ListedId]) -> list[Found | None]:
-        if not self._reads:
-            return [as_found(self._state, entry) for entry in step]
-        return await self._pages.read(part, self._state, step, most=REPLY_BYTES)
+        needed = self.can_act is not None or self.state is State.DELAYED
+        if needed or (self.filter and must_read(self.filter, self.state)):
+            return await self.pages.read(part, self.state, step, most=REPLY_BYTES)
+        return [as_found(self.state, entry) for entry in step]
 
     def _is_later(self, part: str, found: Found) -> bool:
         """Return whether a delayed message was produced after the beginning."""
-        if self._state is not State.DELAYED:
+        if self.state is not State.DELAYED:
             return False
         try:
             return codec.decode(found.data).created_at > self._began[part]
@@ -148,102 +163,64 @@ class Bulk:
             return False
 
     def _applies(self, part: str, found: Found) -> bool:
-        if self._wanted is not None and not matches(self._wanted, part, found):
+        if self.filter and not matches(self.filter, part, found):
             return False
-        return self._can_act is None or self._can_act(part, found)
+        return self.can_act is None or self.can_act(part, found)
 
     async def _keep_pace(self) -> None:
         """Wait until the rate allows the next action."""
-        if self._rate is None or self._dry_run:
+        if self.rate is None or self.dry_run:
             return
         now = time.monotonic()
         if self._next_at > now:
             await asyncio.sleep(self._next_at - now)
-        self._next_at = max(self._next_at, now - CATCH_UP) + 1 / self._rate
+        self._next_at = max(self._next_at, now - CATCH_UP) + 1 / self.rate
 
     def _report(self) -> None:
-        if self._progress is not None:
-            self._progress(Progress(self._done, min(self._looked, self._total), self._total))
+        if self.progress is not None:
+            self.progress(Progress(self._done, min(self._looked, self._total), self._total))
 
 
-def _check(limit: object, rate: object) -> None:
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
-        raise InvalidInput(f"limit={limit!r:.80} is not a whole number")
-    if limit is not None and limit < 1:
-        raise InvalidInput(f"limit={limit} is not at least 1")
-    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
-        raise InvalidInput(f"rate={rate!r:.80} is not a number of messages per second")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise InvalidInput(f"rate={rate!r} is not above 0 messages per second")
+async def _ids_from_the_back(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
+    """Yield the pending ids that a span had, in steps, newest first.
 
-
-class Sweep:
-    """The ids that one level of a partition had at the beginning, while they are removed.
-
-    Ids with a time are read in its order. A step continues at the time where the last one ended, so
-    it does not matter what was removed before it. Messages that arrive later come behind, except
-    delayed ones, which are ordered by due time: their records tell.
-
-    Pending messages have no time. They are read from the back, newest first: what is produced
-    meanwhile comes behind, and what workers take from the front only makes some ids appear twice.
+    What is produced meanwhile comes behind, and what workers take from the front only makes some
+    ids appear twice.
     """
+    left, seen = span.size, set[bytes]()
+    while left > 0:
+        start = max(0, left - STEP)
+        ids = await pages.part_of(*span.where, start, left - start)
+        left = start
+        if fresh := [one for one in reversed(ids) if one.id not in seen]:
+            yield fresh
+        seen = {one.id for one in ids}
 
-    def __init__(
-        self, pages: Pages, part: str, state: State, level: int, times: tuple[float, float]
-    ) -> None:
-        self._pages = pages
-        self._state = state
-        self._where = part, state, level
-        self._low, self._high = times
-        self._left = 0  # how many ids may still appear
-        self._skip = 0
-        self._seen: set[bytes] = set()  # the ids of the last step, or all at the time it ended
 
-    async def begin(self) -> int:
-        """Count the ids. Delayed messages produced later may appear in addition."""
-        self._left = await self._pages.count(*self._where, self._low, self._high)
-        if self._left and self._state is not State.PENDING:
-            self._high = min(self._high, await self._pages.latest(*self._where) or 0.0)
-        return self._left
+async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
+    """Yield the ids that a span had, in steps, by their time.
 
-    async def step(self) -> Sequence[ListedId]:
-        """Return the next ids; empty: that was all."""
-        while self._left > 0:
-            if self._state is State.PENDING:
-                fresh = await self._backward()
-            else:
-                fresh = await self._forward()
-                if self._state is not State.DELAYED:
-                    fresh = fresh[: self._left]
-                    self._left -= len(fresh)
-            if fresh:
-                return fresh
-        return []
-
-    async def _backward(self) -> list[ListedId]:
-        """Read the step before the last one, counted from where ids are taken."""
-        start = max(0, self._left - STEP)
-        ids = await self._pages.part_of(*self._where, start, self._left - start)
-        self._left = start
-        fresh = [one for one in reversed(ids) if one.id not in self._seen]
-        self._seen = {one.id for one in ids}
-        return fresh
-
-    async def _forward(self) -> list[ListedId]:
-        """Continue at the time where the last step ended, after the ids already seen there."""
-        ids = await self._pages.between(
-            *self._where, self._low, self._high, skip=self._skip, count=STEP
-        )
+    A step continues at the time where the last one ended, so it does not matter what was removed
+    before it. Messages that arrive later come behind, except delayed ones, which are ordered by due
+    time: these appear, too, and their records tell.
+    """
+    left, low, skip = span.size, span.low, 0
+    seen: set[bytes] = set()  # the ids at `low` that were yielded
+    while left > 0:
+        ids = await pages.between(*span.where, low, span.high, skip=skip, count=STEP)
         if not ids:
-            self._left = 0
-            return []
-        fresh = [one for one in ids if one.id not in self._seen]
+            return
+        fresh = [one for one in ids if one.id not in seen]
         last = ids[-1].at
         at_last = {one.id for one in ids if one.at == last}
-        if last == self._low:
-            self._seen |= at_last
+        if last == low:
+            seen |= at_last
             if not fresh:
-                self._skip += len(ids)
+                skip += len(ids)
         else:
-            self._low, self._seen, self._skip = last or 0.0, at_last, 0
-        return fresh
+            low, seen, skip = last or 0.0, at_last, 0
+        if span.state is not State.DELAYED:
+            fresh = fresh[:left]
+            left -= len(fresh)
+        if fresh:
+            yield fresh

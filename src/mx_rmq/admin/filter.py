@@ -99,17 +99,10 @@ def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
     low, high = _span(wanted)
     if (low, high) == EVER:
         return True
-    at: int | None
-    match found.state:
-        case State.PENDING:
-            at = message.created_at if message is not None else None
-        case State.DELAYED:
-            at = found.due
-        case State.PROCESSING:
-            at = found.deadline
-        case State.DEAD | State.QUARANTINED:
-            at = found.archived
-    return at is not None and low <= at <= high
+    ats = [found.due, found.deadline, found.archived]  # by its state, at most one is known
+    if found.state is State.PENDING and message is not None:
+        ats = [message.created_at]
+    return any(at is not None and low <= at <= high for at in ats)
 
 
 def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:

@@ -204,16 +204,13 @@ def message_view(part: str, found: Found) -> MessageView:
     )
 
 
+_COPIED: Final = ("priority", "attempts", "crashes", "max_attempts", "headers", "reason")
+
+
 def _message_fields(message: Message) -> dict[str, Any]:
-    return {
+    return {name: getattr(message, name) for name in _COPIED} | {
         "content": bytes(message.payload),
-        "priority": message.priority,
-        "attempts": message.attempts,
-        "crashes": message.crashes,
-        "max_attempts": message.max_attempts,
-        "headers": message.headers,
         "errors": tuple(map(_failure_view, message.errors)),
-        "reason": message.reason,
         "created_at": seconds(message.created_at or None),
         "expires_at": seconds(message.expires_at),
     }

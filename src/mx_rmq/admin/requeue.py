@@ -26,46 +26,49 @@ _TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) i
 """Fields to keep of a record that cannot be read as a whole, each on its own."""
 
 
-class _TooOld(InvalidInput):
-    """A newer release wrote the record. The fields that we do not know would be lost."""
+def can_requeue(part: str, found: Found) -> bool:
+    """Return whether a worker could read an archived message."""
+    try:
+        _decode(part, found)
+    except DecodeError:
+        return False
+    return True
 
 
 def revived(part: str, found: Found) -> Message:
     """Return an archived message ready to be requeued; refuse one that no worker could read."""
-    _, data = split(found)
     try:
-        return codec.decode_as(data, topic_of(part), found.id).revived()
-    except NewerRecord as error:
-        raise _TooOld(
-            f"message {found.id!r:.80} cannot be requeued by this release: {error.reason}. "
-            "Upgrade it, then try again"
-        ) from error
+        return _decode(part, found)
     except DecodeError as error:
-        raise InvalidInput(
-            f"message {found.id!r:.80} cannot be requeued, because no worker could read it: "
-            f"{error.reason}. Look at its bytes, then discard it"
-        ) from error
-
-
-def can_requeue(part: str, found: Found) -> bool:
-    """Return whether `revived` accepts a message."""
-    try:
-        revived(part, found)
-    except InvalidInput:
-        return False
-    return True
+        raise _refused(found, error) from error
 
 
 def edited(part: str, found: Found, payload: Any, *, limit: int) -> Message:
     """Return an archived message with another payload; refuse a payload that produce refuses."""
     encoded = codec.encode_payload(payload, limit)
     try:
-        message = revived(part, found)
-    except _TooOld:
-        raise
-    except InvalidInput:
+        message = _decode(part, found)
+    except NewerRecord as error:  # the fields that we do not know would be lost
+        raise _refused(found, error) from error
+    except DecodeError:
         message = _salvaged(topic_of(part), found)
     return msgspec.structs.replace(message, payload=encoded)
+
+
+def _decode(part: str, found: Found) -> Message:
+    return codec.decode_as(split(found)[1], topic_of(part), found.id).revived()
+
+
+def _refused(found: Found, error: DecodeError) -> InvalidInput:
+    requeued = f"message {found.id!r:.80} cannot be requeued"
+    if isinstance(error, NewerRecord):
+        return InvalidInput(
+            f"{requeued} by this release: {error.reason}. Upgrade it, then try again"
+        )
+    return InvalidInput(
+        f"{requeued}, because no worker could read it: {error.reason}. Look at its bytes, then "
+        "discard it"
+    )
 
 
 def _salvaged(topic: str, found: Found) -> Message:

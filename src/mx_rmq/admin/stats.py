@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from mx_rmq.admin.fanout import AT_ONCE, ask_all
+from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import ARCHIVES, seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
@@ -203,19 +203,17 @@ async def ask_topics(
     chosen = sorted(every, key=lambda topic: topic not in first)[:most]
     found: dict[str, T] = {}
     away: dict[str, MxRmqError | TimeoutError] = {}
-    free = asyncio.Semaphore(AT_ONCE)
 
     async def one(topic: str) -> None:
-        async with free:
-            try:
-                async with asyncio.timeout(each):
-                    found[topic] = await ask(topic)
-            except (MxRmqError, TimeoutError) as error:
-                away[topic] = error
+        try:
+            async with asyncio.timeout(each):
+                found[topic] = await ask(topic)
+        except (MxRmqError, TimeoutError) as error:
+            away[topic] = error
 
     with suppress(TimeoutError):
         async with asyncio.timeout(within):
-            await asyncio.gather(*map(one, chosen))
+            await ask_all(chosen, one)
     return Overview(
         {topic: found[topic] for topic in chosen if topic in found},
         {topic: away.get(topic, TimeoutError()) for topic in chosen if topic not in found},
