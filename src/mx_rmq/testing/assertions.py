@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
+from unittest.mock import ANY
 
 import msgspec
 
@@ -27,22 +28,6 @@ if TYPE_CHECKING:
 OPTIONS: Final = ("id", *ProduceOptions.__annotations__, "key")  # beside topic and payload
 SHOWN: Final = 20  # messages that a failure lists
 WIDTH: Final = 300  # characters that it shows of a payload
-
-
-class _Any:
-    """Equal to everything."""
-
-    __hash__ = None  # type: ignore[assignment]  # equal things would need equal hashes
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    def __repr__(self) -> str:
-        return "ANY"
-
-
-ANY: Final[Any] = _Any()
-"""Matches any payload, any option, or any part of either."""
 
 
 class Containing:

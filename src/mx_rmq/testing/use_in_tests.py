@@ -116,9 +116,12 @@ def _used(
         def leave() -> list[str]:
             """Restore the queue and clean up; return the problems found."""
             _close_sync(mq)
-            left = _left_open(mq)
+            problems = []
+            if mq._store is not None:  # is_open is False if the queue's loop has ended
+                mq._store = mq._producer = mq._loop = None  # without its loop it cannot be closed
+                problems = ["the test left the queue open: put `async with mq:` around its use"]
             mq.settings, mq.middleware, mq.handlers, mq.crons = before
-            return left + run(clean(settings))
+            return problems + run(clean(settings))
 
         try:
             yield
@@ -133,13 +136,6 @@ def _used(
 def _close_sync(mq: MessageQueue) -> None:
     if "sync" in mq.__dict__:
         mq.sync.close()  # its next use opens it again, with the settings of that time
-
-
-def _left_open(mq: MessageQueue) -> list[str]:
-    if mq._store is None:  # is_open cannot tell for a queue whose loop has ended
-        return []
-    mq._store = mq._producer = mq._loop = None  # its loop may be gone: it cannot be closed
-    return ["the test left the queue open: put `async with mq:` around what uses it"]
 
 
 # retries and delays that do not wait
