@@ -11,6 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from mx_rmq.admin.actions import Actions, can_requeue
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
@@ -27,14 +28,12 @@ from mx_rmq.admin.models import (
     message_view,
     worker_view,
 )
-from mx_rmq.admin.requeue import can_requeue, edited, revived
 from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.store.messages import levels
-from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
     import builtins
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from mx_rmq.admin.bulk import Act, BulkOptions
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.stats import Rates
-    from mx_rmq.core.message import Message
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.reads import ServerView
 
 LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
-EDITED: Final = "with another payload"  # what the history says about an edited message
 KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
@@ -66,7 +63,7 @@ class Admin:
     def __init__(self, store: Store, *, operator: str = "") -> None:
         self._store = store
         self._pages = store.views.pages
-        self._operator = operator
+        self._actions = Actions(store, operator)
 
     def as_operator(self, name: str) -> Admin:
         """Return the same admin under this name, which the history shows beside its actions."""
@@ -163,7 +160,7 @@ class Admin:
         """Act on each partition of a topic, including those that are added meanwhile."""
         done, changed = 0, False
         while new := (await self._parts(topic))[done:]:
-            changed |= any(await ask_all(new, partial(act, by=self._operator)))
+            changed |= any(await ask_all(new, partial(act, by=self._actions.by)))
             done += len(new)
         return changed
 
@@ -201,26 +198,11 @@ class Admin:
         No message is lost: one with a record stays alive, one with an archived copy stays archived.
         A key of a wrong type is left alone: its data is not ours.
         """
-        repairs = []
-        for part in await self._parts(topic):
-            found = await self._store.audit.examine(part)
-            if found.wrong_types:
-                repairs += [
-                    Repair(part, "", f"not repaired: {one.what}. Rename or delete that key")
-                    for one in found.violations
-                ]
-                continue
-            done = await self._store.repair_topic(
-                part, least=found.token, recount=found.miscounted, dry_run=dry_run
-            )
-            repairs += [Repair(part, "", words) for words in done]
-            for id in found.ids:
-                shown = id.decode("utf-8", "backslashreplace")
-                done = await self._store.repair_message(
-                    part, id, dry_run=dry_run, by=self._operator
-                )
-                repairs += [Repair(part, shown, words) for words in done]
-        return repairs
+        return [
+            done
+            for part in await self._parts(topic)
+            for done in await self._actions.repair(part, dry_run=dry_run)
+        ]
 
     # reading messages
 
@@ -326,7 +308,7 @@ class Admin:
         so no worker could read it either.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        return archived is not None and await self._requeue(*archived)
+        return archived is not None and await self._actions.requeue(*archived)
 
     async def edit(
         self,
@@ -344,10 +326,7 @@ class Admin:
         payload, or it is not the message you saw.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        if archived is None:
-            return False
-        message = edited(*archived, payload, limit=self._store.limits.max_payload)
-        return await self._requeue(*archived, message, why=EDITED)
+        return archived is not None and await self._actions.edit(*archived, payload)
 
     async def discard(
         self,
@@ -362,57 +341,21 @@ class Admin:
         `state` and `archived_at` are those of `requeue`.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        return archived is not None and await self._discard(*archived)
+        return archived is not None and await self._actions.discard(*archived)
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Cancel a message that no worker has taken. The result is true if that was done."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        if found is None:
-            return Cancelled.ABSENT
-        answer = await self._store.cancel_message(found[0], id, by=self._operator)
-        if answer is Settled.PROCESSING:
-            return Cancelled.PROCESSING
-        return Cancelled.DONE if answer else Cancelled.ABSENT
+        return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
 
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        """Return an archived message and its partition; refuse one archived at another time."""
         states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
-
-        async def find(part: str) -> Found | None:
-            for chosen in states:
-                if found := await self._pages.find_archived(part, chosen, id):
-                    return found
-            return None
-
-        archived = await ask_for(_text(id), await self._parts(topic), find)
-        if archived and seen is not None and archived[1].archived != round(seen * 1000):
-            raise InvalidInput(
-                f"message {id!r:.80} is not the one you saw: another was archived since then"
-            )
-        return archived
-
-    async def _requeue(
-        self, part: str, found: Found, message: Message | None = None, why: str = ""
-    ) -> bool:
-        done = await self._store.requeue_message(
-            part,
-            found.state,
-            found.id,
-            archived=found.archived or 0,
-            message=message or revived(part, found),
-            why=why,
-            by=self._operator,
-        )
-        return bool(done)
-
-    async def _discard(self, part: str, found: Found) -> bool:
-        at, by = found.archived or 0, self._operator
-        return bool(
-            await self._store.discard_message(part, found.state, found.id, archived=at, by=by)
-        )
+        _text(id)
+        parts = await self._parts(topic)
+        return await self._actions.find_archived(parts, id, states, seen)
 
     # acting on many messages
 
@@ -427,7 +370,7 @@ class Admin:
         message is either requeued or as it was.
         """
         chosen = _one_of(ARCHIVES, state)
-        return await self._bulk(topic, chosen, self._requeue, options, can_act=can_requeue)
+        return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=can_requeue)
 
     async def discard_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -436,7 +379,7 @@ class Admin:
 
         Order and options are those of `requeue_all`.
         """
-        return await self._bulk(topic, _one_of(ARCHIVES, state), self._discard, options)
+        return await self._bulk(topic, _one_of(ARCHIVES, state), self._actions.discard, options)
 
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -448,8 +391,8 @@ class Admin:
         hand back or retry meanwhile may be missed. Options are those of `requeue_all`.
         """
 
-        async def cancel(part: str, found: Found) -> Settled:
-            return await self._store.cancel_message(part, found.id, by=self._operator)
+        async def cancel(part: str, found: Found) -> Cancelled:
+            return await self._actions.cancel(part, found.id)
 
         return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
 
