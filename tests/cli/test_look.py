@@ -73,6 +73,22 @@ async def test_stats_count_every_topic_or_the_ones_that_are_named(
     assert "other" not in (await run(server, "stats", TOPIC)).stdout
 
 
+@pytest.mark.corrupts
+async def test_a_topic_that_cannot_be_counted_hides_no_other(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await pending(store)
+    await store.produce_normal_message("other", [draft()])
+    await raw.set(store.keys.of("other").dlq, "not ours")
+    told = await run(server, "stats")
+    assert told.exit_code == 2
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["topic", TOPIC]
+    assert told.stderr.startswith("not counted: other: ")
+    assert (await run(server, "stats", "other")).exit_code == 2
+    found = await run_json(server, "stats", code=2)
+    assert ([one["topic"] for one in found["topics"]], len(found["away"])) == ([TOPIC], 1)
+
+
 async def test_stats_as_json_are_one_document(store: Store, server: Server) -> None:
     assert await run_json(server, "stats") == {"topics": [], "away": []}
     await bring(store, State.DEAD)

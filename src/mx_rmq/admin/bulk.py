@@ -201,8 +201,8 @@ async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]
     """Yield the ids that a span had, in steps, by their time.
 
     A step continues at the time where the last one ended, so it does not matter what was removed
-    before it. Messages that arrive later come behind, except delayed ones, which are ordered by due
-    time: these appear, too, and their records tell.
+    before it. Later messages come behind, except delayed ones, which are ordered by due time: they
+    appear as well, and `_is_later` recognizes them by their record.
     """
     left, low, skip = span.size, span.low, 0
     seen: set[bytes] = set()  # the ids at `low` that were yielded

@@ -22,8 +22,8 @@ HOUR: Final = 3600
 
 FEW: Final = 10
 GROWTH: Final = 3
-"""An archive grows if at least FEW messages came in the last hour, and over GROWTH times as many as
-per hour in the day before."""
+"""An archive grows too fast if at least FEW messages came in the last hour, and more than GROWTH
+times the hourly average of the day before."""
 
 SAMPLE: Final = 100  # waiting messages of each topic and state whose records are read
 
@@ -94,9 +94,9 @@ async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
         page = await admin.list(stats.topic, state, limit=SAMPLE)
         if newer := sum(one.newer for one in page.messages):
             yield warn(
-                f"messages of a newer release wait here: {newer:,} of the first "
-                f"{len(page.messages):,} {state} ones",
-                "Upgrade the workers of this release; until then newer ones handle them",
+                f"from a newer release: {newer:,} of the first {len(page.messages):,} {state} "
+                "messages",
+                "Upgrade the workers of this release; until then newer workers handle them",
                 stats.topic,
                 state,
             )
@@ -113,9 +113,9 @@ async def _growing(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
         day = await admin.count(topic, state, since=now - 25 * HOUR, until=now - HOUR)
         if latest >= FEW and latest > GROWTH * day / 24:
             yield warn(
-                f"{state} messages are growing: {latest:,} in the last hour, "
-                f"{day / 24:,.1f} per hour in the day before",
-                f"Look with: mx-rmq list {topic} --state {state} --since 1h",
+                f"more {state} messages than before: {latest:,} in the last hour, {day / 24:,.1f} "
+                "per hour in the day before",
+                f"See mx-rmq list {topic} --state {state} --since 1h",
                 topic,
                 state,
             )

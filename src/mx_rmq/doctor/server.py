@@ -138,7 +138,7 @@ async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[list[Find
         return [], False  # because of a setting, which has its own finding
     what = "the server has every command that the scripts need"
     if not found.hexpire:
-        what += ", but no HEXPIRE, which is only a second safeguard"
+        what += ", except HEXPIRE, which is only a second safeguard"
     return [ok(what)], True
 
 

@@ -40,11 +40,11 @@ async def slow_scripts(caller: Caller, keys: Keys, scratch: str) -> Finding:
     ours = [slow for entry in log if (slow := _read(entry, keys.prefix))]
     found = [slow for slow in ours if slow.at >= now - RECENT]
     if not found:
-        return ok("no script of ours took long in the last hour")
+        return ok("none of our scripts was slow in the last hour")
     worst = max(found)
     return warn(
-        f"{len(found)} of the last {len(log)} entries of the server's slow log are scripts of ours "
-        f"within an hour; the slowest: {worst.name} on {worst.key}, {worst.ms:,.0f} ms, "
+        f"{len(found)} of the last {len(log)} entries of the server's slow log are our scripts, in "
+        f"the last hour; the slowest: {worst.name} on {worst.key}, {worst.ms:,.0f} ms, "
         f"{max(0, now - worst.at):,} s ago",
         "Check whether the machine is short of CPU or swaps, whether others run slow commands on "
         "this server, and whether messages are very long",

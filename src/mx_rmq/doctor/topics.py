@@ -69,8 +69,8 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         alone = [topic for topic in worker.topics if topic not in served]
         yield Finding(
             Severity.BAD if alone else Severity.WARN,
-            f"{name}, went silent {duration(worker.seen_ago)} ago and held "
-            f"{count(worker.held or 0, 'message')} then"
+            f"{name}, went silent {duration(worker.seen_ago)} ago with "
+            f"{count(worker.held or 0, 'message')}"
             + (f"; no other worker serves {', '.join(alone)}" if alone else ""),
             "Check whether it was killed, is frozen or is cut off; others take its messages over "
             "when the leases end" + (", so start another worker" if alone else ""),
@@ -92,8 +92,8 @@ def check_stats(stats: Stats, *, served: bool, now: float) -> Iterator[Finding]:
     yield from _archives(stats, now)
     if stats.dropped:
         yield warn(
-            f"{count(stats.dropped, 'id')} without a message had to be dropped",
-            "Find out what else writes to the keys, or what the server lost: mx-rmq audit",
+            f"{count(stats.dropped, 'id')} without a message dropped",
+            "Find out what else writes to the keys, or what the server lost. Run mx-rmq audit",
             stats.topic,
             note=f"{count(stats.dropped, 'id')} dropped",
         )
@@ -153,12 +153,12 @@ def _archives(stats: Stats, now: float) -> Iterator[Finding]:
         number, held = getattr(stats, state), getattr(stats, f"{state}_bytes")
         budget = getattr(stats, f"{state}_budget")
         if number:
-            cure = f"Look with: mx-rmq list {topic} --state {state}; then requeue, edit or discard"
+            cure = f"See mx-rmq list {topic} --state {state}; then requeue, edit or discard them"
             yield warn(count(number, f"{state} message"), cure, topic, state)
         if budget and held >= NEARLY * budget:
             yield warn(
-                f"its {state} messages take {size(held)} of at most {size(budget)}; over that, the "
-                "oldest are dropped",
+                f"its {state} messages use {size(held)} of {size(budget)}; beyond that, the oldest "
+                "are dropped",
                 f"Requeue or discard some, or set a higher {setting}",
                 topic,
                 state,
@@ -166,7 +166,7 @@ def _archives(stats: Stats, now: float) -> Iterator[Finding]:
             )
     if stats.overflowed_at is not None and now - stats.overflowed_at < RECENT:
         yield warn(
-            f"an archive was over its bytes {duration(max(0.0, now - stats.overflowed_at))} ago "
+            f"an archive exceeded its bytes {duration(max(0.0, now - stats.overflowed_at))} ago "
             "and dropped its oldest messages",
             "If you need them, set a higher dlq_max_bytes or quarantine_max_bytes, or give the "
             "server more memory",
