@@ -66,21 +66,21 @@ class Actions:
     async def requeue(self, part: str, found: Found) -> bool:
         """Requeue an archived message; refuse one that no worker could read."""
         try:
-            message = _revived(part, found)
+            message = _decode(part, found)
         except DecodeError as error:
             raise _refused(found, error) from error
-        return await self._requeue(part, found, message)
+        return await self._requeue(part, found, message.revived())
 
     async def edit(self, part: str, found: Found, payload: Any) -> bool:
         """Requeue an archived message with another payload; refuse one that produce refuses."""
         encoded = codec.encode_payload(payload, self.store.limits.max_payload)
         try:
-            message = _revived(part, found)
+            message = _decode(part, found)
         except NewerRecord as error:  # the fields that we do not know would be lost
             raise _refused(found, error) from error
         except DecodeError:
             message = _salvaged(topic_of(part), found)
-        message = msgspec.structs.replace(message, payload=encoded)
+        message = msgspec.structs.replace(message.revived(), payload=encoded)
         return await self._requeue(part, found, message, why=EDITED)
 
     async def _requeue(self, part: str, found: Found, message: Message, why: str = "") -> bool:
@@ -123,17 +123,15 @@ class Actions:
         return repairs
 
 
-def can_requeue(part: str, found: Found) -> bool:
-    """Return whether a worker could read an archived message."""
-    try:
-        _revived(part, found)
-    except DecodeError:
-        return False
-    return True
+def readable(part: str, found: Found) -> Message | None:
+    """Return a message whose record can be read, else None."""
+    with suppress(DecodeError):
+        return _decode(part, found)
+    return None
 
 
-def _revived(part: str, found: Found) -> Message:
-    return codec.decode_as(split(found)[1], topic_of(part), found.id).revived()
+def _decode(part: str, found: Found) -> Message:
+    return codec.decode_as(split(found)[1], topic_of(part), found.id)
 
 
 def _refused(found: Found, error: DecodeError) -> InvalidInput:

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.admin.actions import Actions, can_requeue
+from mx_rmq.admin.actions import Actions, readable
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
     from typing import Unpack
 
-    from mx_rmq.admin.bulk import Act, BulkOptions
+    from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.stats import Rates
     from mx_rmq.store import Store
@@ -370,7 +370,7 @@ class Admin:
         message is either requeued or as it was.
         """
         chosen = _one_of(ARCHIVES, state)
-        return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=can_requeue)
+        return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -402,7 +402,7 @@ class Admin:
         state: State,
         act: Act,
         options: BulkOptions,
-        can_act: Callable[[str, Found], bool] | None = None,
+        can_act: CanAct | None = None,
     ) -> int:
         now = self._store.views.now
         bulk = Bulk(self._pages, state, act, now=now, can_act=can_act, **options)

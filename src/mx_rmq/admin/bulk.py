@@ -11,10 +11,10 @@ import time
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
+from mx_rmq.admin.actions import readable
 from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.filter import Filter, matches, must_read, times
-from mx_rmq.core import codec
-from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.messages import REPLY_BYTES, as_found, levels
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Act = Callable[[str, Found], Awaitable[object]]
     """Acts on a message of a partition; the result is true if that was done."""
 
-    CanAct = Callable[[str, Found], bool]
-    """Whether the action applies to a message of a partition."""
+    CanAct = Callable[[str, Found], object]
+    """The result is true if the action is possible for a message of a partition."""
 
     Now = Callable[[str], Awaitable[int]]
     """Returns the time of a partition's server, ms."""
@@ -155,17 +155,13 @@ class Bulk:
 
     def _is_later(self, part: str, found: Found) -> bool:
         """Return whether a delayed message was produced after the beginning."""
-        if self.state is not State.DELAYED:
-            return False
-        try:
-            return codec.decode(found.data).created_at > self._began[part]
-        except DecodeError:
-            return False
+        message = readable(part, found) if self.state is State.DELAYED else None
+        return message is not None and message.created_at > self._began[part]
 
     def _applies(self, part: str, found: Found) -> bool:
         if self.filter and not matches(self.filter, part, found):
             return False
-        return self.can_act is None or self.can_act(part, found)
+        return self.can_act is None or bool(self.can_act(part, found))
 
     async def _keep_pace(self) -> None:
         """Wait until the rate allows the next action."""

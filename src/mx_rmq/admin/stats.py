@@ -11,6 +11,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import ARCHIVES, seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
+from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -109,32 +110,24 @@ class Overview(Generic[T]):
         return self.known - len(self.topics) - len(self.away)
 
 
+_SUMMED: Final = (*State, "dropped", "dead_bytes", "quarantined_bytes")
+
+
 async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     """Count the messages of a topic in all its partitions."""
     found = await ask_all(parts, lambda part: _count(store, part))
     counts = [one for one, _ in found]
-
-    def total(name: str) -> int:
-        return sum(getattr(one, name) for one in counts)
-
     dead_budget, quarantined_budget = [
         sum([await store.budget(part, state) for part in parts]) for state in ARCHIVES
     ]
     return Stats(
         topic=topic,
-        pending=total("pending"),
-        processing=total("processing"),
-        delayed=total("delayed"),
-        dead=total("dead"),
-        quarantined=total("quarantined"),
+        **{name: sum(getattr(one, name) for one in counts) for name in _SUMMED},
         oldest_pending=_largest(waited for _, waited in found),
         paused=any(one.paused for one in counts),
-        dropped=total("dropped"),
         delayed_overdue=seconds(_largest(one.delayed_overdue for one in counts)),
         lease_overdue=seconds(_largest(one.lease_overdue for one in counts)),
         partitions=len(parts),
-        dead_bytes=total("dead_bytes"),
-        quarantined_bytes=total("quarantined_bytes"),
         dead_budget=dead_budget,
         quarantined_budget=quarantined_budget,
         overflowed_at=seconds(_largest(one.overflowed for one in counts)),
