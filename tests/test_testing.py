@@ -393,7 +393,7 @@ async def test_wipe_removes_what_is_under_the_prefix_and_nothing_else(mx_rmq_ser
 
 @pytest.mark.parametrize("setting", ["", "mx_rmq", "mx_rmq:Worker"])
 def test_a_setting_that_names_no_queue_is_told(setting: str) -> None:
-    told = f"^mx_rmq_queue = '{setting}' names no MessageQueue: write "
+    told = f"^mx_rmq_queue = '{setting}' is not the name of a MessageQueue: set "
     with pytest.raises(pytest.fail.Exception, match=told):
         named(setting)
 

@@ -13,7 +13,7 @@ from mx_rmq.doctor.finding import Finding, bad, ok, warn
 from mx_rmq.doctor.topics import check_stats, check_workers, served_topics, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from mx_rmq.admin import Admin, Stats
     from mx_rmq.store.audit import Violation
@@ -70,20 +70,16 @@ def _well(stats: Stats, *, audited: bool) -> Finding:
     return ok(f"{count(stats.total, 'message')}{where}{each}", topic=stats.topic)
 
 
-def _audited(topic: str, violations: list[Violation]) -> list[Finding]:
-    if not violations:
-        return []
-    first = violations[0]
-    number = number_of(first.topic)
-    where = f"partition {number}: " if number else ""
-    return [
-        bad(
+def _audited(topic: str, violations: list[Violation]) -> Iterator[Finding]:
+    for first in violations[:1]:
+        number = number_of(first.topic)
+        where = f"partition {number}: " if number else ""
+        yield bad(
             f"{count(len(violations), 'violation')}, the first: "
             f"{where}{first.id or '(topic)'}: {first.what}",
             f"See all of them with: mx-rmq audit {topic}; fix them with --repair",
             topic,
         )
-    ]
 
 
 async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:

@@ -13,6 +13,7 @@ from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.text import count, duration, size
 from mx_rmq.doctor.finding import Finding, Severity, bad, warn
+from mx_rmq.store.memory_use import ARCHIVES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -146,10 +147,7 @@ def _overdue(stats: Stats) -> Iterator[Finding]:
 
 def _archives(stats: Stats, now: float) -> Iterator[Finding]:
     topic = stats.topic
-    for state, setting in (
-        (State.DEAD, "dlq_max_bytes"),
-        (State.QUARANTINED, "quarantine_max_bytes"),
-    ):
+    for state, (_, setting) in ARCHIVES.items():
         number, held = getattr(stats, state), getattr(stats, f"{state}_bytes")
         budget = getattr(stats, f"{state}_budget")
         if number:

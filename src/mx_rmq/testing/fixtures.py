@@ -60,8 +60,9 @@ def named(name: str) -> MessageQueue:
     found = resolve_name(name) if name else None
     if not isinstance(found, MessageQueue):
         pytest.fail(
-            f"mx_rmq_queue = {name!r} names no MessageQueue: write module:attribute, such as"
-            ' "shop:mq", into the configuration of pytest, or use the fixture mx_rmq_use',
+            f"mx_rmq_queue = {name!r} is not the name of a MessageQueue: set it to "
+            'module:attribute, such as "shop:mq", in the pytest configuration, or use the fixture '
+            "mx_rmq_use",
             pytrace=False,
         )
     return found
