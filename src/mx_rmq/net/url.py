@@ -28,7 +28,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, ServerUnavailable
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.in_thread import in_thread
 from mx_rmq.login import read_password, shown_url
@@ -118,6 +118,14 @@ async def connect(url: str) -> Servers:
     if address.scheme == "embedded":
         server = await _start(address.path)
         return OneServer(Node.of(_client(server.url, url)), server)
+    for option in ("password_file", "sentinel_password_file"):
+        if path := address.options.get(option):
+            try:
+                read_password(Path(path))  # later connections retry, the first one fails at once
+            except OSError as error:
+                raise ServerUnavailable(
+                    f"cannot use {shown_url(url)}: {option}: {error}"
+                ) from error
     servers = _servers(address, url)
     await servers.look_again()
     return servers
@@ -166,8 +174,16 @@ def _servers(address: Address, url: str) -> Servers:
     if address.way == "sentinel":
         return _sentinel(address, url)
     (host,) = address.hosts
-    if address.scheme != "unix" and "," in host:
-        raise _refused(url)
+    if address.scheme != "unix":
+        if "," in host:
+            raise _refused(url)
+        if not re.fullmatch(
+            r"/?\d*", address.path
+        ):  # not shown: a password may have ended up there
+            raise InvalidInput(
+                f"URL {shown_url(url)!r}: the database, after the host and a /, is not a number; "
+                "example: redis://HOST:6379/0"
+            )
     return OneServer(Node.of(_client(address.plain(host, address.path), url)))
 
 
