@@ -315,6 +315,13 @@ async def test_a_time_that_is_out_of_range_is_shown_as_it_was_given(
 
 
 @on_servers
+async def test_a_message_that_could_only_expire_is_refused(mq: MessageQueue) -> None:
+    with pytest.raises(InvalidInput, match="ttl=5 and delay=10: the message would expire before"):
+        await mq.produce("t", 1, ttl=5, delay=10)
+    await mq.produce("t", 1, ttl=10, delay=5)
+
+
+@on_servers
 async def test_a_time_that_is_no_float_is_refused_like_the_others(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput):
         await mq.produce("t", 1, delay=10**400)
@@ -333,6 +340,8 @@ async def test_a_time_that_is_no_float_is_refused_like_the_others(mq: MessageQue
         {"id": "a b"},
         {"id": ""},
         {"ttl": 0},
+        {"ttl": 5, "delay": 10},
+        {"ttl": 5, "delay": 5},
     ],
 )
 async def test_a_bad_option_is_refused_and_nothing_is_stored(

@@ -71,14 +71,20 @@ class Outgoing:
         """Return the message that this becomes; refuse wrong options."""
         if self.delay is not None and self.at is not None:
             raise InvalidInput(f"delay={self.delay!r} and at={self.at!r} are both given")
+        delay, ttl = _ms("delay", self.delay) or 0, _ms("ttl", self.ttl, least=0.001)
+        if ttl is not None and ttl <= delay:
+            raise InvalidInput(
+                f"ttl={self.ttl!r} and delay={self.delay!r}: the message would expire before it "
+                "is due"
+            )
         return Message.new(
             encode_payload(self.payload, max_payload),
             topic=self.topic,
             id=self.id,
             priority=self.priority,
-            delay=_ms("delay", self.delay) or 0,
+            delay=delay,
             at=_ms("at", self.at),
-            ttl=_ms("ttl", self.ttl, least=0.001),
+            ttl=ttl,
             max_attempts=self.max_attempts,
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
