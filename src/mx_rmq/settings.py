@@ -16,6 +16,7 @@ import tomllib
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import Any, Final
@@ -24,6 +25,9 @@ from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_prefix, check_topic, check_worker
 from mx_rmq.login import with_login
+from mx_rmq.safe_log import get_logger
+
+logger = get_logger(__name__)
 
 DAY: Final = 86_400.0
 
@@ -34,6 +38,9 @@ SECOND_NET: Final = 3600
 
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
+
+_OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
+"""Variables that are not settings."""
 
 _WHOLE: Final = ("int", "int | None")
 """Annotations of settings that are whole numbers."""
@@ -225,7 +232,13 @@ def _url(value: Any, said: str) -> str:
         raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or set url in {FILE}")
     if not isinstance(value, str):  # not shown: it may hold a password
         raise InvalidInput(f"{said} is of type {type(value).__name__}, not a string")
-    return value
+    url: str = value
+    if url.startswith("embedded://~"):
+        try:
+            url = f"embedded://{Path(url.removeprefix('embedded://')).expanduser()}"
+        except RuntimeError:
+            raise InvalidInput(f"{said}={url!r:.80}: there is no such home directory") from None
+    return url
 
 
 def _word(value: Any, said: str) -> str:
@@ -254,6 +267,7 @@ def _load(
     values = {name: value for name, value in arguments.items() if value is not None}
     sources = dict.fromkeys(values, Source.ARGUMENT)
     path, table, strength = _file()
+    _warn_of_unknown(tuple(name for name in os.environ if name.startswith(VARIABLE)))
     for known in fields(cls):
         name = known.name
         if name in values:
@@ -320,12 +334,32 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
         table = tomllib.loads(text.decode("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
         raise InvalidInput(f"{path} is not TOML: {error}") from None
-    every = [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
+    every = _names()
     for key in table:
         if key not in every:
             closest = get_close_matches(key, every, n=1, cutoff=0)[0]
             raise InvalidInput(f"{path}: {key!r:.80} is not a setting; did you mean {closest!r}?")
     return path, table, strength
+
+
+def _names() -> list[str]:
+    return [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
+
+
+@cache  # so each process warns once
+def _warn_of_unknown(variables: tuple[str, ...]) -> None:
+    """Warn of misspelt variables. Not an error: Kubernetes sets MX_RMQ_PORT and the like for a
+    service called mx-rmq, and a variable may be meant for another program."""
+    known = [VARIABLE + name for name in (*map(str.upper, _names()), *_OTHER_VARIABLES)]
+    for variable in variables:
+        if variable in known or variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_")):
+            continue
+        (closest,) = get_close_matches(variable, known, n=1, cutoff=0)
+        logger.warning(
+            "the variable %.80s is not a setting and is ignored; did you mean %s?",
+            variable,
+            closest,
+        )
 
 
 def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:
