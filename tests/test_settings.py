@@ -353,7 +353,6 @@ def test_an_unknown_variable_is_ignored_with_one_warning_that_names_the_closest(
         monkeypatch.setenv(known, "x")
     for of_kubernetes in ("MX_RMQ_PORT", "MX_RMQ_PORT_6379_TCP_ADDR", "MX_RMQ_SERVICE_HOST"):
         monkeypatch.setenv(of_kubernetes, "x")
-    monkeypatch.delenv("MX_RMQ_SERVERS", raising=False)  # for our tests
     monkeypatch.setenv("MX_RMQ_CONCURENCY", "5")
     assert WorkerSettings.load() == WorkerSettings()
     assert WorkerSettings.load() == WorkerSettings()
