@@ -20,7 +20,7 @@ from mx_rmq.net.topology import CONNECTIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
-from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
+from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, REFRESH_EVERY
 from mx_rmq.runtime.registry import BEAT
 from mx_rmq.runtime.wakeups import LISTEN, LONGEST, LOOK_AROUND
 from mx_rmq.runtime.wakeups import MOST as MOST_HEARD
@@ -164,7 +164,7 @@ class Plan:
         memory = model.memory(load.payload)
         share = most / topics / parts
         call = model.cpu["dispatch"].call / 1e6
-        registry = (workers * 2 / BEAT + producers / LEARN_EVERY) * call
+        registry = (workers * 2 / BEAT + producers / REFRESH_EVERY) * call
         nodes = load.shards * (2 if load.replicas else 1)
         return cls(
             load=load,

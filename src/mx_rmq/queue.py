@@ -18,6 +18,7 @@ from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import MAX_CRASHES, Handler
+from mx_rmq.core.message import Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_topic
 from mx_rmq.core.outgoing import Outgoing, all_of
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import tzinfo
 
-    from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outgoing import ProduceOptions
 
@@ -104,7 +104,6 @@ class MessageQueue:
         self.crons: dict[str, Cron] = {}
         self.on_close: list[Callable[[], Awaitable[object]]] = []
         """Called before the connection closes: running workers stop."""
-        self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.middleware = tuple(middleware)
@@ -214,7 +213,7 @@ class MessageQueue:
         other = copy(self)
         other.__dict__.pop("sync", None)
         other.on_close = []
-        other._store = other._loop = other._producer = None
+        other._loop = other._producer = None
         other.middleware = self.middleware
         return other
 
@@ -249,24 +248,22 @@ class MessageQueue:
         producer = Producer(store, self.handlers)
 
         def back(seconds: float) -> None:
-            producer.learn_again()
+            producer.refresh_partitions()
             self.events.emit(ServerBack(seconds))
 
         store.links.on_back = back
-        self._store, self._loop, self._producer = store, asyncio.get_running_loop(), producer
+        self._loop, self._producer = asyncio.get_running_loop(), producer
 
     async def close(self) -> None:
         """Stop the workers of this queue, finish pending produces, and disconnect."""
         for stop in list(self.on_close):
             await stop()
-        store, producer = self._store, self._producer
-        self._store = self._producer = self._loop = None
-        try:
-            if producer is not None:
+        producer, self._producer, self._loop = self._producer, None, None
+        if producer is not None:
+            try:
                 await producer.close()
-        finally:
-            if store is not None:
-                await store.close()
+            finally:
+                await producer.store.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -283,13 +280,17 @@ class MessageQueue:
     @property
     def store(self) -> Store:
         """The open store."""
-        if self._store is None or not self.is_open:
+        return self._open_producer().store
+
+    def _open_producer(self) -> Producer:
+        loop = self._loop
+        if self._producer is None or loop is None or loop.is_closed():
             raise NotOpen("the queue is not open: wrap this in `async with mq:`")
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not loop:
             raise NotOpen(
                 "the queue was opened in another event loop; from other threads use mq.sync"
             )
-        return self._store
+        return self._producer
 
     @property
     def admin(self) -> Admin:
@@ -321,16 +322,15 @@ class MessageQueue:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
             (produced,) = await self._around([outgoing])
             return produced
-        confirm = self._confirm
+        producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
         if options:
-            message = self._message(Outgoing.of(topic, payload, options, id=id, key=key))
-            if (level := options.get("confirm")) is not None:
-                confirm = self.settings.confirmation(level)
+            message = Outgoing.of(topic, payload, options, id=id, key=key).message(limit)
+            confirm = self.settings.confirmation(options.get("confirm"))
         else:
-            message = self.store.draft(payload, topic=topic, id=id)
+            message = Message.new(encode_payload(payload, limit), topic=topic, id=id)
         if key is not None:
             check_key(key)
-        return (await self._open_producer().produce(topic, message, key=key, confirm=confirm)).id
+        return (await producer.produce(topic, message, key=key, confirm=confirm)).id
 
     async def produce_many(
         self,
@@ -364,7 +364,7 @@ class MessageQueue:
             return await self._around(
                 [replace(pattern, payload=payload, id=id, key=key) for payload, id, key in each]
             )
-        limit = self.store.limits.max_payload
+        producer, limit = self._open_producer(), self.settings.max_payload
         message = pattern.message(limit)
         messages = all_of(
             msgspec.structs.replace(
@@ -377,24 +377,15 @@ class MessageQueue:
         if keys is not None:
             keys = all_of(check_key(key) for key in keys)
         confirm = self.settings.confirmation(pattern.confirm)
-        producer = self._open_producer()
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""
         producer = self._open_producer()
-        messages = all_of(map(self._message, outgoing))
+        messages = all_of(one.message(self.settings.max_payload) for one in outgoing)
         keys = all_of(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = all_of(self.settings.confirmation(one.confirm) for one in outgoing)
         if len(outgoing) > 1:
             return await produce_many(producer, messages, keys, confirms)
         (message,), (key,), (confirm,) = messages, keys, confirms
         return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
-
-    def _message(self, outgoing: Outgoing) -> Message:
-        return outgoing.message(self.store.limits.max_payload)
-
-    def _open_producer(self) -> Producer:
-        if self._producer is None:
-            raise NotOpen("the queue is being closed")
-        return self._producer

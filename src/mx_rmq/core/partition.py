@@ -7,6 +7,7 @@ of them is a topic. A topic grows by adding partitions at the end; it never shri
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ def partitions(topic: str, count: int) -> list[str]:
     return [partition(topic, number) for number in range(count)]
 
 
+@lru_cache(maxsize=65_536)
 def topic_of(name: str) -> str:
     """Return the topic of a partition."""
     return name.partition("/")[0]
