@@ -537,3 +537,15 @@ async def test_a_cancelled_produce_many_leaves_no_call_behind(raw: Redis, server
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert not [one for one in asyncio.all_tasks() if "producer" in one.get_name()]
+
+
+def test_a_misspelt_option_is_refused_by_name() -> None:
+    mq = MessageQueue("redis://nowhere")
+    wrong: Any = {"timout": 5}
+    with pytest.raises(TypeError, match=r"handler\(\) has no option 'timout'; its options are tim"):
+        mq.handler("t", **wrong)
+    with pytest.raises(TypeError, match=r"cron\(\) has no option 'partitions'; its options are"):
+        mq.cron("* * * * *", **{"partitions": 2, **wrong})
+    wrong = {"leese": None}
+    with pytest.raises(TypeError, match="'leese' is not a setting; did you mean 'lease'"):
+        MessageQueue("redis://nowhere", **wrong)

@@ -17,10 +17,10 @@ from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
-from mx_rmq.core.handler import MAX_CRASHES, Handler
+from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.message import Message
 from mx_rmq.core.middleware import around_produce
-from mx_rmq.core.names import check_id, check_topic
+from mx_rmq.core.names import check_id, check_options, check_topic
 from mx_rmq.core.outgoing import Outgoing, all_of
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.settings import QueueOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -50,52 +51,9 @@ class MessageQueue:
         url: str | None = None,
         *,
         middleware: Sequence[Middleware] = (),
-        prefix: str | None = None,
-        lease: float | None = None,
-        patience: float | None = None,
-        username: str | None = None,
-        password: str | None = None,
-        password_file: str | None = None,
-        confirm: str | None = None,
-        confirm_replicas: int | None = None,
-        confirm_within: float | None = None,
-        max_payload: int | None = None,
-        max_pending: int | None = None,
-        dedup: float | None = None,
-        dlq_max: int | None = None,
-        dlq_ttl: float | None = None,
-        dlq_max_bytes: int | None = None,
-        quarantine_max: int | None = None,
-        quarantine_ttl: float | None = None,
-        quarantine_bytes: int | None = None,
-        quarantine_max_bytes: int | None = None,
-        history: int | None = None,
-        load_scripts: bool | None = None,
+        **settings: Unpack[QueueOptions],
     ) -> None:
-        self.settings = QueueSettings.load(
-            url=url,
-            prefix=prefix,
-            lease=lease,
-            patience=patience,
-            username=username,
-            password=password,
-            password_file=password_file,
-            confirm=confirm,
-            confirm_replicas=confirm_replicas,
-            confirm_within=confirm_within,
-            max_payload=max_payload,
-            max_pending=max_pending,
-            dedup=dedup,
-            dlq_max=dlq_max,
-            dlq_ttl=dlq_ttl,
-            dlq_max_bytes=dlq_max_bytes,
-            quarantine_max=quarantine_max,
-            quarantine_ttl=quarantine_ttl,
-            quarantine_bytes=quarantine_bytes,
-            quarantine_max_bytes=quarantine_max_bytes,
-            history=history,
-            load_scripts=load_scripts,
-        )
+        self.settings = QueueSettings.load(url=url, **settings)
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
         self.events = Events()
@@ -111,17 +69,7 @@ class MessageQueue:
 
     # declaring
 
-    def handler(
-        self,
-        topic: str,
-        *,
-        concurrency: int | None = None,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
-        partitions: int | None = None,
-    ) -> Callable[[F], F]:
+    def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
         """Declare a function as the handler of a topic.
 
         With `partitions` and concurrency=1, all workers together handle the messages of a
@@ -130,22 +78,11 @@ class MessageQueue:
         if callable(topic):
             raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
         check_topic(topic)
+        check_options("handler", options, HandlerOptions)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
-            self._declare(
-                Handler.of(
-                    topic,
-                    function,
-                    names=names,
-                    concurrency=concurrency,
-                    timeout=timeout,
-                    max_attempts=max_attempts,
-                    max_crashes=max_crashes,
-                    retry=retry,
-                    partitions=partitions,
-                )
-            )
+            self._declare(Handler.of(topic, function, names=names, **options))
             return function
 
         return declare
@@ -158,34 +95,22 @@ class MessageQueue:
         missed: str = "skip",
         topic: str | None = None,
         concurrency: int = 1,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
+        **options: Unpack[CronOptions],
     ) -> Callable[[F], F]:
         """Declare a function that runs at every tick, once across all workers."""
         if callable(expression):
             raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
-        Cron.of(topic or "cron", expression, tz, missed)
+        check_options("cron", options, CronOptions)
+        cron = Cron.of(topic or "cron", expression, tz, missed)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
             name = topic or f"cron.{getattr(function, '__name__', 'function')}"
-            cron = Cron.of(name, expression, tz, missed)
-            self._declare(
-                Handler.of(
-                    name,
-                    function,
-                    names=names,
-                    cron=True,
-                    concurrency=concurrency,
-                    timeout=timeout,
-                    max_attempts=max_attempts,
-                    max_crashes=max_crashes,
-                    retry=retry,
-                )
+            handler = Handler.of(
+                name, function, names=names, cron=True, concurrency=concurrency, **options
             )
-            self.crons[name] = cron
+            self._declare(handler)
+            self.crons[name] = replace(cron, topic=name)
             return function
 
         return declare

@@ -19,7 +19,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput
@@ -139,6 +139,32 @@ class QueueSettings(Limits):
     def limits(self) -> Limits:
         """The limits alone, as the store takes them."""
         return Limits(**{known.name: getattr(self, known.name) for known in fields(Limits)})
+
+
+class QueueOptions(TypedDict, total=False):
+    """The arguments of MessageQueue, beside the URL: see QueueSettings. None: not given."""
+
+    username: str | None
+    password: str | None
+    password_file: str | None
+    prefix: str | None
+    lease: float | None
+    patience: float | None
+    confirm: str | None
+    confirm_replicas: int | None
+    confirm_within: float | None
+    load_scripts: bool | None
+    max_payload: int | None
+    max_pending: int | None
+    dedup: float | None
+    dlq_max: int | None
+    dlq_ttl: float | None
+    dlq_max_bytes: int | None
+    quarantine_max: int | None
+    quarantine_ttl: float | None
+    quarantine_bytes: int | None
+    quarantine_max_bytes: int | None
+    history: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +290,11 @@ def _load(
     cls: type[Limits | WorkerSettings], arguments: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Source]]:
     """Return the settings that are set, and the source of each."""
+    names = [known.name for known in fields(cls)]
+    for name in arguments:
+        if name not in names:
+            closest = get_close_matches(name, names, n=1, cutoff=0)[0]
+            raise TypeError(f"{name!r} is not a setting; did you mean {closest!r}?")
     values = {name: value for name, value in arguments.items() if value is not None}
     sources = dict.fromkeys(values, Source.ARGUMENT)
     path, table, strength = _file()

@@ -16,7 +16,9 @@ from typing import (
     Any,
     Final,
     NamedTuple,
+    TypedDict,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -37,6 +39,22 @@ MAX_CRASHES: Final = 3
 
 _USUAL: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class CronOptions(TypedDict, total=False):
+    """The options of `mq.cron` that `mq.handler` has too. `Handler` says what they mean."""
+
+    timeout: float | None
+    max_attempts: int
+    max_crashes: int
+    retry: Any
+
+
+class HandlerOptions(CronOptions, total=False):
+    """The options of `mq.handler`."""
+
+    concurrency: int | None
+    partitions: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +101,7 @@ class Handler:
         *,
         names: Mapping[str, Any] | None = None,
         cron: bool = False,
-        concurrency: int | None = None,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
-        partitions: int | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> Handler:
         """Make a handler of a function, or refuse it. `names`: its local namespace."""
         check_topic(topic)
@@ -108,12 +121,7 @@ class Handler:
             delivery_first=shape.delivery_first,
             payload_type=shape.payload_type,
             decode=decoder(shape.payload_type, where),
-            concurrency=None if concurrency is None else _whole(where, concurrency=concurrency),
-            timeout=None if timeout is None else _seconds(where, timeout),
-            max_attempts=_whole(where, max_attempts=max_attempts),
-            max_crashes=_whole(where, max_crashes=max_crashes),
-            retry=_policy(where, retry),
-            partitions=None if partitions is None else _partitions(where, partitions),
+            **{name: _checked(where, name, value) for name, value in options.items()},
         )
 
     def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
@@ -261,31 +269,26 @@ def _name(chain: list[Any]) -> str:
 # the options
 
 
-def _whole(where: str, **option: Any) -> int:
-    ((name, value),) = option.items()
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**52:
-        raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number from 1")
-    return value
-
-
-def _seconds(where: str, value: Any) -> float:
+def _checked(where: str, name: str, value: Any) -> Any:
+    """Return an option's normalized value, or refuse it."""
+    if name == "retry" and value is None:
+        return _USUAL
+    if value is None and name in ("concurrency", "timeout", "partitions"):
+        return None
+    try:
+        if name == "retry":
+            return policy_of(value)
+        if name == "partitions":
+            return check_partitions(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from error
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < MAX_DELAY:
-        raise InvalidInput(
-            f"{where}: timeout={value!r:.80} is not a number of seconds above 0 (to 10 years)"
-        )
-    return float(value)
-
-
-def _partitions(where: str, value: Any) -> int:
-    try:
-        return check_partitions(value)
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error}") from error
-
-
-def _policy(where: str, value: Any) -> Policy:
-    try:
-        return _USUAL if value is None else policy_of(value)
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error}") from error
+    if name == "timeout":
+        if number and 0 < value < MAX_DELAY:
+            return float(value)
+        rule = "is not a number of seconds above 0 (to 10 years)"
+    else:
+        if number and isinstance(value, int) and 1 <= value < 2**52:
+            return value
+        rule = "is not a whole number from 1"
+    raise InvalidInput(f"{where}: {name}={value!r:.80} {rule}")

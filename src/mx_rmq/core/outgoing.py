@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
+from mx_rmq.core.names import check_options
 from mx_rmq.core.retry import as_dict, policy_of
 
 if TYPE_CHECKING:
@@ -59,10 +60,7 @@ class Outgoing:
         cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
     ) -> Outgoing:
         """Return what a caller of `produce` asks for. TypeError: there is no such option."""
-        for name in options:
-            if name not in ProduceOptions.__annotations__:
-                known = ", ".join(ProduceOptions.__annotations__)
-                raise TypeError(f"produce() has no option {name!r}; its options are {known}")
+        check_options("produce", options, ProduceOptions)
         given: dict[str, Any] = {**options, "headers": options.get("headers") or {}}
         given["at"] = _timestamp(options.get("at"))
         return cls(topic=topic, payload=payload, id=id, key=key, **given)
