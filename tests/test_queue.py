@@ -374,7 +374,7 @@ async def test_a_payload_that_is_no_json_or_too_large_is_refused(mq: MessageQueu
         await mq.produce("t", "x" * 2_000_000)
     with pytest.raises(PayloadTooLarge) as caught:
         await mq.produce_many("t", [1, "x" * 2_000_000])
-    assert caught.value.__notes__ == ["It is about message 1, counted from 0. None was produced."]
+    assert caught.value.__notes__ == ["This is message 1, counted from 0. None was produced."]
     assert await raw_count(mq) == 0
 
 

@@ -366,7 +366,7 @@ def test_an_embedded_server_may_be_in_the_home_directory(monkeypatch: pytest.Mon
     assert QueueSettings(url="embedded://~/data").url == "embedded:///home/me/data"
     assert QueueSettings(url="embedded://./~/data").url == "embedded://./~/data"
     assert QueueSettings(url="redis://~/0").url == "redis://~/0"
-    with pytest.raises(InvalidInput, match="url='embedded://~nobody-of-this-name/data'"):
+    with pytest.raises(InvalidInput, match="url: there is no home directory for ~nobody"):
         QueueSettings(url="embedded://~nobody-of-this-name/data")
 
 

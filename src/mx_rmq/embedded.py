@@ -46,8 +46,7 @@ _GRACE = 10  # seconds between TERM and KILL for a server that does not shut dow
 _OURS = (
     *("valkey.sock", "server.lock", "owner.lock", "server.log", "server.conf", "password"),
     *("appendonlydir", "dump.rdb", "appendonly.aof"),
-)
-"""The names in a data directory that we, or the server, open."""
+)  # the names in a data directory that we, or the server, open
 _SOCKET_PATH_MAX = 103 if sys.platform == "darwin" else 107  # bytes: sun_path without its NUL
 
 # stdin is the owner's pipe, stdout the locked descriptor, stderr the log: the three that any

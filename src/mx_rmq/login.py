@@ -11,8 +11,7 @@ from mx_rmq.core.errors import InvalidInput
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST: Final = 4096
-"""The largest size of a password file, in bytes."""
+LONGEST: Final = 4096  # the largest size of a password file, in bytes
 
 HIDDEN: Final = "***"
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LONGEST: Final = 8192
-"""Characters of a payload in a line."""
+LONGEST: Final = 8192  # characters of a payload in a line
 
 _USUAL: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
 """What every record has, and what a formatter adds to it."""
@@ -45,7 +44,6 @@ class JsonFormatter(logging.Formatter):
         self._mask = Mask(mask)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -99,7 +97,6 @@ class FailedPayloads(Middleware):
         self._mask = Mask(mask)
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        """Run the handler."""
         try:
             return await call_next(delivery)
         except BaseException as error:

@@ -199,12 +199,10 @@ class MessageQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is connected."""
         return self._loop is not None and not self._loop.is_closed()
 
     @property
     def store(self) -> Store:
-        """The open store."""
         return self._open_producer().store
 
     def _open_producer(self) -> Producer:

@@ -42,8 +42,7 @@ VARIABLE: Final = "MX_RMQ_"
 _OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
 """Variables that are not settings."""
 
-_WHOLE: Final = ("int", "int | None")
-"""Annotations of settings that are whole numbers."""
+_WHOLE: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 
 _MOST: Final = 2**53 / 1000
 """The largest number of seconds that is exact in milliseconds everywhere."""
@@ -199,10 +198,8 @@ class WorkerSettings:
 class Source(IntEnum):
     """Where a setting comes from. A larger number takes precedence."""
 
-    FILE = 1
-    """mx-rmq.toml, found in the current directory."""
-    ENVIRONMENT = 2
-    """A variable, or the file that MX_RMQ_CONFIG names."""
+    FILE = 1  # mx-rmq.toml, found in the current directory
+    ENVIRONMENT = 2  # a variable, or the file that MX_RMQ_CONFIG names
     ARGUMENT = 3
 
 
@@ -258,13 +255,13 @@ def _url(value: Any, said: str) -> str:
         raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or set url in {FILE}")
     if not isinstance(value, str):  # not shown: it may hold a password
         raise InvalidInput(f"{said} is of type {type(value).__name__}, not a string")
-    url: str = value
-    if url.startswith("embedded://~"):
-        try:
-            url = f"embedded://{Path(url.removeprefix('embedded://')).expanduser()}"
-        except RuntimeError:
-            raise InvalidInput(f"{said}={url!r:.80}: there is no such home directory") from None
-    return url
+    if not value.startswith("embedded://~"):
+        return value
+    directory = Path(value.removeprefix("embedded://"))
+    try:
+        return f"embedded://{directory.expanduser()}"
+    except RuntimeError:
+        raise InvalidInput(f"{said}: there is no home directory for {directory}") from None
 
 
 def _word(value: Any, said: str) -> str:

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, Produce
     from mx_rmq.core.outgoing import Outgoing
 
-LONGEST: Final = 200
-"""Maximum characters of a topic or an id that is not validated yet."""
+LONGEST: Final = 200  # maximum characters of a topic or an id that is not validated yet
 
 
 class Traces(Middleware):

@@ -69,7 +69,7 @@ async def test_a_node_without_wires_sends_scripts_by_its_client(raw: Redis) -> N
     for sending in (
         node.send_all([("PING",)], 1.0),
         node.send_asking(("PING",), 1.0),
-        node.open_apart(1.0),
+        node.open_separate(1.0),
     ):
         with pytest.raises(TypeError, match="only wires"):
             await sending
@@ -100,7 +100,7 @@ async def test_a_node_of_a_cluster_is_not_taken_for_a_server(
 
 async def test_looking_again_changes_nothing(one: OneServer) -> None:
     node = one.node_at(0)
-    await one.look_again()
+    await one.find_servers()
     assert one.node_at(0) is node
 
 

@@ -34,8 +34,7 @@ from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MAX_CRASHES: Final = 3
-"""Crashes after which a message is dead, unless the handler overrides it."""
+MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
 _USUAL: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -125,7 +124,6 @@ class Handler:
         )
 
     def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
-        """Return the function's arguments in order."""
         if not self.wants_delivery:
             return (payload,) if self.wants_payload else ()
         if not self.wants_payload:

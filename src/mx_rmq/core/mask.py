@@ -23,10 +23,9 @@ from mx_rmq.core.text import storable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-HIDDEN: Final = "***"
-"""Shown instead of a masked value."""
+HIDDEN: Final = "***"  # shown instead of a masked value
 
-ALWAYS: Final = (
+ALWAYS: Final = (  # always masked
     "*password*",
     "*passwd*",
     "*pwd*",
@@ -43,7 +42,6 @@ ALWAYS: Final = (
     "cvv",
     "cvc",
 )
-"""Always masked."""
 
 MOST_BITS: Final = 2000
 """The largest number that is shown. Python refuses to format much larger ones."""
@@ -51,8 +49,7 @@ MOST_BITS: Final = 2000
 STEPS: Final = 5000
 """Names and values of one payload that are examined. A log line has room for fewer."""
 
-REST: Final = "…"
-"""Shown instead of the rest."""
+REST: Final = "…"  # shown instead of the rest
 
 _IGNORED: Final = str.maketrans("", "", "-_ ")
 _PLAIN: Final = (str, bool, type(None))
@@ -64,7 +61,7 @@ class Mask:
     def __init__(self, names: Iterable[str] = ()) -> None:
         if isinstance(names, str):
             raise InvalidInput(f"mask={names!r:.80} is a string: give a list of names")
-        # A path is a number (shift-and): a bit per part of each mask, set while the end of the
+        # A path is a number (shift-and): one bit per part of each mask, set while the end of the
         # path matches that mask up to this part.
         self._firsts = self._lasts = 0
         bits: defaultdict[str, int] = defaultdict(int)
@@ -98,8 +95,8 @@ class Mask:
         if isinstance(value, list | tuple | set | frozenset | deque):
             return self._items(list(value), path, steps)
         if type(value) is int:
-            size = value.bit_length()
-            return value if size <= MOST_BITS else f"<int of {size} bits>"
+            bits = value.bit_length()
+            return value if bits <= MOST_BITS else f"<int of {bits} bits>"
         if type(value) is float:
             return value if isfinite(value) else str(value)  # JSON has no such number
         builtin = msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
@@ -187,8 +184,11 @@ def _normal(name: str) -> str:
 
 
 def _pattern(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a name matches. Each piece between two `*` is matched at
-    its first position, which is always right, so nothing is tried twice."""
+    """Return a function that tells whether a name matches.
+
+    Each piece between two `*` is matched at its first position. That is always right, so nothing
+    is tried twice.
+    """
     start, *pieces = pattern.split("*")
     if not pieces:
         return pattern.__eq__

@@ -24,24 +24,20 @@ _RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
 
 
 def check_topic(topic: str) -> str:
-    """Return the topic, or refuse it."""
     return _check("topic", topic, TOPIC)
 
 
 def check_partition(name: str) -> str:
-    """Return the name of a topic or of a partition, or refuse it."""
     if isinstance(name, str) and PARTITION.fullmatch(name):
         return name
     return check_topic(name)
 
 
 def check_id(id: str) -> str:
-    """Return the message id, or refuse it."""
     return _check("message id", id, ID)
 
 
 def check_worker(worker: str) -> str:
-    """Return the worker's name, or refuse it. It is part of leases."""
     return _check("worker", worker, ID)
 
 
@@ -51,7 +47,6 @@ def short_worker(worker: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the key prefix, or refuse it."""
     return _check("prefix", prefix, PREFIX)
 
 

@@ -1,4 +1,4 @@
-"""Is the server reachable? Every call reports what it saw; each change is announced once."""
+"""Is the server reachable? Every call reports its result; each change is announced once."""
 
 from __future__ import annotations
 
@@ -20,15 +20,11 @@ class Link:
 
     def __init__(self) -> None:
         self._failing_since: float | None = None
-        self._asked_at: float | None = None
-        """When the oldest unanswered call was made."""
+        self._asked_at: float | None = None  # when the oldest unanswered call was made
         self._away = False
-        self.heard_at = float("-inf")
-        """When a call was last answered, on the monotonic clock."""
-        self.heard_since = float("inf")
-        """Since when answers have come without a gap."""
-        self.back_at = float("-inf")
-        """When the server last came back after it was away."""
+        self.answered_at = float("-inf")  # when a call was last answered, on the monotonic clock
+        self.answered_since = float("inf")  # since when answers have come without a gap
+        self.back_at = float("-inf")  # when the server last came back after it was away
         self.late_at = float("-inf")
         """When it last answered after a long silence in which no call failed."""
         self.on_lost: Callable[[str], None] | None = None
@@ -48,16 +44,14 @@ class Link:
     def is_known(self, moment: float) -> bool:
         """Whether calls show that the server was reachable for the last `moment` seconds."""
         now = time.monotonic()
-        is_heard = now - self.heard_at <= GAP and now - self.heard_since >= moment
-        return is_heard and not self.is_failing
+        answers = now - self.answered_at <= GAP and now - self.answered_since >= moment
+        return answers and not self.is_failing
 
     def asked(self) -> None:
-        """Record that a call was made."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
     def failed(self, error: Exception) -> None:
-        """Record that a call failed."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -67,11 +61,10 @@ class Link:
                 self.on_lost(str(error))
 
     def answered(self) -> None:
-        """Record that a call was answered."""
         now = time.monotonic()
-        if now - self.heard_at > GAP:
-            self.heard_since = now
-        self.heard_at = now
+        if now - self.answered_at > GAP:
+            self.answered_since = now
+        self.answered_at = now
         if self._asked_at is not None and now - self._asked_at > AWAY_AFTER:
             self.late_at = now
         self._asked_at = None
@@ -101,7 +94,6 @@ class Links(dict[int, Link]):
         return link
 
     def lost(self) -> list[int]:
-        """Return the sites that are lost."""
         return [site for site, link in self.items() if link.is_away] if self._lost else []
 
     def _one_lost(self, error: str) -> None:

@@ -26,7 +26,7 @@ from mx_rmq.core.errors import (
     WrongType,
 )
 from mx_rmq.net.availability import Links
-from mx_rmq.net.redis_errors import no_entry, not_loaded, passes, was_sent
+from mx_rmq.net.redis_errors import is_temporary, not_loaded, was_sent, why_refused
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -42,17 +42,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-REPLY_WITHIN: Final = 5.0
-"""Seconds that one reply may take."""
+REPLY_WITHIN: Final = 5.0  # seconds that one reply may take
 
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
-RECEIPT_MS: Final = 600_000
-"""How long receipts are kept; the scripts use the same number."""
-
-HOPS: Final = 5
-"""How many redirects a call follows before it pauses."""
+RECEIPT_MS: Final = 600_000  # how long receipts are kept; the scripts use the same number
+HOPS: Final = 5  # how many redirects a call follows before it pauses
 
 _DENIED: Final = re.compile(r"(?i)no permissions|can't (run|access)|NOPERM")
 """What servers say to a user who lacks a right."""
@@ -156,7 +152,7 @@ class Caller:
         try:
             return await self._insist(name, key, _execute, (name, *words))
         except redis_errors.RedisError as error:
-            if why := no_entry(error):
+            if why := why_refused(error):
                 raise ServerUnavailable(f"{name}: {why}; nothing was changed") from error
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
@@ -202,7 +198,7 @@ class Caller:
                     )
                 else:
                     answer = await asked.send_asking(words, self._reply_within, check)
-                self._heard(site, link)
+                self._answered(site, link)
                 return answer
             except redis_errors.RedisError as caught:
                 error = caught
@@ -220,7 +216,7 @@ class Caller:
                     if send is _send:  # the slot is being moved there
                         asked = named
                         continue
-                passing = passes(error)
+                passing = is_temporary(error)
                 if passing:
                     link.failed(error)
                 elif not sent:
@@ -233,10 +229,10 @@ class Caller:
                 logger.debug("%s: %s; retrying in %.2f s", what, error, pause)
             hops = 0
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            await self.servers.look_again()
+            await self.servers.find_servers()
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _heard(self, site: int, link: Link) -> None:
+    def _answered(self, site: int, link: Link) -> None:
         """Note that a server answered: it is reachable for its other sites, too."""
         link.answered()
         for other in self.links.lost():
@@ -257,7 +253,7 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
-        if why := no_entry(error):
+        if why := why_refused(error):
             return ServerUnavailable(f"{script.name}: {why}; nothing was changed")
         if _is_full(error):
             return ServerFull(_full(script.name))

@@ -32,9 +32,9 @@ _NO_DATABASE: Final = re.compile("DB index is out of range|SELECT is not allowed
 _OTHER_URL: Final = re.compile(r"of a cluster: use redis\S*:// for it")
 
 
-def passes(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether a retry may succeed: the server is away, or refused before any write."""
-    if no_entry(error) is not None:
+    if why_refused(error) is not None:
         return False
     if isinstance(error, _LATER):
         return True
@@ -49,7 +49,7 @@ def was_sent(error: Exception) -> bool:
     return "connecting to" not in str(error)
 
 
-def no_entry(error: BaseException) -> str | None:
+def why_refused(error: BaseException) -> str | None:
     """Return why the server refuses us, if a retry cannot help; None otherwise."""
     words = str(error)
     if "NOAUTH" in words or "HELLO must be called" in words:
@@ -80,11 +80,10 @@ def not_loaded(server: str) -> redis_errors.NoScriptError:
 
 
 def cannot_use(url: str, error: Exception, patience: float) -> ServerUnavailable:
-    """Return the error for a first call that failed."""
     said = error.__cause__ or error
     if isinstance(said, redis_errors.NoScriptError):
         return ServerUnavailable(f"cannot use {shown_url(url)}: {said}")
-    why = no_entry(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
+    why = why_refused(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
     return ServerUnavailable(f"cannot use {shown_url(url)}: {why}")
 
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.embedded import EmbeddedServer
     from mx_rmq.net.connection import Check, Value, Wire
 
-CONNECTIONS: Final = 50
-"""Calls under way at once on one server; more wait for their turn."""
+CONNECTIONS: Final = 50  # calls under way at once on one server; more wait for their turn
 
 
 class Node:
@@ -34,12 +33,12 @@ class Node:
     def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
         self.client = client
         self.wires = wires
-        self._patient: Wires | None = None
-        """Wires for calls that wait for replicas: they must not hold up the others."""
+        self._patient: Wires | None = (
+            None  # for calls that wait for replicas and would block others
+        )
+        # Asks others whether calls may still go here; None: it cannot be replaced.
         self.still_primary: Callable[[], Awaitable[bool]] | None = None
-        """Asks others whether calls may still go here; None: it cannot be replaced."""
-        self._heard_at = 0.0
-        """When it last answered, on the monotonic clock."""
+        self._answered_at = 0.0  # when it last answered, on the monotonic clock
         self._free = asyncio.Semaphore(CONNECTIONS)
 
     @classmethod
@@ -71,7 +70,7 @@ class Node:
             return await self.wires.send(words, within, check)
         await self._make_sure()
         answer = await self.wires.send(words, within, check)
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         return answer
 
     async def send_asking(
@@ -92,7 +91,7 @@ class Node:
             self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
             self._patient.on_late = self._wires().on_late
         answers = await self._patient.send_all(commands, within, check)
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         return answers
 
     def hang_up(self) -> None:
@@ -101,17 +100,16 @@ class Node:
             if wires is not None:
                 wires.hang_up()
 
-    async def open_apart(self, within: float) -> Wire:
+    async def open_separate(self, within: float) -> Wire:
         """Open a separate wire for a caller that blocks on it."""
-        return await self._wires().open_apart(within)
+        return await self._wires().open_separate(within)
 
     async def _make_sure(self) -> None:
         """If the server was silent for a while, ask others whether it is still the primary.
 
-        It may have been frozen and replaced without knowing it. Then it accepts our writes and
-        loses them.
+        It may have been frozen and replaced, and would accept our writes and lose them.
         """
-        quiet = time.monotonic() - self._heard_at > LATE
+        quiet = time.monotonic() - self._answered_at > LATE
         if quiet and self.still_primary is not None and not await self.still_primary():
             raise Unreached(f"not connecting to {self.name}, which has been replaced")
 
@@ -135,7 +133,7 @@ class Node:
                 raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
 
     async def close(self) -> None:
-        """Close all connections, also when it is cancelled meanwhile."""
+        """Close all connections, even if this is cancelled."""
         try:
             for wires in (self.wires, self._patient):
                 if wires is not None:
@@ -162,8 +160,8 @@ class Servers(Protocol):
     def redirected(self, error: redis_errors.AskError) -> Node:
         """Return the server that a redirect names, and update what we know."""
 
-    async def look_again(self) -> None:
-        """Find out again which server has which keys, because one did not answer."""
+    async def find_servers(self) -> None:
+        """Find out which server has which keys, at first or because one did not answer."""
 
     def another(self) -> Servers:
         """Return the same servers with separate connections, for another event loop."""
@@ -187,19 +185,15 @@ class OneServer:
         self._renew = renew or node.another
 
     def site_of(self, key: str) -> int:
-        """Return the only site."""
         return 0
 
     def node_at(self, site: int) -> Node:
-        """Return the only server."""
         return self.node
 
     def nodes(self) -> list[Node]:
-        """Return the only server."""
         return [self.node]
 
     def key_of_each(self, name: Callable[[int], str]) -> list[str]:
-        """Return a key."""
         return [name(0)]
 
     def redirected(self, error: redis_errors.AskError) -> Node:
@@ -208,15 +202,14 @@ class OneServer:
             f"the server is a node of a cluster: use redis+cluster:// for it ({error})"
         ) from error
 
-    async def look_again(self) -> None:
-        """Do nothing: every new connection looks up the server, or the primary, again."""
+    async def find_servers(self) -> None:
+        """Do nothing: every new connection looks up the server or the primary itself."""
 
     def another(self) -> OneServer:
         """Return the same server with separate connections; only this one stops an embedded one."""
         return OneServer(self._renew(), renew=self._renew)
 
     async def close(self) -> None:
-        """Close all connections, then stop the server if we started it."""
         try:
             await self.node.close()
         finally:

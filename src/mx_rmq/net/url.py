@@ -41,11 +41,9 @@ if TYPE_CHECKING:
 
     from mx_rmq.net.topology import Servers
 
-CONNECT_WITHIN: Final = 5.0
-"""Seconds that connecting may take."""
+CONNECT_WITHIN: Final = 5.0  # seconds that connecting may take
 
-SENTINEL_WITHIN: Final = 1.0
-"""Seconds that a Sentinel has to name the primary; then the next one is asked."""
+SENTINEL_WITHIN: Final = 1.0  # seconds until the next Sentinel is asked for the primary
 
 SCHEMES: Final = (
     "redis",
@@ -62,8 +60,7 @@ SCHEMES: Final = (
 _PORTS: Final = {"cluster": 6379, "sentinel": 26379}
 _OURS: Final = frozenset(
     ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
-)
-"""Options of the client that decide how we read replies."""
+)  # options of the client that decide how we read replies
 
 _SENTINELS: Final = frozenset(("sentinel_username", "sentinel_password", "sentinel_password_file"))
 
@@ -72,12 +69,9 @@ _SENTINELS: Final = frozenset(("sentinel_username", "sentinel_password", "sentin
 class Address:
     """The parts of a URL."""
 
-    scheme: str
-    """redis, rediss, unix or embedded."""
-    way: str
-    """How to find the server: sentinel, cluster, or empty for a plain address."""
-    login: str
-    """As in the URL, including the @."""
+    scheme: str  # redis, rediss, unix or embedded
+    way: str  # how to find the server: sentinel, cluster, or empty for a plain address
+    login: str  # as in the URL, including the @
     hosts: list[str]
     path: str
     options: dict[str, str]
@@ -96,7 +90,6 @@ class PasswordFile(CredentialProvider):
         self._user = user
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return the password, with the user if there is one."""
         password = read_password(self._path)
         return (password,) if self._user is None else (self._user, password)
 
@@ -127,12 +120,11 @@ async def connect(url: str) -> Servers:
                     f"cannot use {shown_url(url)}: {option}: {error}"
                 ) from error
     servers = _servers(address, url)
-    await servers.look_again()
+    await servers.find_servers()
     return servers
 
 
 def _read(url: str) -> Address:
-    """Split a URL into its parts."""
     said, separator, rest = url.partition("://")
     scheme, _, way = said.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
@@ -177,9 +169,7 @@ def _servers(address: Address, url: str) -> Servers:
     if address.scheme != "unix":
         if "," in host:
             raise _refused(url)
-        if not re.fullmatch(
-            r"/?\d*", address.path
-        ):  # not shown: a password may have ended up there
+        if not re.fullmatch(r"/?\d*", address.path):  # not shown: it may be part of a password
             raise InvalidInput(
                 f"URL {shown_url(url)!r}: the database, after the host and a /, is not a number; "
                 "example: redis://HOST:6379/0"
@@ -208,33 +198,29 @@ def _sentinel(address: Address, url: str) -> OneServer:
             f"{', '.join(sorted(unknown))} is not an option of a Sentinel URL; "
             f"the options are {', '.join(sorted(_SENTINELS))}"
         )
-    own = {
-        name: value for name, value in address.options.items() if not name.startswith("sentinel_")
-    }
-    theirs = {name: value for name, value in own.items() if name.startswith("ssl_")}
-    user = quote(address.options.get("sentinel_username", ""), safe="")
-    password = quote(address.options.get("sentinel_password", ""), safe="")
-    if "sentinel_password_file" in address.options:
-        theirs["password_file"] = address.options["sentinel_password_file"]
+    options = dict(address.options)
+    user, password = (
+        quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")
+    )
+    file = options.pop("sentinel_password_file", None)
+    theirs = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    if file is not None:
+        theirs["password_file"] = file
     login = f"{user}:{password}@" if user or password else ""
-    sentinels = Address(address.scheme, "", login, address.hosts, "", theirs)
-    data = Address(address.scheme, "", address.login, address.hosts, named[2] or "", own)
+    to_sentinel = Address(address.scheme, "", login, address.hosts, "", theirs)
+    to_primary = Address(address.scheme, "", address.login, address.hosts, named[2] or "", options)
     primary = unquote(named[1])
 
     def node() -> Node:
-        guards = Sentinels(
-            [
-                _client(sentinels.plain(host), url, within=SENTINEL_WITHIN)
-                for host in sentinels.hosts
-            ]
-        )
-        pattern = _client(data.plain(data.hosts[0], data.path), url).connection_pool
-        options = dict(pattern.connection_kwargs)
-        del options["host"], options["port"]
+        hosts = [to_sentinel.plain(host) for host in address.hosts]
+        sentinels = Sentinels([_client(host, url, within=SENTINEL_WITHIN) for host in hosts])
+        pattern = _client(to_primary.plain(address.hosts[0], to_primary.path), url)
+        known = dict(pattern.connection_pool.connection_kwargs)
+        del known["host"], known["port"]
         pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            primary, guards, ssl=address.scheme == "rediss", **options
+            primary, sentinels, ssl=address.scheme == "rediss", **known
         )
-        return PrimaryNode(Redis.from_pool(pool), guards, primary)
+        return PrimaryNode(Redis.from_pool(pool), sentinels, primary)
 
     return OneServer(node(), renew=node)
 

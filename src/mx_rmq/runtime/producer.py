@@ -39,17 +39,13 @@ CHUNK: Final = 500
 RUN: Final = 16
 """`produce_all` sends at least this many messages to one partition before it uses the next."""
 
-REFRESH_EVERY: Final = 10.0
-"""Seconds between two checks for new partitions."""
+REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
 
 LAST_REFRESH_WITHIN: Final = 1.0
 """Seconds that the last check may take, when the producer is closed."""
 
-MAX_REMEMBERED: Final = 10_000
-"""How many results of `has_made_ids` to remember."""
-
-ENVELOPE: Final = 300
-"""Approximate size of a record without its payload, in bytes."""
+MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
+ENVELOPE: Final = 300  # approximate size of a record without its payload, in bytes
 
 _SCRIPTS: Final = ("produce_normal_message", "produce_delay_message")
 """Indexed by `Message.is_delayed`."""
