@@ -357,8 +357,8 @@ def test_an_unknown_variable_is_ignored_with_one_warning_that_names_the_closest(
     assert WorkerSettings.load() == WorkerSettings()
     assert WorkerSettings.load() == WorkerSettings()
     (warning,) = caplog.messages
-    assert "MX_RMQ_CONCURENCY is not a setting and is ignored" in warning
-    assert "did you mean MX_RMQ_CONCURRENCY?" in warning
+    assert "ignored: 'MX_RMQ_CONCURENCY' is not a setting" in warning
+    assert "did you mean 'MX_RMQ_CONCURRENCY'?" in warning
 
 
 def test_an_embedded_server_may_be_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:

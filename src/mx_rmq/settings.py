@@ -19,7 +19,7 @@ from enum import IntEnum
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
-from typing import Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput
@@ -27,25 +27,27 @@ from mx_rmq.core.names import check_prefix, check_topic, check_worker
 from mx_rmq.login import with_login
 from mx_rmq.safe_log import get_logger
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 logger = get_logger(__name__)
 
 DAY: Final = 86_400.0
 
 LONGEST_LEASE: Final = DAY
 
-SECOND_NET: Final = 3600
-"""Seconds after its age limit at which the server itself drops an archived field (HEXPIRE)."""
+SECOND_NET: Final = (
+    3600  # seconds after its age limit, the server drops an archived field (HEXPIRE)
+)
 
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
 _OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
-"""Variables that are not settings."""
 
 _WHOLE: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 
-_MOST: Final = 2**53 / 1000
-"""The largest number of seconds that is exact in milliseconds everywhere."""
+_MOST: Final = 2**53 / 1000  # the largest number of seconds that is exact in milliseconds
 
 
 def _range(least: float, most: float) -> dict[str, tuple[float, float]]:
@@ -209,8 +211,8 @@ _LOGIN: Final = ("username", "password", "password_file")
 def _settle(settings: Limits | WorkerSettings) -> None:
     """Check every field and normalize its value."""
     for known in fields(settings):
-        value = _checked(known, getattr(settings, known.name), known.name)
-        object.__setattr__(settings, known.name, value)
+        value = getattr(settings, known.name)
+        object.__setattr__(settings, known.name, _checked(known, value, known.name))
 
 
 def _checked(known: Field[Any], value: Any, said: str) -> Any:
@@ -287,14 +289,11 @@ def _load(
     cls: type[Limits | WorkerSettings], arguments: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Source]]:
     """Return the settings that are set, and the source of each."""
-    names = [known.name for known in fields(cls)]
-    for name in arguments:
-        if name not in names:
-            closest = get_close_matches(name, names, n=1, cutoff=0)[0]
-            raise TypeError(f"{name!r} is not a setting; did you mean {closest!r}?")
+    if unknown := _unknown(arguments, [known.name for known in fields(cls)]):
+        raise TypeError(unknown)
     values = {name: value for name, value in arguments.items() if value is not None}
     sources = dict.fromkeys(values, Source.ARGUMENT)
-    path, table, strength = _file()
+    path, table, source = _file()
     _warn_of_unknown(tuple(name for name in os.environ if name.startswith(VARIABLE)))
     for known in fields(cls):
         name = known.name
@@ -306,7 +305,7 @@ def _load(
             sources[name] = Source.ENVIRONMENT
         elif name in table:
             values[name] = _checked(known, table[name], f"{path}: {name}")
-            sources[name] = strength
+            sources[name] = source
     return values, sources
 
 
@@ -347,14 +346,14 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
     """Return the settings file, its table (empty if there is no file), and its precedence."""
     named = os.environ.get(f"{VARIABLE}CONFIG")
     path = Path(named or FILE)
-    strength = Source.ENVIRONMENT if named else Source.FILE
+    source = Source.ENVIRONMENT if named else Source.FILE
     try:
         with path.open("rb") as file:
             found, text = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         if named:
             raise InvalidInput(f"{VARIABLE}CONFIG={named!r}: no such file") from None
-        return path, {}, strength
+        return path, {}, source
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     _check_trust(path, found, named=bool(named))
@@ -362,32 +361,32 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
         table = tomllib.loads(text.decode("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
         raise InvalidInput(f"{path} is not TOML: {error}") from None
-    every = _names()
-    for key in table:
-        if key not in every:
-            closest = get_close_matches(key, every, n=1, cutoff=0)[0]
-            raise InvalidInput(f"{path}: {key!r:.80} is not a setting; did you mean {closest!r}?")
-    return path, table, strength
+    if unknown := _unknown(table, _names()):
+        raise InvalidInput(f"{path}: {unknown}")
+    return path, table, source
 
 
 def _names() -> list[str]:
     return [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
 
 
+def _unknown(given: Iterable[str], known: list[str]) -> str:
+    """Say which of the given names is unknown, and what was probably meant; empty: none is."""
+    for name in given:
+        if name not in known:
+            closest = get_close_matches(name, known, n=1, cutoff=0)[0]
+            return f"{name!r:.80} is not a setting; did you mean {closest!r}?"
+    return ""
+
+
 @cache  # so each process warns once
 def _warn_of_unknown(variables: tuple[str, ...]) -> None:
-    """Warn of misspelt variables. Not an error: Kubernetes sets MX_RMQ_PORT and the like for a
-    service called mx-rmq, and a variable may be meant for another program."""
+    """Warn of misspelt variables. Kubernetes sets some for a service that is called mx-rmq."""
     known = [VARIABLE + name for name in (*map(str.upper, _names()), *_OTHER_VARIABLES)]
     for variable in variables:
-        if variable in known or variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_")):
-            continue
-        (closest,) = get_close_matches(variable, known, n=1, cutoff=0)
-        logger.warning(
-            "the variable %.80s is not a setting and is ignored; did you mean %s?",
-            variable,
-            closest,
-        )
+        of_kubernetes = variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_"))
+        if not of_kubernetes and (unknown := _unknown([variable], known)):
+            logger.warning("a variable of the environment is ignored: %s", unknown)
 
 
 def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:

@@ -152,7 +152,7 @@ class Traces(Middleware):
 
 
 def _are_texts(headers: object) -> TypeGuard[dict[str, str]]:
-    """Say whether headers are valid; invalid ones are refused a moment later."""
+    """Return whether headers are valid; invalid ones are refused a moment later."""
     return isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())
 
 
@@ -201,7 +201,7 @@ def _about(delivery: Delivery) -> dict[str, str | int]:
 
 
 def _identify(span: Span, ids: Sequence[str]) -> None:
-    """Return the id if there is one message. Of many, each gets a span when it is handled."""
+    """Set the message's id, if there is only one."""
     if len(ids) == 1:
         span.set_attribute("messaging.message.id", ids[0])
 

@@ -71,7 +71,8 @@ class Outgoing:
         delay, ttl = _ms("delay", self.delay) or 0, _ms("ttl", self.ttl, least=0.001)
         if ttl is not None and ttl <= delay:
             raise InvalidInput(
-                f"ttl={self.ttl!r} and delay={self.delay!r}: the message would expire before its delay ends"
+                f"ttl={self.ttl!r} and delay={self.delay!r}: the message would expire before its "
+                "delay ends"
             )
         return Message.new(
             encode_payload(self.payload, max_payload),
