@@ -38,7 +38,7 @@ from typing import Self
 from urllib.parse import quote
 
 from mx_rmq.core.errors import EmbeddedServerError
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from mx_rmq.login import read_password
 
 _POLL = 0.001  # seconds between two polls of a server that does not answer yet

@@ -75,11 +75,11 @@ def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
 
     `topic`, `message_id`, `attempt` and `worker`, as far as they are known.
     """
-    said = getattr(record, "mx_rmq", None)
+    given = getattr(record, "mx_rmq", None)
     known: dict[str, Any] = {"worker": current.worker.get()}
     held = current.message.get()
-    if isinstance(said, dict):
-        known.update(said)
+    if isinstance(given, dict):
+        known.update(given)
     elif held is not None:
         known["topic"] = held.topic.topic
         known["message_id"] = held.claim.id

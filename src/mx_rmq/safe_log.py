@@ -73,7 +73,7 @@ def get_logger(name: str) -> SafeLogger:
 def defer_exit(error: BaseException) -> None:
     """Let SystemExit and KeyboardInterrupt end the program, but not in the middle of our work.
 
-    In an event loop they are raised from a callback of their own, which ends the loop. Elsewhere
+    In an event loop they are raised from a separate callback, which ends the loop. Elsewhere
     they are raised here. Any other exception is dropped: the caller has reported it.
     """
     if not isinstance(error, SystemExit | KeyboardInterrupt):

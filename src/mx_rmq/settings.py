@@ -143,7 +143,7 @@ class QueueSettings(Limits):
 
 
 class QueueOptions(TypedDict, total=False):
-    """The arguments of MessageQueue, beside the URL: see QueueSettings. None: not given."""
+    """The arguments of MessageQueue, apart from the URL: see QueueSettings. None: not given."""
 
     username: str | None
     password: str | None
@@ -215,74 +215,74 @@ def _settle(settings: Limits | WorkerSettings) -> None:
         object.__setattr__(settings, known.name, _checked(known, value, known.name))
 
 
-def _checked(known: Field[Any], value: Any, said: str) -> Any:
-    """Return a setting's normalized value, or refuse it. `said`: its source, for the error."""
+def _checked(known: Field[Any], value: Any, label: str) -> Any:
+    """Return a setting's normalized value, or refuse it. `label` names it in errors."""
     if known.type == "bool":
         if not isinstance(value, bool):
-            raise InvalidInput(f"{said}={value!r:.80} is not true or false")
+            raise InvalidInput(f"{label}={value!r:.80} is not true or false")
         return value
     if known.name == "url":
-        return _url(value, said)
+        return _url(value, label)
     if value is None and known.default is None:
         return None
     if known.type in (*_WHOLE, "float"):
-        return _number(known, value, said)
+        return _number(known, value, label)
     if known.name in ("username", "password", "password_file", "metrics_host"):
-        return _word(value, said)
+        return _word(value, label)
     if known.name == "topics":
-        return _topics(value, said)
+        return _topics(value, label)
     checks = {"prefix": check_prefix, "name": check_worker, "confirm": check_level}
     check = checks[known.name]
     try:
         return check(value)
     except InvalidInput as error:
-        raise InvalidInput(f"{said}={value!r:.80} is not valid: {error}") from error
+        raise InvalidInput(f"{label}={value!r:.80} is not valid: {error}") from error
 
 
-def _number(known: Field[Any], value: Any, said: str) -> float:
+def _number(known: Field[Any], value: Any, label: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{said}={value!r:.80} is not a number")
+        raise InvalidInput(f"{label}={value!r:.80} is not a number")
     if known.type in _WHOLE and not isinstance(value, int):
-        raise InvalidInput(f"{said}={value!r} is not a whole number")
+        raise InvalidInput(f"{label}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
-        raise InvalidInput(f"{said}=0 would refuse every payload")
+        raise InvalidInput(f"{label}=0 would refuse every payload")
     least, most = known.metadata.get("range", (0, _MOST))
     if not least <= value <= most:
-        raise InvalidInput(f"{said}={value!r} is not between {least:,.16g} and {most:,.16g}")
+        raise InvalidInput(f"{label}={value!r} is not between {least:,.16g} and {most:,.16g}")
     return value
 
 
-def _url(value: Any, said: str) -> str:
+def _url(value: Any, label: str) -> str:
     if value is None or value == "":
         raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or set url in {FILE}")
     if not isinstance(value, str):  # not shown: it may hold a password
-        raise InvalidInput(f"{said} is of type {type(value).__name__}, not a string")
+        raise InvalidInput(f"{label} is of type {type(value).__name__}, not a string")
     if not value.startswith("embedded://~"):
         return value
     directory = Path(value.removeprefix("embedded://"))
     try:
         return f"embedded://{directory.expanduser()}"
     except RuntimeError:
-        raise InvalidInput(f"{said}: there is no home directory for {directory}") from None
+        raise InvalidInput(f"{label}: there is no home directory for {directory}") from None
 
 
-def _word(value: Any, said: str) -> str:
+def _word(value: Any, label: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
-        raise InvalidInput(f"{said} is not a non-empty string")
+        raise InvalidInput(f"{label} is not a non-empty string")
     if set(value) & set("\r\n\0"):
-        raise InvalidInput(f"{said} has more than one line")
+        raise InvalidInput(f"{label} has more than one line")
     return value
 
 
-def _topics(value: Any, said: str) -> tuple[str, ...]:
+def _topics(value: Any, label: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise InvalidInput(f"{said}={value!r:.80} is not a list of topics")
+        raise InvalidInput(f"{label}={value!r:.80} is not a list of topics")
     if not value:
-        raise InvalidInput(f"{said}={value!r} names no topic; omit it to serve all topics")
+        raise InvalidInput(f"{label}={value!r} names no topic; omit it to serve all topics")
     try:
         return tuple(dict.fromkeys(check_topic(topic) for topic in value))
     except InvalidInput as error:
-        raise InvalidInput(f"{said}: {error}") from error
+        raise InvalidInput(f"{label}: {error}") from error
 
 
 def _load(

@@ -12,11 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from mx_rmq.core.errors import ProduceUnknown
-from mx_rmq.core.extras import how_to_install
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import HandlerTimeout, Retry
-from mx_rmq.core.text import storable
+from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
 

@@ -105,7 +105,8 @@ def encode(message: Message) -> bytes:
         raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes, topic: str | None = None, id: str | None = None) -> Message:
+    """Decode a record. With `topic` and `id`, refuse that of another message."""
     try:
         if not data.isascii():
             data.decode()  # the payload stays raw, so nothing else checks it
@@ -117,6 +118,12 @@ def decode(data: bytes) -> Message:
     # msgspec's own limit depends on the interpreter. The payload is one level inside the record.
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH + 1):
         raise DecodeError(f"not a message record: {_TOO_DEEP}", data)
+    if id is not None and (message.id != id or message.topic != topic):
+        raise DecodeError(
+            f"the record under id {id!r:.80} of topic {topic!r} says "
+            f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
+            data,
+        )
     return message
 
 
@@ -135,18 +142,6 @@ def _extended(data: bytes, error: Exception) -> Message:
     except _UNREADABLE as better:
         raise DecodeError(f"not a message record: {better}", data) from better
     return Extended(**msgspec.structs.asdict(known), unknown=unknown)
-
-
-def decode_as(data: bytes, topic: str, id: str) -> Message:
-    """Decode the record stored under an id of a topic; refuse another message's."""
-    message = decode(data)
-    if message.id != id or message.topic != topic:
-        raise DecodeError(
-            f"the record under id {id!r:.80} of topic {topic!r} says "
-            f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
-            data,
-        )
-    return message
 
 
 def _refuse_non_finite(payload: Any) -> None:

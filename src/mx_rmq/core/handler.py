@@ -176,7 +176,7 @@ def _shape(
     taken = payloads + deliveries
     for place in places[len(taken) :]:
         if place in taken:
-            raise _refused(title, f"{place.name} stands behind one with a default", cron)
+            raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
     return _Shape(
         payload_type=payloads[0].annotation if payloads else Any,
         delivery=bool(deliveries),

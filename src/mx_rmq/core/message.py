@@ -81,7 +81,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         return f"{self.type}: {self.text}" if self.text else self.type
 
 

@@ -103,8 +103,8 @@ def _timestamp(at: datetime | float | None) -> float | None:
     if not isinstance(at, datetime):
         return at
     if at.tzinfo is None:
-        said = at.isoformat()
-        raise InvalidInput(f"at={said} has no time zone; in UTC it would be {said}+00:00")
+        shown = at.isoformat()
+        raise InvalidInput(f"at={shown} has no time zone; in UTC it would be {shown}+00:00")
     return at.timestamp()
 
 

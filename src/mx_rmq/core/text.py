@@ -1,4 +1,4 @@
-"""Make untrusted text safe to store and show; format times and sizes for people."""
+"""Text for people: untrusted text made safe to store and show, times, sizes, how to install."""
 
 from __future__ import annotations
 
@@ -67,3 +67,12 @@ def duration(seconds: float | None) -> str | None:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def how_to_install(extra: str) -> str:
+    """Say how to get the packages of an extra.
+
+    On PyPI, mx-rmq is another project (docs/install.md). Naming it is safe here: mx-rmq is already
+    installed, so pip keeps it and adds the packages of the extra.
+    """
+    return f"run pip install 'mx-rmq[{extra}]', or pip install '.[{extra}]' in a clone"

@@ -352,9 +352,8 @@ class Wires:
             async with asyncio.timeout(within):
                 wire = await Wire.open(connection)
         except (redis_errors.RedisError, OSError) as error:  # TimeoutError is an OSError
-            said = await _tls_alert(connection, error)
-            why = str(said) or "no answer"
-            raise Unreached(f"connecting to the server: {why}") from said
+            cause = await _tls_alert(connection, error)
+            raise Unreached(f"connecting to the server: {str(cause) or 'no answer'}") from cause
         try:
             self._refuse_if_closed()
         except Unreached:

@@ -80,10 +80,10 @@ def not_loaded(server: str) -> redis_errors.NoScriptError:
 
 
 def cannot_use(url: str, error: Exception, patience: float) -> ServerUnavailable:
-    said = error.__cause__ or error
-    if isinstance(said, redis_errors.NoScriptError):
-        return ServerUnavailable(f"cannot use {shown_url(url)}: {said}")
-    why = why_refused(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
+    cause = error.__cause__ or error
+    if isinstance(cause, redis_errors.NoScriptError):
+        return ServerUnavailable(f"cannot use {shown_url(url)}: {cause}")
+    why = why_refused(cause) or f"no answer within {patience:g} s ({cause}){_advice(url, cause)}"
     return ServerUnavailable(f"cannot use {shown_url(url)}: {why}")
 
 
