@@ -150,7 +150,7 @@ class EmbeddedServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def log_end(self, lines: int = 5) -> str:
+    def log_end(self) -> str:
         """Quote the end of the server's log; for its owner, only lines since it started."""
         try:
             with (self.directory / "server.log").open("rb") as log:
@@ -159,7 +159,7 @@ class EmbeddedServer:
                 text = log.read().decode(errors="replace")
         except OSError as error:
             return f"server.log cannot be read: {error.strerror}"
-        last = [line.strip() for line in text.splitlines() if line.strip()][-lines:]
+        last = [line.strip() for line in text.splitlines() if line.strip()][-5:]
         return f"server.log ends with: {' | '.join(last)}" if last else "server.log says nothing"
 
     def __enter__(self) -> Self:

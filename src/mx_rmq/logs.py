@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LONGEST: Final = 8192  # characters of a payload in a line
+MAX_PAYLOAD: Final = 8192  # characters of a payload in a line
 
-_USUAL: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
+_STANDARD: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
 """What every record has, and what a formatter adds to it."""
 
 
@@ -58,7 +58,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        extra = {name: value for name, value in vars(record).items() if name not in _USUAL}
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         extra.pop("mx_rmq", None)
         if extra:
             line["extra"] = self._mask(extra)
@@ -106,7 +106,8 @@ class FailedPayloads(Middleware):
             raise
 
     def _log(self, delivery: Delivery) -> None:
-        payload = storable(json.dumps(self._mask(delivery.payload), ensure_ascii=False), LONGEST)
+        shown = json.dumps(self._mask(delivery.payload), ensure_ascii=False)
+        payload = storable(shown, MAX_PAYLOAD)
         logger.warning("%s %s: the payload that failed: %s", delivery.topic, delivery.id, payload)
 
 

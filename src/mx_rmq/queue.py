@@ -21,7 +21,7 @@ from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.message import Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options, check_topic
-from mx_rmq.core.outgoing import Outgoing, all_of
+from mx_rmq.core.outgoing import Outgoing, check_each
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
 from mx_rmq.runtime.event_bus import Events
@@ -289,7 +289,7 @@ class MessageQueue:
             )
         producer, limit = self._open_producer(), self.settings.max_payload
         message = pattern.message(limit)
-        messages = all_of(
+        messages = check_each(
             msgspec.structs.replace(
                 message,
                 payload=encode_payload(payload, limit),
@@ -298,16 +298,16 @@ class MessageQueue:
             for payload, id, _ in each
         )
         if keys is not None:
-            keys = all_of(check_key(key) for key in keys)
+            keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(pattern.confirm)
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""
         producer = self._open_producer()
-        messages = all_of(one.message(self.settings.max_payload) for one in outgoing)
-        keys = all_of(None if one.key is None else check_key(one.key) for one in outgoing)
-        confirms = all_of(self.settings.confirmation(one.confirm) for one in outgoing)
+        messages = check_each(one.message(self.settings.max_payload) for one in outgoing)
+        keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
+        confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
         if len(outgoing) > 1:
             return await produce_many(producer, messages, keys, confirms)
         (message,), (key,), (confirm,) = messages, keys, confirms

@@ -45,9 +45,9 @@ VARIABLE: Final = "MX_RMQ_"
 
 _OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
 
-_WHOLE: Final = ("int", "int | None")  # annotations of settings that are whole numbers
+_INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 
-_MOST: Final = 2**53 / 1000  # the largest number of seconds that is exact in milliseconds
+_MAX_SECONDS: Final = 2**53 / 1000  # the largest number of seconds that is exact in milliseconds
 
 
 def _range(least: float, most: float) -> dict[str, tuple[float, float]]:
@@ -85,7 +85,7 @@ class Limits:
     One entry covers up to 25 messages."""
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _validate(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class WorkerSettings:
     """Messages that the worker handles at the same time."""
     topics: tuple[str, ...] | None = None
     """The topics it works on; None: every topic that has a handler."""
-    grace: float = field(default=30.0, metadata=_range(0, _MOST))
+    grace: float = field(default=30.0, metadata=_range(0, _MAX_SECONDS))
     """How long handlers may keep running after the worker is told to stop."""
     prefetch: int = field(default=1000, metadata=_range(0, 10_000))
     """How many messages the worker may take ahead of free slots."""
@@ -188,7 +188,7 @@ class WorkerSettings:
     """The address that this port is opened on."""
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _validate(self)
 
     @classmethod
     def load(cls, **arguments: Any) -> WorkerSettings:
@@ -208,7 +208,7 @@ class Source(IntEnum):
 _LOGIN: Final = ("username", "password", "password_file")
 
 
-def _settle(settings: Limits | WorkerSettings) -> None:
+def _validate(settings: Limits | WorkerSettings) -> None:
     """Check every field and normalize its value."""
     for known in fields(settings):
         value = getattr(settings, known.name)
@@ -225,10 +225,10 @@ def _checked(known: Field[Any], value: Any, label: str) -> Any:
         return _url(value, label)
     if value is None and known.default is None:
         return None
-    if known.type in (*_WHOLE, "float"):
+    if known.type in (*_INTEGERS, "float"):
         return _number(known, value, label)
     if known.name in ("username", "password", "password_file", "metrics_host"):
-        return _word(value, label)
+        return _text(value, label)
     if known.name == "topics":
         return _topics(value, label)
     checks = {"prefix": check_prefix, "name": check_worker, "confirm": check_level}
@@ -242,11 +242,11 @@ def _checked(known: Field[Any], value: Any, label: str) -> Any:
 def _number(known: Field[Any], value: Any, label: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{label}={value!r:.80} is not a number")
-    if known.type in _WHOLE and not isinstance(value, int):
+    if known.type in _INTEGERS and not isinstance(value, int):
         raise InvalidInput(f"{label}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
         raise InvalidInput(f"{label}=0 would refuse every payload")
-    least, most = known.metadata.get("range", (0, _MOST))
+    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
     if not least <= value <= most:
         raise InvalidInput(f"{label}={value!r} is not between {least:,.16g} and {most:,.16g}")
     return value
@@ -266,7 +266,7 @@ def _url(value: Any, label: str) -> str:
         raise InvalidInput(f"{label}: there is no home directory for {directory}") from None
 
 
-def _word(value: Any, label: str) -> str:
+def _text(value: Any, label: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
         raise InvalidInput(f"{label} is not a non-empty string")
     if set(value) & set("\r\n\0"):
@@ -332,12 +332,12 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     if known.type == "bool":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     try:
-        if known.type in _WHOLE:
+        if known.type in _INTEGERS:
             return int(text)
         if known.type == "float":
             return float(text)
     except ValueError:
-        whole = "whole " if known.type in _WHOLE else ""
+        whole = "whole " if known.type in _INTEGERS else ""
         raise InvalidInput(f"{variable}={text!r:.80} is not a {whole}number") from None
     return text
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, Produce
     from mx_rmq.core.outgoing import Outgoing
 
-LONGEST: Final = 200  # maximum characters of a topic or an id that is not validated yet
+MAX_NAME: Final = 200  # maximum characters of a topic or an id that is not validated yet
 
 
 class Traces(Middleware):
@@ -69,7 +69,7 @@ class Traces(Middleware):
         if len(messages) > 1:
             attributes["messaging.batch.message_count"] = len(messages)
         elif messages and isinstance(messages[0].id, str):
-            attributes["messaging.message.id"] = storable(messages[0].id, LONGEST)
+            attributes["messaging.message.id"] = storable(messages[0].id, MAX_NAME)
         span = self._tracer.start_span(
             **_named("send", {one.topic for one in messages}, attributes),
             kind=SpanKind.CLIENT if len(own) == len(headers) else SpanKind.PRODUCER,
@@ -183,7 +183,7 @@ def _named(operation: str, topics: set[str], attributes: dict[str, str | int]) -
     }
     if len(topics) > 1:
         return {"name": operation, "attributes": attributes}
-    topic = storable(str(*topics), LONGEST)
+    topic = storable(str(*topics), MAX_NAME)
     attributes["messaging.destination.name"] = topic
     return {"name": f"{operation} {topic}", "attributes": attributes}
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 from redis import exceptions as redis_errors
 
-from mx_rmq.net.availability import Links
 from mx_rmq.net.caller import Caller
 from mx_rmq.net.topology import Node, OneServer
 from mx_rmq.net.url import connect
@@ -104,17 +103,15 @@ async def test_looking_again_changes_nothing(one: OneServer) -> None:
     assert one.node_at(0) is node
 
 
-async def test_a_caller_tells_the_links_that_it_was_given(one: OneServer) -> None:
-    links = Links()
-    caller = Caller(one, patience=0, links=links)
-    link = links[0]
+async def test_a_caller_tells_its_link_that_the_server_answers(one: OneServer) -> None:
+    caller = Caller(one, patience=0)
+    link = caller.links[0]
     link.failed(OSError("refused"))
     await caller.command("EXISTS", "key")
-    assert caller.links is links
     assert link._failing_since is None
 
 
-async def test_a_caller_without_links_has_its_own(one: OneServer) -> None:
+async def test_each_caller_has_its_own_links(one: OneServer) -> None:
     first, second = (Caller(one, patience=0) for _ in range(2))
     assert first.links is not second.links
 

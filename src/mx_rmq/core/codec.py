@@ -48,7 +48,7 @@ class _Version(msgspec.Struct):
 _version_decoder = msgspec.json.Decoder(_Version)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-_KNOWN: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
+_FIELDS: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
 
 _TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -99,7 +99,7 @@ def encode(message: Message) -> bytes:
     try:
         if message.__class__ is not Extended:
             return _encoder.encode(message)
-        known = Message(**{name: getattr(message, name) for name in _KNOWN})
+        known = Message(**{name: getattr(message, name) for name in _FIELDS})
         return _encoder.encode(known)[:-1] + b"," + _encoder.encode(message.unknown)[1:]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
@@ -135,7 +135,7 @@ def _extended(data: bytes, error: Exception) -> Message:
             raise NewerRecord(_newer(version), data) from error
         data.decode()
         fields = _fields_decoder.decode(data)
-        unknown = {name: fields.pop(name) for name in [*fields] if name not in _KNOWN}
+        unknown = {name: fields.pop(name) for name in [*fields] if name not in _FIELDS}
         known = _decoder.decode(_encoder.encode(fields))
     except RecursionError as better:
         raise DecodeError(f"not a message record: {_TOO_DEEP}", data) from better

@@ -13,8 +13,8 @@ from cronsim import CronSim, CronSimError
 
 from mx_rmq.core.errors import InvalidInput
 
-LATE: Final = 10_000  # a tick that could not fire within this many ms was missed
-MANY: Final = 1_000  # missed ticks are counted up to this number
+LATE_MS: Final = 10_000  # a tick that could not fire within this many ms was missed
+MAX_COUNTED: Final = 1_000  # missed ticks are counted up to this number
 
 FIELDS: Final = (
     "it has five fields, minute (0-59) hour (0-23) day (1-31) month (1-12) weekday (0-7), or six "
@@ -73,14 +73,14 @@ class Cron:
         return tick if tick > after else None
 
     def ticks(self, after: int, until: int) -> int:
-        """Count the ticks after one time and up to another, at most MANY."""
-        coming = islice(CronSim(self.expression, self._datetime(after)), MANY)
+        """Count the ticks after one time and up to another, at most MAX_COUNTED."""
+        coming = islice(CronSim(self.expression, self._datetime(after)), MAX_COUNTED)
         return sum(1 for _ in takewhile(lambda tick: _ms(tick) <= until, coming))
 
     def due(self, now: int, last: int) -> int | None:
         """Return the tick that must fire now, if the last one fired at `last`."""
         tick = self.latest(now, last)
-        if tick is None or (self.missed is Missed.SKIP and now - tick > LATE):
+        if tick is None or (self.missed is Missed.SKIP and now - tick > LATE_MS):
             return None
         return tick
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
-_USUAL: Final = Exponential()
+_DEFAULT_RETRY: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -82,7 +82,7 @@ class Handler:
     """Failed attempts after which a message is dead."""
     max_crashes: int = MAX_CRASHES
     """Worker crashes after which a message is dead."""
-    retry: Policy = _USUAL
+    retry: Policy = _DEFAULT_RETRY
     """When the next attempt comes."""
     partitions: int | None = None
     """Minimum number of partitions of the topic. None: not declared here."""
@@ -270,7 +270,7 @@ def _name(chain: list[Any]) -> str:
 def _checked(where: str, name: str, value: Any) -> Any:
     """Return an option's normalized value, or refuse it."""
     if name == "retry" and value is None:
-        return _USUAL
+        return _DEFAULT_RETRY
     if value is None and name in ("concurrency", "timeout", "partitions"):
         return None
     try:

@@ -4,7 +4,7 @@ A mask is the name of a field, at any depth, or a path of names: `card.number` i
 a card. Case, blanks, `-` and `_` do not matter, and `*` stands for any part of a name.
 
 Keys are untrusted. Each name is matched once and without backtracking, however many dots a key has
-and however deep it is, and after `STEPS` names and values the rest is left out.
+and however deep it is, and after `MAX_STEPS` names and values the rest is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 HIDDEN: Final = "***"  # shown instead of a masked value
 
-ALWAYS: Final = (  # always masked
+ALWAYS_MASKED: Final = (
     "*password*",
     "*passwd*",
     "*pwd*",
@@ -43,10 +43,10 @@ ALWAYS: Final = (  # always masked
     "cvc",
 )
 
-MOST_BITS: Final = 2000
+MAX_BITS: Final = 2000
 """The largest number that is shown. Python refuses to format much larger ones."""
 
-STEPS: Final = 5000
+MAX_STEPS: Final = 5000
 """Names and values of one payload that are examined. A log line has room for fewer."""
 
 REST: Final = "…"  # shown instead of the rest
@@ -66,7 +66,7 @@ class Mask:
         self._firsts = self._lasts = 0
         bits: defaultdict[str, int] = defaultdict(int)
         bit = 1
-        for name in (*ALWAYS, *names):
+        for name in (*ALWAYS_MASKED, *names):
             parts = _normal(name).split(".")
             if not all(parts):
                 raise InvalidInput(f"mask {name!r:.80} is not a field name or a path of them")
@@ -96,7 +96,7 @@ class Mask:
             return self._items(list(value), path, steps)
         if type(value) is int:
             bits = value.bit_length()
-            return value if bits <= MOST_BITS else f"<int of {bits} bits>"
+            return value if bits <= MAX_BITS else f"<int of {bits} bits>"
         if type(value) is float:
             return value if isfinite(value) else str(value)  # JSON has no such number
         builtin = msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
@@ -150,7 +150,7 @@ class _Steps:
     """How many steps are left for one payload."""
 
     def __init__(self) -> None:
-        self._left = STEPS
+        self._left = MAX_STEPS
 
     def take(self, count: int) -> bool:
         """Use up steps; return False if too few are left."""

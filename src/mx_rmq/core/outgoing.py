@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milliseconds
+MAX_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milliseconds
 
 
 class ProduceOptions(TypedDict, total=False):
@@ -88,7 +88,7 @@ class Outgoing:
         )
 
 
-def all_of(checked: Iterable[T]) -> list[T]:
+def check_each(checked: Iterable[T]) -> list[T]:
     """Collect one result per message of a `produce_many`. An error says which one is wrong."""
     found: list[T] = []
     try:
@@ -112,8 +112,8 @@ def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
     if seconds is None:
         return None
     wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
-    if wrong or not least <= seconds <= MOST_SECONDS:
+    if wrong or not least <= seconds <= MAX_SECONDS:
         raise InvalidInput(
-            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}"
+            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MAX_SECONDS:g}"
         )
     return round(float(seconds) * 1000)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mx_rmq.core.errors import InvalidInput
 
-MOST: Final = 1024  # partitions of one topic
+MAX_PARTITIONS: Final = 1024  # of one topic
 
 _NUMBERED: Final = re.compile(r".+-[0-9]{1,15}\.([0-9]{1,4})", re.ASCII)
 
@@ -63,12 +63,14 @@ def number_for(key: str, count: int) -> int:
 
 def partitions_of(count: bytes) -> int:
     """Return a topic's number of partitions from the registry; 1 if the value is invalid."""
-    return min(int(count), MOST) if count.isdigit() and int(count) else 1
+    return min(int(count), MAX_PARTITIONS) if count.isdigit() and int(count) else 1
 
 
 def check_partitions(count: Any) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
-        raise InvalidInput(f"partitions={count!r:.80} is not a whole number from 1 to {MOST}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidInput(
+            f"partitions={count!r:.80} is not a whole number from 1 to {MAX_PARTITIONS}"
+        )
     return count
 
 

@@ -48,7 +48,7 @@ FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
 RECEIPT_MS: Final = 600_000  # how long receipts are kept; the scripts use the same number
-HOPS: Final = 5  # how many redirects a call follows before it pauses
+MAX_REDIRECTS: Final = 5  # how many redirects a call follows before it pauses
 
 _DENIED: Final = re.compile(r"(?i)no permissions|can't (run|access)|NOPERM")
 """What servers say to a user who lacks a right."""
@@ -62,12 +62,11 @@ class Caller:
         servers: Servers,
         *,
         patience: float,
-        links: Links | None = None,
         reply_within: float = REPLY_WITHIN,
         load_scripts: bool = True,
     ) -> None:
         self.servers = servers
-        self.links = Links() if links is None else links
+        self.links = Links()
         self._patience = patience
         self._reply_within = reply_within
         self.load_scripts = load_scripts
@@ -185,7 +184,7 @@ class Caller:
         deadline = time.monotonic() + self._patience
         pause = FIRST_PAUSE
         sent = False
-        hops = 0
+        redirects = 0
         site = self.servers.site_of(key)
         link = self.links[site]
         asked: Node | None = None
@@ -208,9 +207,9 @@ class Caller:
                         continue
                     error = not_loaded(self.servers.node_at(site).name)
                 asked = None
-                if isinstance(error, redis_errors.AskError) and hops < HOPS:
+                if isinstance(error, redis_errors.AskError) and redirects < MAX_REDIRECTS:
                     named = self.servers.redirected(error)
-                    hops += 1
+                    redirects += 1
                     if isinstance(error, redis_errors.MovedError):
                         continue
                     if send is _send:  # the slot is being moved there
@@ -227,7 +226,7 @@ class Caller:
                 if not passing or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; retrying in %.2f s", what, error, pause)
-            hops = 0
+            redirects = 0
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
             await self.servers.find_servers()
             pause = min(pause * 2, LONGEST_PAUSE)

@@ -30,7 +30,7 @@ logger = get_logger(__name__)
 SLOTS: Final = 16_384
 
 MAP_WITHIN: Final = 1.0  # seconds that a node has to return the map
-ASKED: Final = 3  # nodes that are asked for the map at once; the first answer counts
+ASK_AT_ONCE: Final = 3  # nodes that are asked for the map at once; the first answer counts
 
 Address = tuple[str, int]
 
@@ -149,10 +149,10 @@ class Cluster:
         random.shuffle(addresses)
         if but in addresses:
             addresses.remove(but)
-        for start in range(0, len(addresses), ASKED):
+        for start in range(0, len(addresses), ASK_AT_ONCE):
             asking = [
                 asyncio.create_task(self._ask(address), name="mx-rmq cluster map")
-                for address in addresses[start : start + ASKED]
+                for address in addresses[start : start + ASK_AT_ONCE]
             ]
             try:
                 for answer in asyncio.as_completed(asking):

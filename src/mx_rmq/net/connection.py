@@ -38,7 +38,7 @@ ALERT_WITHIN: Final = 1.0  # seconds that a server has to say over TLS why it hu
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 """After five seconds of silence, probe a connection three times, two seconds apart."""
 
-READ: Final = 65_536
+READ_BUFFER: Final = 65_536
 """Bytes to read at once, into a buffer that each wire keeps. asyncio's default is a new 256 KiB
 buffer per read, which fragments the heap until it grows forever."""
 
@@ -61,7 +61,7 @@ class Wire(asyncio.BufferedProtocol):
             notEnoughData=_NOT_YET,
         )
         self._feed = cast("Callable[[memoryview, int, int], None]", self._replies.feed)
-        self._read = memoryview(bytearray(READ))
+        self._read = memoryview(bytearray(READ_BUFFER))
         self._waiter: asyncio.Future[Any] | None = None
         self._received: list[Any] = []  # the replies received so far
         self._expected: int | None = None

@@ -58,11 +58,13 @@ SCHEMES: Final = (
     "rediss+cluster",
 )
 _PORTS: Final = {"cluster": 6379, "sentinel": 26379}
-_OURS: Final = frozenset(
+_RESERVED_OPTIONS: Final = frozenset(
     ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
 )  # options of the client that decide how we read replies
 
-_SENTINELS: Final = frozenset(("sentinel_username", "sentinel_password", "sentinel_password_file"))
+_SENTINEL_OPTIONS: Final = frozenset(
+    ("sentinel_username", "sentinel_password", "sentinel_password_file")
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -192,11 +194,11 @@ def _sentinel(address: Address, url: str) -> OneServer:
             f"URL {shown_url(url)!r} must name the primary and the number of the database; "
             "example: redis+sentinel://HOST:26379,HOST:26379/NAME/0"
         )
-    unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINELS
+    unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINEL_OPTIONS
     if unknown:
         raise InvalidInput(
             f"{', '.join(sorted(unknown))} is not an option of a Sentinel URL; "
-            f"the options are {', '.join(sorted(_SENTINELS))}"
+            f"the options are {', '.join(sorted(_SENTINEL_OPTIONS))}"
         )
     options = dict(address.options)
     user, password = (
@@ -242,7 +244,7 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
         if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
             raise ValueError  # the client would silently use database 0
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if _OURS & options.keys():
+        if _RESERVED_OPTIONS & options.keys():
             raise ValueError  # these decide how we read replies
         for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             if name in options and not Path(options[name]).is_file():

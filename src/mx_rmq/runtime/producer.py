@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import MOST, number_for, number_in, partition
+from mx_rmq.core.partition import MAX_PARTITIONS, number_for, number_in, partition
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.lanes import Withdrawn, maker_of
 
@@ -205,7 +205,7 @@ class Producer:
         first = partition(topic, number)
         if first == name or (first, maker) in self._made_none:
             return name
-        if self.store.partitions[topic] <= number < MOST:  # the topic may have grown
+        if self.store.partitions[topic] <= number < MAX_PARTITIONS:  # the topic may have grown
             await self.store.register_topics({topic: 1})
             name = self._partition(topic, id, key)
         if number < self.store.partitions[topic] and await self.store.has_made_ids(first, maker):
@@ -405,7 +405,7 @@ def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Seque
 
 def _count_from_anywhere() -> count[int]:
     """Count from a random number, so that producers started together do not move in step."""
-    return count(random.randrange(MOST))  # noqa: S311 - no secret
+    return count(random.randrange(MAX_PARTITIONS))  # noqa: S311 - no secret
 
 
 def _size(message: Message) -> int:
