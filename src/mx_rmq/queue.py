@@ -70,7 +70,7 @@ class MessageQueue:
     # declaring
 
     def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
-        """Declare a function as the handler of a topic.
+        """Declare a function as the handler of a topic. Options: see `HandlerOptions`.
 
         With `partitions` and concurrency=1, all workers together handle the messages of a
         partition one at a time and in order.
@@ -151,8 +151,7 @@ class MessageQueue:
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
         around = around_produce(self._middleware, self._send_each)
-        self._around = None if around == self._send_each else around
-        """What wraps a produce; None: nothing."""
+        self._around = None if around == self._send_each else around  # None: no middleware
 
     # opening and closing
 
@@ -199,10 +198,12 @@ class MessageQueue:
 
     @property
     def is_open(self) -> bool:
+        """Whether it is connected."""
         return self._loop is not None and not self._loop.is_closed()
 
     @property
     def store(self) -> Store:
+        """The open store, one layer below: one method per transition."""
         return self._open_producer().store
 
     def _open_producer(self) -> Producer:

@@ -15,6 +15,7 @@ from mx_rmq.core.errors import ProduceUnknown
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import HandlerTimeout, Retry
+from mx_rmq.core.payload import type_name
 from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
@@ -139,15 +140,15 @@ class Traces(Middleware):
     def _fail(self, span: Span, error: BaseException) -> None:
         """Record an error. The SDK's own way would store the text unchecked."""
         failure = Failure.of(error, at=0)
-        kind = _type(error)
-        said = f"{kind}: {failure.text}" if self._error_texts else kind
-        passed = f"Traceback (most recent call last):\n{failure.traceback}{said}"
-        about = {"exception.type": kind, "exception.stacktrace": passed}
+        kind = storable(type_name(type(error)))
+        text = f"{kind}: {failure.text}" if self._error_texts else kind
+        stack = f"Traceback (most recent call last):\n{failure.traceback}{text}"
+        about = {"exception.type": kind, "exception.stacktrace": stack}
         if self._error_texts:
             about["exception.message"] = failure.text
         span.add_event("exception", about)
         span.set_attribute("error.type", kind)
-        span.set_status(Status(StatusCode.ERROR, said))
+        span.set_status(Status(StatusCode.ERROR, text))
 
 
 def _are_texts(headers: object) -> TypeGuard[dict[str, str]]:
@@ -203,9 +204,3 @@ def _identify(span: Span, ids: Sequence[str]) -> None:
     """Set the message's id, if there is only one."""
     if len(ids) == 1:
         span.set_attribute("messaging.message.id", ids[0])
-
-
-def _type(error: BaseException) -> str:
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return storable(module + kind.__qualname__)

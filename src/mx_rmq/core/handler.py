@@ -41,7 +41,7 @@ _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 
 
 class CronOptions(TypedDict, total=False):
-    """The options of `mq.cron` that `mq.handler` has too. `Handler` says what they mean."""
+    """Options of `mq.handler` and `mq.cron`. `Handler` says what they mean, and their defaults."""
 
     timeout: float | None
     max_attempts: int
@@ -50,7 +50,7 @@ class CronOptions(TypedDict, total=False):
 
 
 class HandlerOptions(CronOptions, total=False):
-    """The options of `mq.handler`."""
+    """The options of `mq.handler`, with those of `CronOptions`."""
 
     concurrency: int | None
     partitions: int | None
@@ -62,30 +62,19 @@ class Handler:
 
     topic: str
     function: Callable[..., Any]
-    name: str
-    """Module and qualified name of the function."""
-    is_async: bool
-    """True for a coroutine function. Any other function is called in a thread."""
-    wants_payload: bool
-    """False only for cron."""
+    name: str  # module and qualified name of the function
+    is_async: bool  # any other function is called in a thread
+    wants_payload: bool  # false only for cron
     wants_delivery: bool
-    delivery_first: bool
-    """True if the Delivery comes before the payload."""
-    payload_type: Any
-    """The payload's annotation. Any: the decoded JSON, unchanged."""
+    delivery_first: bool  # true if the Delivery comes before the payload
+    payload_type: Any  # the payload's annotation; Any: the decoded JSON, unchanged
     decode: Decode
-    concurrency: int | None = None
-    """Messages that a worker handles at the same time. None: no limit but the worker's."""
-    timeout: float | None = None
-    """Seconds that one attempt may take. None: no limit."""
-    max_attempts: int = 5
-    """Failed attempts after which a message is dead."""
-    max_crashes: int = MAX_CRASHES
-    """Worker crashes after which a message is dead."""
-    retry: Policy = _DEFAULT_RETRY
-    """When the next attempt comes."""
-    partitions: int | None = None
-    """Minimum number of partitions of the topic. None: not declared here."""
+    concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
+    timeout: float | None = None  # seconds for one attempt; None: no limit
+    max_attempts: int = 5  # failed attempts after which a message is dead
+    max_crashes: int = MAX_CRASHES  # worker crashes after which a message is dead
+    retry: Policy = _DEFAULT_RETRY  # when the next attempt comes
+    partitions: int | None = None  # minimum for the topic; None: not declared here
 
     @property
     def ordered(self) -> bool:

@@ -43,12 +43,8 @@ ALWAYS_MASKED: Final = (
     "cvc",
 )
 
-MAX_BITS: Final = 2000
-"""The largest number that is shown. Python refuses to format much larger ones."""
-
-MAX_STEPS: Final = 5000
-"""Names and values of one payload that are examined. A log line has room for fewer."""
-
+MAX_BITS: Final = 2000  # size of a number that is shown; Python refuses to format much larger ones
+MAX_STEPS: Final = 5000  # names and values of a payload to examine; more does not fit a log line
 REST: Final = "…"  # shown instead of the rest
 
 _IGNORED: Final = str.maketrans("", "", "-_ ")

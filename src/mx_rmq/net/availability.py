@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AWAY_AFTER: Final = 1.0
-"""Seconds of nothing but failures after which the server counts as away. A blip does not count."""
-
-GAP: Final = 0.5
-"""Seconds without an answer after which we cannot tell whether the server was reachable."""
+AWAY_AFTER: Final = 1.0  # seconds of nothing but failures after which the server counts as away
+GAP: Final = 0.5  # seconds without an answer after which the server may have been unreachable
 
 
 class Link:
@@ -21,19 +18,13 @@ class Link:
     def __init__(self) -> None:
         self._failing_since: float | None = None
         self._asked_at: float | None = None  # when the oldest unanswered call was made
-        self._away = False
+        self.is_away = False  # `on_lost` was called, and `on_back` not yet
         self.answered_at = float("-inf")  # when a call was last answered, on the monotonic clock
         self.answered_since = float("inf")  # since when answers have come without a gap
         self.back_at = float("-inf")  # when the server last came back after it was away
-        self.late_at = float("-inf")
-        """When it last answered after a long silence in which no call failed."""
+        self.late_at = float("-inf")  # when it last answered after a long silence without failures
         self.on_lost: Callable[[str], None] | None = None
         self.on_back: Callable[[float], None] | None = None
-
-    @property
-    def is_away(self) -> bool:
-        """Whether `on_lost` was called, and `on_back` not yet."""
-        return self._away
 
     @property
     def is_failing(self) -> bool:
@@ -55,8 +46,8 @@ class Link:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        elif not self._away and now - self._failing_since >= AWAY_AFTER:
-            self._away = True
+        elif not self.is_away and now - self._failing_since >= AWAY_AFTER:
+            self.is_away = True
             if self.on_lost is not None:
                 self.on_lost(str(error))
 
@@ -72,8 +63,8 @@ class Link:
             return
         seconds = now - self._failing_since
         self._failing_since = None
-        if self._away:
-            self._away = False
+        if self.is_away:
+            self.is_away = False
             self.back_at = now
             if self.on_back is not None:
                 self.on_back(seconds)

@@ -69,10 +69,8 @@ class Caller:
         self.links = Links()
         self._patience = patience
         self._reply_within = reply_within
-        self.load_scripts = load_scripts
-        """Whether to send a script that the server lacks; if not, an operator must load it."""
-        self._confirms: set[tuple[int, str]] = set()
-        """Which sites are known to support which level of confirmation."""
+        self.load_scripts = load_scripts  # False: an operator loads the scripts that a server lacks
+        self._confirms: set[tuple[int, str]] = set()  # (site, level) known to be supported
         self.closed = False
 
     async def run(
@@ -259,7 +257,9 @@ class Caller:
         if "WRONGTYPE" in words:
             return WrongType(f"{script.name}: {await self._wrong_keys(script, keys)}")
         if _DENIED.search(words):
-            return ScriptFailed(f"{script.name}: {_denied(script, keys, words)}")
+            # The server names no key, and in a script only the line.
+            what = script.call_at(words, keys) or f"scripts on {', '.join(dict.fromkeys(keys))}"
+            words = f"this user may not run {what} (ACL SETUSER): {words}"
         return ScriptFailed(f"{script.name}: {script.place_lines(words)}")
 
     async def _wrong_keys(self, script: Script, keys: Sequence[str]) -> str:
@@ -309,12 +309,6 @@ def missing(confirm: Confirm, reply: int | list[int]) -> str:
     if replicas < confirm.replicas:
         lacks.append(f"{replicas} of {confirm.replicas} replicas have confirmed it")
     return " and ".join(lacks)
-
-
-def _denied(script: Script, keys: Sequence[str], words: str) -> str:
-    """Say what the user may not do. The server names no key, and in a script only the line."""
-    what = script.call_at(words, keys) or f"scripts on {', '.join(dict.fromkeys(keys))}"
-    return f"this user may not run {what} (ACL SETUSER): {script.place_lines(words)}"
 
 
 def _is_full(error: Exception) -> bool:

@@ -30,9 +30,7 @@ class Unreached(redis_errors.ConnectionError):
     """The connection failed, so nothing was sent."""
 
 
-LATE: Final = 1.0
-"""Seconds without a reply after which we check whether it is still the right server."""
-
+LATE: Final = 1.0  # seconds without a reply after which we check whether the server was replaced
 ALERT_WITHIN: Final = 1.0  # seconds that a server has to say over TLS why it hung up
 
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
@@ -64,16 +62,14 @@ class Wire(asyncio.BufferedProtocol):
         self._read = memoryview(bytearray(READ_BUFFER))
         self._waiter: asyncio.Future[Any] | None = None
         self._received: list[Any] = []  # the replies received so far
-        self._expected: int | None = None
-        """How many replies to collect into a list; None: a single reply is the answer."""
+        self._expected: int | None = None  # replies to collect; None: one reply is the answer
         self._within = 0.0
         self._deadline = inf  # when the call times out, on the loop's clock
         self._late = inf  # when the reply counts as late
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self.is_open = True
-        self.gone: asyncio.Future[None] = self._loop.create_future()
-        """Done when the connection is closed."""
+        self.gone: asyncio.Future[None] = self._loop.create_future()  # done when it is closed
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> Wire:

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OVERDUE: Final = 2.0
-"""Seconds beyond the requested wait after which a silent connection counts as dead."""
-
+OVERDUE: Final = 2.0  # seconds after the requested wait at which a silent connection counts as dead
 LEAVE_OUT: Final = 60.0  # seconds for which a key of a wrong type is not listened to
 NAMELESS: Final = -1  # stands for the connection's id if the user may not run CLIENT ID
 
@@ -47,18 +45,15 @@ class Doorbell:
     ) -> None:
         self._caller = caller
         self._servers = caller.servers
-        self._keys_of = keys_of
-        """A topic's two doorbells: for pending messages, and for earlier due times."""
+        self._keys_of = keys_of  # a topic's doorbells: for pending messages and for due times
         self._site = site
         self._link = caller.links[site]
         self._wire: Wire | None = None
         self._node: Node | None = None  # the server at the other end of the wire
         self._number: int | None = None  # the connection's id on the server; None: not known yet
         self._waiting = False
-        self._broken: dict[str, float] = {}
-        """Keys of a wrong type, and until when to leave them out, on the monotonic clock."""
-        self._rings: dict[str, Ring] = {}
-        """What a ring of each key means. The key that rang last is last."""
+        self._broken: dict[str, float] = {}  # keys of a wrong type: until when to leave them out
+        self._rings: dict[str, Ring] = {}  # by key; the one that rang last is at the end
         self._known: set[str] = set()  # the topics of these keys
 
     async def wait(

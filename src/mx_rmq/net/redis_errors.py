@@ -28,6 +28,7 @@ _LATER: Final = (
 _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """Errors that pass: the server is away, or it refused before the script's first write."""
 
+_LOGIN_REFUSED: Final = (redis_errors.AuthenticationError, redis_errors.AuthorizationError)
 _NO_DATABASE: Final = re.compile("DB index is out of range|SELECT is not allowed in cluster mode")
 _OTHER_URL: Final = re.compile(r"of a cluster: use redis\S*:// for it")
 
@@ -57,7 +58,7 @@ def why_refused(error: BaseException) -> str | None:
             "the server requires a login, and none is set (in the URL, or as MX_RMQ_PASSWORD): "
             + words
         )
-    if _is_login(error):
+    if any(isinstance(cause, _LOGIN_REFUSED) for cause in _causes(error)):
         return f"the server refused this user or password: {words}"
     if _is_tls(error):
         return f"TLS with this server failed: {words}"
@@ -96,12 +97,6 @@ def _advice(url: str, error: BaseException) -> str:
     if silent and url.startswith(("rediss", "valkeys")):
         return "; if the server does not speak TLS, use redis://"
     return "; check that the server runs there and that the URL is right"
-
-
-def _is_login(error: BaseException) -> bool:
-    """Return whether the server refused the login."""
-    refusals = redis_errors.AuthenticationError | redis_errors.AuthorizationError
-    return any(isinstance(cause, refusals) for cause in _causes(error))
 
 
 def _is_tls(error: BaseException) -> bool:

@@ -20,8 +20,7 @@ from mx_rmq.net.url import connect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_TCP: Final = frozenset(("host", "port", "path", "connection_pool"))
-"""Connection options that are specific to one server."""
+_TCP: Final = frozenset(("host", "port", "path", "connection_pool"))  # options of one server
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,20 +30,11 @@ if TYPE_CHECKING:
     from mx_rmq.store.producer_calls import Prepared
     from mx_rmq.store.results import Produced
 
-BYTES: Final = 1_048_576
-"""Payload bytes per call, unless a single message is larger: a call must not block the server."""
-
-CHUNK: Final = 500
-"""Messages per call of `produce_all`: the next call is prepared while the server runs this one."""
-
-RUN: Final = 16
-"""`produce_all` sends at least this many messages to one partition before it uses the next."""
-
+BYTES: Final = 1_048_576  # payload bytes per call, or one message: a call must not block the server
+CHUNK: Final = 500  # messages per call of `produce_all`
+RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
 REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
-
-LAST_REFRESH_WITHIN: Final = 1.0
-"""Seconds that the last check may take, when the producer is closed."""
-
+LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
 MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
 ENVELOPE: Final = 300  # approximate size of a record without its payload, in bytes
 
