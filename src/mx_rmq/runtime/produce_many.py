@@ -33,7 +33,7 @@ async def produce_many(
     ]
     for topic in {topic for topic, _, _ in kinds}:
         check_topic(topic)
-    ids: dict[int, str] = {}  # by place
+    ids: list[str | None] = [None] * len(messages)
     late: set[str] = set()  # the ids that were not confirmed in time
     not_confirmed: NotConfirmed | None = None
     try:
@@ -43,22 +43,24 @@ async def produce_many(
             own = None if keyless else [key for key in keys[first:end] if key is not None]
             batch = messages[first:end]
             async for stored in producer.produce_all(topic, batch, keys=own, confirm=confirm):
-                ids.update(zip((first + place for place in stored.places), stored.ids, strict=True))
+                for place, id in zip(stored.places, stored.ids, strict=True):
+                    ids[first + place] = id
                 if stored.unconfirmed is not None:
                     not_confirmed = stored.unconfirmed
                     late.update(stored.ids)
     except MxRmqError as error:
-        if not ids:
+        known = [id for id in ids if id is not None]
+        if not known:
             raise
         raise PartlyProduced(
             str(error),
-            [ids[place] for place in sorted(ids)],
+            known,
             error.ids if isinstance(error, ProduceUnknown) else (),
             len(messages),
-            places=sorted(ids),
-            unconfirmed=[ids[place] for place in sorted(ids) if ids[place] in late],
+            places=[place for place, id in enumerate(ids) if id is not None],
+            unconfirmed=[id for id in known if id in late],
         ) from error
-    in_order = [ids[place] for place in range(len(messages))]
+    produced = [id for id in ids if id is not None]  # all of them
     if not_confirmed is not None:
-        raise not_confirmed.of([id for id in in_order if id in late])
-    return in_order
+        raise not_confirmed.of([id for id in produced if id in late])
+    return produced
