@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mx_rmq.net.topology import Servers
 
 CONNECT_WITHIN: Final = 5.0  # seconds that connecting may take
-
 SENTINEL_WITHIN: Final = 1.0  # seconds until the next Sentinel is asked for the primary
 
 SCHEMES: Final = (
@@ -127,10 +126,10 @@ async def connect(url: str) -> Servers:
 
 
 def _read(url: str) -> Address:
-    said, separator, rest = url.partition("://")
-    scheme, _, way = said.partition("+")
+    full_scheme, separator, rest = url.partition("://")
+    scheme, plus, way = full_scheme.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    if not separator or (f"{scheme}+{way}" if way else scheme) not in SCHEMES or said[-1:] == "+":
+    if not separator or scheme + plus + way not in SCHEMES:
         shown = repr(shown_url(url)) if separator else "without a scheme"
         raise InvalidInput(
             f"URL {shown} does not begin with one of "
@@ -148,18 +147,20 @@ def _read(url: str) -> Address:
     ports = re.findall(r":(\d+)(?=,|$)", hosts)
     if any(int(port) > 65_535 for port in ports):
         raise InvalidInput(f"URL {shown_url(url)!r}: ports go up to 65535")
+    named = [hosts]
+    if way:
+        named = [
+            host if re.search(r":\w+$", host) else f"{host}:{_PORTS[way]}"
+            for host in hosts.split(",")
+        ]
     return Address(
         scheme,
         way,
         before + at,
-        [_with_port(one, way) for one in hosts.split(",")] if way else [hosts],
+        named,
         slash + path,
         dict(parse_qsl(query, keep_blank_values=True)),
     )
-
-
-def _with_port(host: str, way: str) -> str:
-    return host if re.search(r":\w+$", host) else f"{host}:{_PORTS[way]}"
 
 
 def _servers(address: Address, url: str) -> Servers:
