@@ -9,7 +9,7 @@ import pytest
 from redis import exceptions as redis_errors
 
 from mx_rmq.net.caller import Caller
-from mx_rmq.net.topology import Node, OneServer
+from mx_rmq.net.topology import OneServer
 from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
 from tests.store.contracts import ONE_SERVER
@@ -49,7 +49,6 @@ async def test_a_server_is_shown_by_its_address(one: OneServer, server: Server) 
 
 async def test_scripts_go_by_wires_and_commands_by_the_client(one: OneServer) -> None:
     assert await one.node.send(("EVAL", "return ARGV[1]", 0, "x"), 5.0) == b"x"
-    assert one.node.wires is not None
     assert len(one.node.wires._all) == 1
     assert await one.node.execute(("CONFIG GET", "port"), 5.0) == {"port": "0"}
     assert len(one.node.wires._all) == 1
@@ -60,18 +59,6 @@ async def test_a_command_has_a_time_limit(one: OneServer) -> None:
     with pytest.raises(redis_errors.TimeoutError, match=r"no reply within 0\.1 s"):
         await one.node.execute(("BLPOP", "nothing", 30), 0.1)
     assert time.monotonic() - began < 5
-
-
-async def test_a_node_without_wires_sends_scripts_by_its_client(raw: Redis) -> None:
-    node = Node(raw)
-    assert await node.send(("EVAL", "return ARGV[1]", 0, "x"), 5.0) == b"x"
-    for sending in (
-        node.send_all([("PING",)], 1.0),
-        node.send_asking(("PING",), 1.0),
-        node.open_separate(1.0),
-    ):
-        with pytest.raises(TypeError, match="only wires"):
-            await sending
 
 
 async def test_another_has_connections_of_its_own(one: OneServer, server: Server) -> None:

@@ -122,10 +122,9 @@ class Cluster:
             host, port = address
             options = {**self._options, "host": host, "port": port}
             pool = ConnectionPool(connection_class=self._connection_class, **options)
-            node = self._known[address] = Node.of(Redis.from_pool(pool))
+            node = self._known[address] = Node(Redis.from_pool(pool))
             node.still_primary = partial(self._is_primary, address)
-            if node.wires is not None:
-                node.wires.on_late = self._read_soon
+            node.wires.on_late = self._read_soon
         return node
 
     async def _is_primary(self, address: Address) -> bool:
@@ -169,8 +168,6 @@ class Cluster:
         """Return the map as one node describes it; empty if it does not answer."""
         try:
             wires = self._node(address).wires
-            if wires is None:
-                return address, []
             return address, await wires.send(("CLUSTER", "SLOTS"), MAP_WITHIN)
         except redis_errors.RedisError as error:
             logger.debug("no cluster map from %s:%d: %s", *address, error)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
-from mx_rmq.net.connection import LATE, Wires
-from mx_rmq.net.topology import CONNECTIONS, Node
+from mx_rmq.net.connection import LATE
+from mx_rmq.net.topology import Node
 
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
@@ -54,9 +54,8 @@ class PrimaryNode(Node):
     """The current primary, as Sentinel names it."""
 
     def __init__(self, client: RedisClient, sentinels: Sentinels, name: str) -> None:
-        wires = Wires(client.connection_pool.make_connection, most=CONNECTIONS)
-        wires.on_late = self._check_primary
-        super().__init__(client, wires)
+        super().__init__(client)
+        self.wires.on_late = self._check_primary
         self._sentinels = sentinels
         self._name = name
         self._checking: asyncio.Task[None] | None = None
@@ -80,7 +79,7 @@ class PrimaryNode(Node):
     async def _ask_sentinels(self) -> None:
         with suppress(redis_errors.RedisError):
             address = await self._sentinels.discover_master(self._name)
-            if self.wires is not None and self.wires.goes_elsewhere(address):
+            if self.wires.goes_elsewhere(address):
                 self.hang_up()
 
     async def close(self) -> None:

@@ -30,21 +30,15 @@ CONNECTIONS: Final = 50  # calls under way at once on one server; more wait for 
 class Node:
     """One server: a client for plain commands, and wires for script calls."""
 
-    def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
+    def __init__(self, client: RedisClient) -> None:
+        connect = client.connection_pool.make_connection
         self.client = client
-        self.wires = wires
-        self._patient: Wires | None = (
-            None  # for calls that wait for replicas and would block others
-        )
+        self.wires = Wires(connect, most=CONNECTIONS)
+        self._patient = Wires(connect, most=CONNECTIONS)  # for calls that wait for replicas
         # Asks others whether calls may still go here; None: it cannot be replaced.
         self.still_primary: Callable[[], Awaitable[bool]] | None = None
         self._answered_at = 0.0  # when it last answered, on the monotonic clock
         self._free = asyncio.Semaphore(CONNECTIONS)
-
-    @classmethod
-    def of(cls, client: RedisClient) -> Node:
-        """Return a node whose wires connect as the client does."""
-        return cls(client, Wires(client.connection_pool.make_connection, most=CONNECTIONS))
 
     @property
     def name(self) -> str:
@@ -56,7 +50,7 @@ class Node:
         """Return a node for the same server, with separate connections."""
         pool = self.client.connection_pool
         options = dict(pool.connection_kwargs)
-        return Node.of(
+        return Node(
             Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
         )
 
@@ -64,8 +58,6 @@ class Node:
         self, words: tuple[Value, ...], within: float, check: Check | None = None
     ) -> Any:
         """Send a script call; wait up to `within` seconds for its reply. See `Wires.send`."""
-        if self.wires is None:
-            return await self.execute(words, within)
         if self.still_primary is None:
             return await self.wires.send(words, within, check)
         await self._make_sure()
@@ -77,7 +69,7 @@ class Node:
         self, words: tuple[Value, ...], within: float, check: Check | None = None
     ) -> Any:
         """Send a script call for a slot that is being moved to this server."""
-        return await self._wires().send_asking(words, within, check)
+        return await self.wires.send_asking(words, within, check)
 
     async def send_all(
         self,
@@ -87,22 +79,19 @@ class Node:
     ) -> list[Any]:
         """Send commands together on one connection; return all replies, errors included."""
         await self._make_sure()
-        if self._patient is None:
-            self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
-            self._patient.on_late = self._wires().on_late
+        self._patient.on_late = self.wires.on_late
         answers = await self._patient.send_all(commands, within, check)
         self._answered_at = time.monotonic()
         return answers
 
     def hang_up(self) -> None:
         """Close all wires: the server has been replaced."""
-        for wires in (self.wires, self._patient):
-            if wires is not None:
-                wires.hang_up()
+        self.wires.hang_up()
+        self._patient.hang_up()
 
     async def open_separate(self, within: float) -> Wire:
         """Open a separate wire for a caller that blocks on it."""
-        return await self._wires().open_separate(within)
+        return await self.wires.open_separate(within)
 
     async def _make_sure(self) -> None:
         """If the server was silent for a while, ask others whether it is still the primary.
@@ -112,11 +101,6 @@ class Node:
         quiet = time.monotonic() - self._answered_at > LATE
         if quiet and self.still_primary is not None and not await self.still_primary():
             raise Unreached(f"not connecting to {self.name}, which has been replaced")
-
-    def _wires(self) -> Wires:
-        if self.wires is None:
-            raise TypeError("only wires can send several commands at once")
-        return self.wires
 
     async def execute(self, words: tuple[Value, ...], within: float) -> Any:
         """Send a plain command through the client, which knows the types of replies.
@@ -135,9 +119,8 @@ class Node:
     async def close(self) -> None:
         """Close all connections, even if this is cancelled."""
         try:
-            for wires in (self.wires, self._patient):
-                if wires is not None:
-                    await wires.close()
+            await self.wires.close()
+            await self._patient.close()
         finally:
             await asyncio.shield(self.client.aclose())
 

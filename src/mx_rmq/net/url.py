@@ -111,7 +111,7 @@ async def connect(url: str) -> Servers:
     address = _read(url)
     if address.scheme == "embedded":
         server = await _start(address.path)
-        return OneServer(Node.of(_client(server.url, url)), server)
+        return OneServer(Node(_client(server.url, url)), server)
     for option in ("password_file", "sentinel_password_file"):
         if path := address.options.get(option):
             try:
@@ -177,7 +177,7 @@ def _servers(address: Address, url: str) -> Servers:
                 f"URL {shown_url(url)!r}: the database, after the host and a /, is not a number; "
                 "example: redis://HOST:6379/0"
             )
-    return OneServer(Node.of(_client(address.plain(host, address.path), url)))
+    return OneServer(Node(_client(address.plain(host, address.path), url)))
 
 
 def _cluster(address: Address, url: str) -> Cluster:
