@@ -194,7 +194,7 @@ class Caller:
                         self.servers.node_at(site), words, self._reply_within, check
                     )
                 else:
-                    answer = await asked.send_asking(words, self._reply_within, check)
+                    answer = await asked.wires.send_asking(words, self._reply_within, check)
                 self._answered(site, link)
                 return answer
             except redis_errors.RedisError as caught:

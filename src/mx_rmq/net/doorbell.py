@@ -153,7 +153,7 @@ class Doorbell:
     async def _open(self, within: float) -> Wire:
         self._number = None
         self._node = self._servers.node_at(self._site)
-        wire = self._wire = await self._node.open_separate(within)
+        wire = self._wire = await self._node.wires.open_separate(within)
         try:
             self._number = await wire.ask(pack(("CLIENT", "ID")), within)
         except redis_errors.ResponseError:  # the user may not run it

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
 
     from mx_rmq.embedded import EmbeddedServer
-    from mx_rmq.net.connection import Check, Value, Wire
+    from mx_rmq.net.connection import Check, Value
 
 CONNECTIONS: Final = 50  # calls under way at once on one server; more wait for their turn
 
@@ -60,16 +60,10 @@ class Node:
         """Send a script call; wait up to `within` seconds for its reply. See `Wires.send`."""
         if self.still_primary is None:
             return await self.wires.send(words, within, check)
-        await self._make_sure()
+        await self._refuse_if_replaced()
         answer = await self.wires.send(words, within, check)
         self._answered_at = time.monotonic()
         return answer
-
-    async def send_asking(
-        self, words: tuple[Value, ...], within: float, check: Check | None = None
-    ) -> Any:
-        """Send a script call for a slot that is being moved to this server."""
-        return await self.wires.send_asking(words, within, check)
 
     async def send_all(
         self,
@@ -78,7 +72,7 @@ class Node:
         check: Check | None = None,
     ) -> list[Any]:
         """Send commands together on one connection; return all replies, errors included."""
-        await self._make_sure()
+        await self._refuse_if_replaced()
         self._patient.on_late = self.wires.on_late
         answers = await self._patient.send_all(commands, within, check)
         self._answered_at = time.monotonic()
@@ -89,11 +83,7 @@ class Node:
         self.wires.hang_up()
         self._patient.hang_up()
 
-    async def open_separate(self, within: float) -> Wire:
-        """Open a separate wire for a caller that blocks on it."""
-        return await self.wires.open_separate(within)
-
-    async def _make_sure(self) -> None:
+    async def _refuse_if_replaced(self) -> None:
         """If the server was silent for a while, ask others whether it is still the primary.
 
         It may have been frozen and replaced, and would accept our writes and lose them.
