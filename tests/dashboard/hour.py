@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from redis.asyncio import Redis
 
 from mx_rmq import Worker
-from mx_rmq.dashboard.sampler import EVERY, _together
+from mx_rmq.dashboard.sampler import EVERY, _total
 from mx_rmq.dashboard.series import KEPT
 from tests.dashboard.scene import Scene, shop
 
@@ -111,7 +111,7 @@ def make_up_an_hour(board: Dashboard) -> None:
         points = {topic: _point(topic, second, backlog, chance) for topic in topics}
         for topic, point in points.items():
             everything[topic].add(now + second, point)
-        everything[None].add(now + second, _together(points))
+        everything[None].add(now + second, _total(points.values()))
 
 
 def _point(topic: str, second: int, backlog: dict[str, float], chance: random.Random) -> Point:

@@ -314,7 +314,9 @@ async def test_every_action_is_written_down_on_one_line_and_shown(
     ]
     assert all("\n" not in record.getMessage() for record in caplog.records)
     assert "nn &lt;b&gt;" in page
-    assert page.index('<td data-label="Did">pause') < page.index('<td data-label="Did">requeue')
+    assert page.index('<td data-label="Action">pause') < page.index(
+        '<td data-label="Action">requeue'
+    )
 
 
 async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
@@ -324,4 +326,4 @@ async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
     monkeypatch.setattr(actions, "COUNT_WITHIN", 0)
     page = await visitor.page(f"/topics/{TOPIC}/bulk?act=discard&state=dead&text=nowhere")
     assert "at least 0 dead messages" in page
-    assert "Only 0 of them were checked so far." in page
+    assert "Only 0 of them were checked." in page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
@@ -10,25 +9,23 @@ from starlette.responses import RedirectResponse, Response
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.dashboard import render
-from mx_rmq.dashboard.jobs import Stage
-from mx_rmq.dashboard.queries import LOOK
+from mx_rmq.dashboard import assets, render
+from mx_rmq.dashboard.jobs import DONE, Stage
 from mx_rmq.dashboard.search import LAST, Search
+from mx_rmq.doctor.topics import check_workers
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView, Page, Stats
     from mx_rmq.dashboard.request import DashboardRequest
 
-PAGE: Final = 50
-"""Messages on a page, unless another number is asked for."""
-PAGES: Final = (20, 50, 100, 200)
+LIMIT: Final = 50  # messages on a page, unless the operator chooses another number
+LIMITS: Final = (20, 50, 100, 200)
 
-TOPICS: Final = 30
-"""Topics on the pages over all topics, those with the most messages first."""
-EACH: Final = 10
-"""Messages of each of them."""
-WORKERS: Final = 50
-"""Workers on a page."""
+LOOK: Final = 5000  # messages that one page reads for a search, in all topics together
+
+TOPICS: Final = 30  # topics on a page of an archive, those with the most messages first
+EACH: Final = 10  # messages shown of each
+WORKERS: Final = 50  # workers on a page
 
 ACTS: Final = {
     State.PENDING: ("cancel",),
@@ -42,28 +39,20 @@ ACTS: Final = {
 
 async def overview(request: DashboardRequest) -> Response:
     """All topics, and what needs attention."""
-    seen = await request.parts.sampler.first()
-    alive = sum(worker.alive for worker in seen.workers)
-    return request.page(
-        "overview.html",
-        here="overview",
-        seen=seen,
-        number=request.page_number,
-        alive=alive,
-    )
+    sample = await request.parts.sampler.first()
+    return request.page("overview.html", here="overview", sample=sample, number=request.page_number)
 
 
 async def topic(request: DashboardRequest) -> Response:
     """One topic: its counts, its charts, and the messages of one state."""
-    queries = request.parts.queries
-    await queries.check_topic(request.topic)
-    stats = await queries.stats(request.topic)
-    asked = request.query.get("state", "")
-    state = state_of(asked) if asked else _first(stats)
+    stats = await request.admin.stats(request.topic)
+    chosen = request.query.get("state", "")
+    state = state_of(chosen) if chosen else _first(stats)
     search = Search.of(request.query)
-    limit = _limit(request.query.get("limit", ""))
-    page = await queries.page(
-        request.topic, state, search, limit=limit, cursor=request.query.get("cursor") or None
+    limit = min(request.number("limit") or LIMIT, LIMITS[-1])
+    cursor = request.query.get("cursor") or None
+    page = await request.admin.list(
+        request.topic, state, filter=search.filter(), limit=limit, cursor=cursor, look=LOOK
     )
     latest = request.parts.sampler.latest
     return request.page(
@@ -76,21 +65,20 @@ async def topic(request: DashboardRequest) -> Response:
         search=search,
         spans=LAST,
         limit=limit,
-        limits=PAGES,
-        list=_list(page, state),
+        limits=LIMITS,
+        list=_rows(page, state),
         cursor=page.cursor,
         looked=page.looked if search else None,
         acts=ACTS[state],
-        first=not request.query.get("cursor"),
+        first=cursor is None,
     )
 
 
 async def message(request: DashboardRequest) -> Response:
     """One message: everything that is known about it."""
-    queries, id = request.parts.queries, request.query.get("id", "")
-    await queries.check_topic(request.topic)
-    found = await queries.message(request.topic, id)
-    history = await queries.history(request.topic, id)
+    id = request.id
+    found = await request.admin.get(request.topic, id)
+    history = await request.admin.history(request.topic, id)
     if found is None and not history:
         raise HTTPException(
             404,
@@ -107,7 +95,7 @@ async def message(request: DashboardRequest) -> Response:
         text=text,
         whole=whole,
         note=render.note(found) if found else "",
-        seen=render.seen(found) if found else "",
+        seen=render.archived_ms(found) if found else "",
         acts=ACTS[found.state] if found else (),
         history=history,
     )
@@ -115,9 +103,7 @@ async def message(request: DashboardRequest) -> Response:
 
 async def raw(request: DashboardRequest) -> Response:
     """The bytes of a message, as a download."""
-    id = request.query.get("id", "")
-    await request.parts.queries.check_topic(request.topic)
-    found = await request.parts.queries.message(request.topic, id)
+    found = await request.admin.get(request.topic, request.id)
     if found is None:
         raise HTTPException(404, "The message is gone.")
     return Response(
@@ -127,31 +113,22 @@ async def raw(request: DashboardRequest) -> Response:
     )
 
 
-async def dead(request: DashboardRequest) -> Response:
-    """The dead letters of all topics."""
-    return await _archive(request, State.DEAD, "dead")
-
-
-async def quarantine(request: DashboardRequest) -> Response:
-    """The quarantined messages of all topics."""
-    return await _archive(request, State.QUARANTINED, "quarantine")
-
-
-async def _archive(request: DashboardRequest, state: State, here: str) -> Response:
-    search = Search.of(request.query)
-    overview = await request.parts.queries.counts(state)
+async def archive(state: State, request: DashboardRequest) -> Response:
+    """The dead letters, or the quarantined messages, of all topics."""
+    queries, search = request.parts.queries, Search.of(request.query)
+    overview = await queries.counts(state)
     counts = {topic: count for topic, count in overview.topics.items() if count}
     fullest = sorted(counts, key=lambda topic: (-counts[topic], topic))
     shown = fullest[:TOPICS]
     look = max(EACH, LOOK // max(1, len(shown)))
-    found = await request.parts.queries.pages(shown, state, search, limit=EACH, look=look)
+    found = await queries.pages(shown, state, search, limit=EACH, look=look)
     return request.page(
         "archive.html",
-        here=here,
+        here="dead" if state is State.DEAD else "quarantine",
         state=state,
         total=sum(counts.values()),
         counts=counts,
-        lists={topic: _list(page, state) for topic, page in found.items()},
+        lists={topic: _rows(page, state) for topic, page in found.items()},
         more={topic: page.cursor is not None for topic, page in found.items()},
         others=fullest[TOPICS:],
         away=overview.away,
@@ -163,14 +140,15 @@ async def _archive(request: DashboardRequest, state: State, here: str) -> Respon
 
 
 async def workers(request: DashboardRequest) -> Response:
-    """The workers, and what each is doing."""
+    """The workers, what each is doing, and what is wrong with them."""
     every = await request.parts.queries.workers()
-    first = _place(request.query.get("from", ""))
+    first = request.number("from")
     return request.page(
         "workers.html",
         here="workers",
         alive=sum(worker.alive for worker in every),
         total=len(every),
+        findings=sorted(check_workers(every), key=lambda finding: not finding.bad),
         workers=every[first : first + WORKERS],
         first=first,
         next=first + WORKERS if len(every) > first + WORKERS else None,
@@ -179,23 +157,18 @@ async def workers(request: DashboardRequest) -> Response:
 
 async def log(request: DashboardRequest) -> Response:
     """The audit log and the jobs."""
-    return request.page(
-        "log.html",
-        here="log",
-        entries=request.parts.audit_log.latest(200),
-        jobs=request.parts.jobs.latest(),
-    )
+    entries, jobs = request.parts.audit_log.latest(200), request.parts.jobs.latest()
+    return request.page("log.html", here="log", entries=entries, jobs=jobs)
 
 
 async def job(request: DashboardRequest) -> Response:
-    """How far a job is."""
-    found = request.job
-    return request.page("job.html", here="log", job=found, running=found.stage is Stage.RUNNING)
+    job, running = request.job, request.job.stage is Stage.RUNNING
+    return request.page("job.html", here="log", job=job, done=DONE[job.act], running=running)
 
 
 async def find(request: DashboardRequest) -> Response:
     """Look for an id in all topics."""
-    id = request.query.get("id", "").strip()
+    id = request.id.strip()
     topics, whole = await request.parts.queries.find(id) if id else ([], True)
     if len(topics) == 1 and whole:
         return request.go("topics", topics[0], "message", id=id)
@@ -203,27 +176,26 @@ async def find(request: DashboardRequest) -> Response:
 
 
 async def help_page(request: DashboardRequest) -> Response:
-    """Keyboard shortcuts and a glossary."""
     return request.page("help.html", here="help")
 
 
 async def without_slash(request: DashboardRequest) -> Response:
-    """Send a browser that put a slash at the end to the page without it."""
+    """Redirect a URL that ends with a slash."""
     path = str(request.http.path_params["path"]).strip("/").split("/")
     query = request.http.url.query
     return RedirectResponse(request.to(*path) + (f"?{query}" if query else ""), status_code=303)
 
 
 async def static(request: DashboardRequest) -> Response:
-    """A style sheet, a script or a picture."""
-    found = request.parts.assets.get(**request.http.path_params)
+    """A style sheet, a script or the icon."""
+    found = assets.get(**request.http.path_params)
     if found is None:
         raise HTTPException(404)
     return found
 
 
-def _list(page: Page, state: State) -> list[tuple[MessageView, float | None, str, str]]:
-    """Return the rows of a list: the message, its time, what matters, how its payload begins."""
+def _rows(page: Page, state: State) -> list[tuple[MessageView, float | None, str, str]]:
+    """Return the rows of a list: message, time, error or worker, beginning of the payload."""
     field = render.TIME_OF[state]
     return [
         (
@@ -247,13 +219,3 @@ def state_of(text: str) -> State:
 def _first(stats: Stats) -> State:
     """Return the first state that has messages."""
     return next((state for state in State if getattr(stats, state)), State.PENDING)
-
-
-def _place(asked: str) -> int:
-    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 10 else 0
-
-
-def _limit(asked: str) -> int:
-    with contextlib.suppress(ValueError):
-        return min(max(int(asked), 1), PAGES[-1])
-    return PAGE

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from array import array
 from math import isnan, nan
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
-KEPT: Final = 3600.0
-"""Seconds that are kept."""
+KEPT: Final = 3600.0  # seconds
 
 DEPTHS: Final = ("pending", "processing", "delayed", "dead", "quarantined")
 RATES: Final = ("produced", "completed", "failed")
 FIGURES: Final = (*DEPTHS, "oldest", *RATES)
-"""What a point says besides its time. `oldest` is an age in seconds, rates are per second."""
+"""The values of a point. `oldest` is an age in seconds, rates are per second."""
 
 _WIDTH: Final = 1 + len(FIGURES)
-_OLD: Final = 64
-"""Points that may be too old before they are dropped, all at once."""
+_OLD: Final = 64  # points too old are dropped in chunks of this many
 
 Point = dict[str, float | None]
 
@@ -36,15 +35,16 @@ class Series:
     def add(self, at: float, point: Mapping[str, float | None]) -> None:
         """Add the newest point; drop those that are too old."""
         self._numbers.append(at)
-        self._numbers.extend(_number(point.get(name)) for name in FIGURES)
+        values = (point.get(name) for name in FIGURES)
+        self._numbers.extend(nan if value is None else value for value in values)
         if len(self) > _OLD and self._numbers[_OLD * _WIDTH] < at - KEPT:
             del self._numbers[: _OLD * _WIDTH]
 
     def chart(self, since: float, most: int) -> dict[str, list[float | None]]:
         """Return at most `most` points from a time on, one column per figure.
 
-        Of points that fall together a rate is the mean, and everything else the largest: a chart
-        must not hide a peak.
+        Where several points become one, a rate is their mean and everything else the largest: a
+        chart must not hide a peak.
         """
         times = self._numbers[::_WIDTH]
         first = next((place for place, at in enumerate(times) if at >= since), len(times))
@@ -55,20 +55,11 @@ class Series:
         }
         for place, name in enumerate(FIGURES, 1):
             column = self._numbers[place::_WIDTH]
-            together = _mean if name in RATES else _largest
-            columns[name] = [together(column[start : start + step]) for start in starts]
+            merge = fmean if name in RATES else max
+            columns[name] = [_merged(column[start : start + step], merge) for start in starts]
         return columns
 
 
-def _number(value: float | None) -> float:
-    return nan if value is None else value
-
-
-def _mean(values: Iterable[float]) -> float | None:
+def _merged(values: Iterable[float], merge: Callable[[list[float]], float]) -> float | None:
     known = [value for value in values if not isnan(value)]
-    return round(sum(known) / len(known), 3) if known else None
-
-
-def _largest(values: Iterable[float]) -> float | None:
-    known = [value for value in values if not isnan(value)]
-    return round(max(known), 3) if known else None
+    return round(merge(known), 3) if known else None
