@@ -76,15 +76,7 @@ async def cancel(request: DashboardRequest, form: Form) -> Response:
 async def confirm(act: str, request: DashboardRequest) -> Response:
     """Ask whether to discard or cancel a message."""
     message = await _message(request, act)
-    return request.page(
-        "confirm.html",
-        here="overview",
-        act=act,
-        message=message,
-        note=render.note(message),
-        payload=render.payload_line(message),
-        seen=render.archived_ms(message),
-    )
+    return request.page("confirm.html", act=act, message=message)
 
 
 async def edit_form(request: DashboardRequest) -> Response:
@@ -118,16 +110,9 @@ def _editor(
     seen: str | None = None,
 ) -> Response:
     """Show the form; after an error, again for the message that was shown first (`seen`)."""
+    status = 400 if error else 200
     return request.page(
-        "edit.html",
-        status=400 if error else 200,
-        here="overview",
-        message=message,
-        note=render.note(message),
-        unreadable=render.unreadable(message),
-        text=text,
-        error=error,
-        seen=render.archived_ms(message) if seen is None else seen,
+        "edit.html", status=status, message=message, text=text, error=error, seen=seen
     )
 
 
@@ -180,7 +165,6 @@ async def confirm_bulk(request: DashboardRequest) -> Response:
     counted, looked = (there, None) if not search else await _count(request, act, state, fixed)
     return request.page(
         "bulk.html",
-        here="overview",
         act=act,
         done=DONE[act],
         state=state,

@@ -41,12 +41,6 @@ if TYPE_CHECKING:
 ROOT_PART: Final = frozenset(string.ascii_letters + string.digits + "-._~")
 """Characters of a root path besides slashes: none of them needs to be quoted anywhere."""
 
-PAGES: Final = (
-    *("topics", "dead", "quarantine", "workers", "log", "jobs", "find", "help", "static"),
-    *("live", "metrics", "healthz"),
-)
-"""First parts of our paths. A root path that starts with one would be ambiguous."""
-
 WITHIN: Final = 6.0  # seconds for a page; an action may take as long as the queue's patience
 
 
@@ -146,7 +140,7 @@ def _check_root(root_path: str) -> str:
     parts = path.split("/")[1:]
     if path and not (path.startswith("/") and all(map(ROOT_PART.issuperset, parts)) and all(parts)):
         raise InvalidInput(f"root path {root_path!r:.80} is not of the form /queues")
-    if parts and parts[0] in PAGES:
+    if parts and parts[0] in {route.path.split("/")[1] for route in _routes(None)}:  # ambiguous
         raise InvalidInput(f"root path {root_path!r:.80}: /{parts[0]} is a page of the dashboard")
     return path
 

@@ -6,9 +6,8 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.text import count
@@ -31,15 +30,6 @@ KEPT: Final = 50  # jobs that are remembered
 DONE: Final = {"requeue": "requeued", "discard": "discarded", "cancel": "cancelled"}
 
 
-class Stage(StrEnum):
-    """How far a job has come."""
-
-    RUNNING = "running"
-    DONE = "done"
-    STOPPED = "stopped"
-    FAILED = "failed"
-
-
 @dataclass(slots=True, kw_only=True)
 class Job:
     """One action on many messages."""
@@ -56,7 +46,7 @@ class Job:
     """Random. Processes behind a load balancer would use the same numbers for different jobs."""
     started: float = field(default_factory=time.time)
     ended: float | None = None
-    stage: Stage = Stage.RUNNING
+    stage: Literal["running", "done", "stopped", "failed"] = "running"
     done: int = 0
     looked: int = 0
     total: int | None = None
@@ -129,13 +119,13 @@ class Jobs:
         del self._tasks[job.id]
         job.ended = time.time()
         if task.cancelled():
-            job.stage = Stage.STOPPED
+            job.stage = "stopped"
         elif error := task.exception():
-            job.stage, job.error = Stage.FAILED, str(error) or type(error).__name__
+            job.stage, job.error = "failed", str(error) or type(error).__name__
             if not isinstance(error, MxRmqError):
                 logger.error("job %s failed", job.id, exc_info=error)
         else:
-            job.stage, job.done = Stage.DONE, task.result()
+            job.stage, job.done = "done", task.result()
         outcome = f"{job.stage}: {count(job.done, 'message')}"
         self._note(job, f"{outcome}: {job.error}" if job.error else outcome)
 

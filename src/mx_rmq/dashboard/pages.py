@@ -10,12 +10,12 @@ from starlette.responses import RedirectResponse, Response
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import assets, render
-from mx_rmq.dashboard.jobs import DONE, Stage
-from mx_rmq.dashboard.search import LAST, Search
+from mx_rmq.dashboard.jobs import DONE
+from mx_rmq.dashboard.search import Search
 from mx_rmq.doctor.topics import check_workers
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import MessageView, Page, Stats
+    from mx_rmq.admin import Stats
     from mx_rmq.dashboard.request import DashboardRequest
 
 LIMIT: Final = 50  # messages on a page, unless the operator chooses another number
@@ -40,7 +40,7 @@ ACTS: Final = {
 async def overview(request: DashboardRequest) -> Response:
     """All topics, and what needs attention."""
     sample = await request.parts.sampler.first()
-    return request.page("overview.html", here="overview", sample=sample, number=request.page_number)
+    return request.page("overview.html", sample=sample, number=request.page_number)
 
 
 async def topic(request: DashboardRequest) -> Response:
@@ -57,18 +57,13 @@ async def topic(request: DashboardRequest) -> Response:
     latest = request.parts.sampler.latest
     return request.page(
         "topic.html",
-        here="overview",
         stats=stats,
         point=latest.points.get(request.topic) if latest else None,
         state=state,
-        states=list(State),
         search=search,
-        spans=LAST,
         limit=limit,
         limits=LIMITS,
-        list=_rows(page, state),
-        cursor=page.cursor,
-        looked=page.looked if search else None,
+        page=page,
         acts=ACTS[state],
         first=cursor is None,
     )
@@ -85,20 +80,8 @@ async def message(request: DashboardRequest) -> Response:
             f"There is no message {render.cut(id, 80)!r} in topic {request.topic!r}: it never "
             "existed, or it was finished before the topic's history begins.",
         )
-    text, whole = render.payload_text(found) if found else ("", True)
-    return request.page(
-        "message.html",
-        here="overview",
-        id=id,
-        message=found,
-        unreadable=render.unreadable(found) if found else "",
-        text=text,
-        whole=whole,
-        note=render.note(found) if found else "",
-        seen=render.archived_ms(found) if found else "",
-        acts=ACTS[found.state] if found else (),
-        history=history,
-    )
+    acts = ACTS[found.state] if found else ()
+    return request.page("message.html", id=id, message=found, acts=acts, history=history)
 
 
 async def raw(request: DashboardRequest) -> Response:
@@ -124,18 +107,13 @@ async def archive(state: State, request: DashboardRequest) -> Response:
     found = await queries.pages(shown, state, search, limit=EACH, look=look)
     return request.page(
         "archive.html",
-        here="dead" if state is State.DEAD else "quarantine",
         state=state,
         total=sum(counts.values()),
         counts=counts,
-        lists={topic: _rows(page, state) for topic, page in found.items()},
-        more={topic: page.cursor is not None for topic, page in found.items()},
+        pages=found,
         others=fullest[TOPICS:],
-        away=overview.away,
-        looked=overview.known - overview.left_out,
-        known=overview.known,
+        overview=overview,
         search=search,
-        spans=LAST,
     )
 
 
@@ -145,7 +123,6 @@ async def workers(request: DashboardRequest) -> Response:
     first = request.number("from")
     return request.page(
         "workers.html",
-        here="workers",
         alive=sum(worker.alive for worker in every),
         total=len(every),
         findings=sorted(check_workers(every), key=lambda finding: not finding.bad),
@@ -158,12 +135,11 @@ async def workers(request: DashboardRequest) -> Response:
 async def log(request: DashboardRequest) -> Response:
     """The audit log and the jobs."""
     entries, jobs = request.parts.audit_log.latest(200), request.parts.jobs.latest()
-    return request.page("log.html", here="log", entries=entries, jobs=jobs)
+    return request.page("log.html", entries=entries, jobs=jobs)
 
 
 async def job(request: DashboardRequest) -> Response:
-    job, running = request.job, request.job.stage is Stage.RUNNING
-    return request.page("job.html", here="log", job=job, done=DONE[job.act], running=running)
+    return request.page("job.html", job=request.job, done=DONE[request.job.act])
 
 
 async def find(request: DashboardRequest) -> Response:
@@ -172,11 +148,11 @@ async def find(request: DashboardRequest) -> Response:
     topics, whole = await request.parts.queries.find(id) if id else ([], True)
     if len(topics) == 1 and whole:
         return request.go("topics", topics[0], "message", id=id)
-    return request.page("find.html", here="overview", id=id, topics=topics, whole=whole)
+    return request.page("find.html", id=id, topics=topics, whole=whole)
 
 
 async def help_page(request: DashboardRequest) -> Response:
-    return request.page("help.html", here="help")
+    return request.page("help.html")
 
 
 async def without_slash(request: DashboardRequest) -> Response:
@@ -192,20 +168,6 @@ async def static(request: DashboardRequest) -> Response:
     if found is None:
         raise HTTPException(404)
     return found
-
-
-def _rows(page: Page, state: State) -> list[tuple[MessageView, float | None, str, str]]:
-    """Return the rows of a list: message, time, error or worker, beginning of the payload."""
-    field = render.TIME_OF[state]
-    return [
-        (
-            one,
-            getattr(one, field),
-            render.cut(render.note(one, brief=True)),
-            render.payload_line(one),
-        )
-        for one in page.messages
-    ]
 
 
 def state_of(text: str) -> State:

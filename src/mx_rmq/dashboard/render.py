@@ -16,6 +16,7 @@ from markupsafe import Markup
 from mx_rmq.core import text as core_text
 from mx_rmq.core.message import State
 from mx_rmq.core.text import instant, size
+from mx_rmq.dashboard.search import LAST
 from mx_rmq.doctor.topics import unreachable
 
 if TYPE_CHECKING:
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
 SHOWN: Final = 64 * 1024  # characters of a payload on its page; the rest can be downloaded
 CELL: Final = 140  # characters of a payload or an error in a list
 LONG: Final = 64 * 1024  # bytes above which a payload is shown as stored, without decoding
-
-TIME_OF: Final = {
-    State.PENDING: "created_at",
-    State.DELAYED: "due",
-    State.PROCESSING: "lease_deadline",
-    State.DEAD: "archived_at",
-    State.QUARANTINED: "archived_at",
-}
-"""The time that a list of each state shows."""
 
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -55,9 +47,11 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (ago, cut, duration, exact, iso, number, when)
-    environment.filters.update({one.__name__: one for one in filters}, bytes=size)
-    environment.globals["unreachable"] = unreachable
+    plain = (ago, cut, duration, exact, iso, number, when)
+    of_messages = (archived_ms, note, payload_line, payload_text, time_in_list, unreadable)
+    filters = {one.__name__: one for one in (*plain, *of_messages)}
+    environment.filters.update(filters, bytes=size)
+    environment.globals.update(spans=LAST, states=tuple(State), unreachable=unreachable)
     return environment
 
 
@@ -102,6 +96,15 @@ def payload_line(message: MessageView) -> str:
     stored = message.raw if unreadable(message) else message.content
     line = cut(_text(stored[: 4 * CELL]))
     return f"{size(message.length)}: {line}" if message.length > LONG else line
+
+
+def time_in_list(message: MessageView) -> float | None:
+    """Return the time that a list of messages in this state shows."""
+    if message.state is State.DELAYED:
+        return message.due
+    if message.state is State.PROCESSING:
+        return message.lease_deadline
+    return message.created_at if message.state is State.PENDING else message.archived_at
 
 
 def _indented(content: bytes) -> bytes:

@@ -119,7 +119,7 @@ export class Chart {
       const at = from + this.span * part, anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
       element("text", { x: this.x(at), y: HEIGHT - 4, "text-anchor": anchor }, this.svg).textContent = clock(at);
     }
-    if (last - first < 1) element("text", { class: "soon", x: (LEFT + width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.svg).textContent = "waiting for the first figures";
+    if (last - first < 1) element("text", { x: (LEFT + width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.svg).textContent = "waiting for the first figures";
     for (const name of names) this.curve(name, first, last);
     if (this.chosen !== null && this.chosen >= first && this.chosen <= last) this.mark(names);
     else this.chosen = null;
