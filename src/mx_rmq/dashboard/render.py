@@ -1,4 +1,4 @@
-"""From values to HTML. Everything foreign is escaped here, once, for every template."""
+"""From values to HTML. Text from messages is escaped here, once for all templates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def payload_text(message: MessageView) -> tuple[str, bool]:
 
 
 def editable(message: MessageView) -> str:
-    """Return the whole payload as JSON text."""
+    """Return the whole payload as indented JSON."""
     return _text(_indented(message.content))
 
 
@@ -145,8 +145,8 @@ def exact(at: float) -> str:
 
 def iso(at: float | None) -> str:
     """Return a time for HTML's time element; nothing if it is beyond any date."""
-    shown = when(at)
-    return "" if not shown or shown.endswith("s") else f"{shown.replace(' ', 'T')}+00:00"
+    text = "" if at is None else instant(at)
+    return text.replace(" ", "T") if text.endswith("Z") else ""
 
 
 def ago(at: float | None) -> str:
