@@ -404,6 +404,7 @@ async def test_a_password_is_asked_for_on_every_path_but_one(
             {"Authorization": "Bearer correct horse"},
         ):
             await visitor.get("/workers", 401, headers=wrong)
+        await visitor.get("/workers", 401, headers={"Authorization": b"Basic \xfc"})
         answer = await visitor.get("/workers", headers=basic("anna", "correct horse"))
         assert "signed in as <strong>anna</strong>" in answer.text
     await board.close()
