@@ -56,7 +56,7 @@ async def test_an_archived_message_is_requeued(
     assert "Requeued." in answer.text
     assert await state_of(mq, id) is State.PENDING
     answer = await visitor.post(f"/topics/{TOPIC}/requeue?id={id}")
-    assert "said=gone" in answer.headers["location"]
+    assert "notice=gone" in answer.headers["location"]
 
 
 @pytest.mark.parametrize("state", ARCHIVES)
@@ -87,7 +87,7 @@ async def test_a_message_that_a_worker_has_cannot_be_cancelled(
     (one,) = await leased(mq.store)
     assert "Cancel…" not in await visitor.page(f"/topics/{TOPIC}/message?id={one.id}")
     answer = await visitor.post(f"/topics/{TOPIC}/cancel?id={one.id}")
-    assert "said=taken" in answer.headers["location"]
+    assert "notice=taken" in answer.headers["location"]
     assert await state_of(mq, one.id) is State.PROCESSING
 
 

@@ -40,12 +40,12 @@ EDITABLE: Final = 1_048_576  # bytes of the largest payload that can be edited i
 
 async def pause(request: DashboardRequest, _: Form) -> Response:
     new = await _noted(request, "pause", request.admin.pause(request.topic))
-    return request.go("topics", request.topic, said="paused" if new else "was_paused")
+    return request.go("topics", request.topic, notice="paused" if new else "was_paused")
 
 
 async def resume(request: DashboardRequest, _: Form) -> Response:
     new = await _noted(request, "resume", request.admin.resume(request.topic))
-    return request.go("topics", request.topic, said="resumed" if new else "not_paused")
+    return request.go("topics", request.topic, notice="resumed" if new else "not_paused")
 
 
 # one message
@@ -59,8 +59,8 @@ async def requeue(request: DashboardRequest, form: Form) -> Response:
 async def discard(request: DashboardRequest, form: Form) -> Response:
     shown = _shown(form)
     work = request.admin.discard(request.topic, request.id, **shown)
-    said = "discarded" if await _noted(request, "discard", work) else "gone"
-    return request.go("topics", request.topic, state=shown["state"], said=said)
+    notice = "discarded" if await _noted(request, "discard", work) else "gone"
+    return request.go("topics", request.topic, state=shown["state"], notice=notice)
 
 
 async def cancel(request: DashboardRequest, form: Form) -> Response:
@@ -69,8 +69,8 @@ async def cancel(request: DashboardRequest, form: Form) -> Response:
     became = await _noted(request, "cancel", request.admin.cancel(request.topic, request.id))
     if became is Cancelled.PROCESSING:
         return _to_message(request, "taken")
-    said = "cancelled" if became else "gone"
-    return request.go("topics", request.topic, state=state, said=said)
+    notice = "cancelled" if became else "gone"
+    return request.go("topics", request.topic, state=state, notice=notice)
 
 
 async def confirm(act: str, request: DashboardRequest) -> Response:
@@ -150,8 +150,8 @@ async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
     return became
 
 
-def _to_message(request: DashboardRequest, said: str) -> Response:
-    return request.go("topics", request.topic, "message", id=request.id, said=said)
+def _to_message(request: DashboardRequest, notice: str) -> Response:
+    return request.go("topics", request.topic, "message", id=request.id, notice=notice)
 
 
 # many messages
@@ -162,7 +162,7 @@ async def confirm_bulk(request: DashboardRequest) -> Response:
     act, state, search = _bulk(request.query)
     fixed = replace(search, as_of=await request.admin.now())
     there = getattr(await request.admin.stats(request.topic), state)
-    counted, looked = (there, None) if not search else await _count(request, act, state, fixed)
+    counted, checked = (there, None) if not search else await _count(request, act, state, fixed)
     return request.page(
         "bulk.html",
         act=act,
@@ -172,7 +172,7 @@ async def confirm_bulk(request: DashboardRequest) -> Response:
         fields=fixed.fixed(),
         there=there,
         counted=counted,
-        looked=looked,
+        checked=checked,
     )
 
 
@@ -198,7 +198,7 @@ async def stop(request: DashboardRequest, _: Form) -> Response:
     job = request.job
     request.parts.jobs.stop(job.id)
     request.note("stop", f"job {job.id}", topic=job.topic)
-    return request.go("jobs", job.id, said="stopping")
+    return request.go("jobs", job.id, notice="stopping")
 
 
 async def _count(

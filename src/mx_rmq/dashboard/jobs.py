@@ -48,12 +48,12 @@ class Job:
     ended: float | None = None
     stage: Literal["running", "done", "stopped", "failed"] = "running"
     done: int = 0
-    looked: int = 0
+    checked: int = 0
     total: int | None = None
     error: str = ""
 
     def update(self, progress: Progress) -> None:
-        self.done, self.looked, self.total = progress.done, progress.looked, progress.total
+        self.done, self.checked, self.total = progress.done, progress.looked, progress.total
 
 
 async def run_bulk(

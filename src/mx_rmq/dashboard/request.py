@@ -38,7 +38,7 @@ FORM_WITHIN: Final = 30.0  # seconds in which a form must have arrived
 
 VERSION: Final = version("mx-rmq")
 
-SAID: Final = {
+NOTICES: Final = {
     "requeued": ("good", "Requeued. A worker takes it when its turn comes."),
     "edited": ("good", "Requeued with the new payload."),
     "discarded": ("good", "Discarded."),
@@ -212,7 +212,7 @@ class DashboardRequest:
             token=self.token,
             read_only=self.parts.read_only,
             theme=theme if theme in THEMES else "",
-            said=SAID.get(self.query.get("said", "")),
+            notice=NOTICES.get(self.query.get("notice", "")),
             version=VERSION,
             prefix=self.parts.mq.settings.prefix,
             **values,

@@ -75,7 +75,7 @@ SERVER_COUNTERS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _QueueReading:
     """What was read at one time."""
 
     seconds: float  # how long it took
@@ -91,7 +91,7 @@ class Depth(Collector):
         """`admin` returns that of an open queue; `first`: topics that are never left out."""
         self._admin = admin
         self._first = frozenset(first)
-        self._reading: _Reading | None = None
+        self._reading: _QueueReading | None = None
         self._logged: set[str] = set()
         self._fresh_until = float("-inf")
         self._refreshing = asyncio.Lock()
@@ -108,10 +108,10 @@ class Depth(Collector):
                 self._reading = await self._read(self._admin(), began)
             except (MxRmqError, TimeoutError) as error:
                 self._log([f"cannot read the depth of the queue: {_reason(error)}"])
-                self._reading = _Reading(time.monotonic() - began, None)
+                self._reading = _QueueReading(time.monotonic() - began, None)
             self._fresh_until = time.monotonic() + KEEP
 
-    async def _read(self, admin: Admin, began: float) -> _Reading:
+    async def _read(self, admin: Admin, began: float) -> _QueueReading:
         overview, workers, servers = await asyncio.gather(
             _result_or_error(
                 admin.overview(most=MOST, first=self._first, each=EACH, within=WITHIN),
@@ -136,7 +136,7 @@ class Depth(Collector):
         if overview.left_out:
             problems.append(str(check_topic_count(overview.known, MOST)))
         self._log(problems)
-        return _Reading(
+        return _QueueReading(
             time.monotonic() - began,
             overview,
             None if isinstance(workers, Exception) else workers,

@@ -156,15 +156,15 @@ export class Chart {
   }
 
   legend(place) {
-    const said = [];
+    const figures = [];
     for (const name of this.names) {
       const text = place >= 0 ? this.format(this.data[name][place]) : "–";
       const shown = this.figure.querySelector(`[data-now="${name}"]`);
       if (shown.textContent !== text) shown.textContent = text;
-      if (!this.hidden.has(name)) said.push(`${name} ${text}`);
+      if (!this.hidden.has(name)) figures.push(`${name} ${text}`);
     }
     const when = this.chosen === null ? "now" : `at ${exactClock(this.data.at[place])} UTC`;
-    this.svg.setAttribute("aria-label", `${this.title} (${this.figure.dataset.unit}), ${when}: ${said.join(", ")}. Arrow keys move through time.`);
+    this.svg.setAttribute("aria-label", `${this.title} (${this.figure.dataset.unit}), ${when}: ${figures.join(", ")}. Arrow keys move through time.`);
   }
 
   choose(place) {
