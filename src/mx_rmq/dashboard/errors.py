@@ -28,21 +28,15 @@ _AWAY: Final = (
     "The server is away",
     "Messages are safe, and workers continue when it is back. Check it with: mx-rmq doctor.",
 )
-_UNKNOWN: Final = (
-    503,
-    "Outcome unknown",
-    "The server's reply was lost. Check the message before you try again.",
-)
-_SLOW: Final = (
-    503,
-    "That took too long",
-    "The server is up. Narrow the search, or open a single topic.",
-)
 PAGES: Final[dict[type[Exception], tuple[int, str, str]]] = {
     NoSuchTopic: (404, "No such topic", "A topic exists once a message was produced to it."),
-    TookTooLong: _SLOW,
+    TookTooLong: (
+        503,
+        "That took too long",
+        "The server is up. Narrow the search, or open one topic.",
+    ),
     InvalidInput: (400, "Invalid request", "Go back and correct it."),
-    OutcomeUnknown: _UNKNOWN,
+    OutcomeUnknown: (503, "Outcome unknown", "Check the message before you try again."),
     ServerUnavailable: _AWAY,
     TimeoutError: _AWAY,
     NotOpen: (503, "The queue is not open", "The application must open it: async with mq."),
@@ -61,8 +55,8 @@ def error_page(request: DashboardRequest, error: Exception) -> Response:
         return request.error(error.status_code, phrase.capitalize(), text, advice)
     for kind, page in PAGES.items():
         if isinstance(error, kind):
-            only_read = request.http.method in SAFE  # so there is no outcome
-            status, title, advice = _AWAY if page is _UNKNOWN and only_read else page
+            only_read = kind is OutcomeUnknown and request.http.method in SAFE
+            status, title, advice = _AWAY if only_read else page
             return request.error(status, title, str(error) or "No answer in time.", advice)
     text = f"{type(error).__name__}. See the log."
     return request.error(500, "Dashboard error", text, "The queue itself may be fine.")
