@@ -192,7 +192,7 @@ async def test_many_are_counted_first_and_then_requeued_in_the_background(
     answer = await visitor.submit(path, "Requeue them", limit="10")
     (job,) = board.parts.jobs.latest()
     await until(lambda: job.stage == "done")
-    assert "Requeue dead messages of orders" in answer.text
+    assert "Requeue dead messages in orders" in answer.text
     assert "<strong>10</strong> requeued" in await visitor.page(f"/jobs/{job.id}")
     stats = await mq.admin.stats(TOPIC)
     assert (stats.dead, stats.pending) == (20, 10)

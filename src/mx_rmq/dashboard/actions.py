@@ -145,8 +145,8 @@ def _shown(form: Form) -> _Shown:
 async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
     """Run an action and record its outcome. The caller records failures."""
     became = await work
-    outcome = str(became) if isinstance(became, Cancelled) else "done" if became else "nothing done"
-    request.note(did, outcome)
+    outcome = "done" if became else "nothing done"
+    request.note(did, str(became) if isinstance(became, Cancelled) else outcome)
     return became
 
 

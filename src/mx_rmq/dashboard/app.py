@@ -76,7 +76,6 @@ class Dashboard:
                 "who may use the dashboard? Pass authorize=, a function that takes the request and "
                 "returns the operator's name or None; or allow_all=True if access is checked before"
             )
-        self._mq = mq
         self._root = _check_root(root_path)
         queries, audit_log = Queries(mq), AuditLog()
         self.parts: Final = Parts(
@@ -103,8 +102,9 @@ class Dashboard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            if self.close not in self._mq.on_close:  # a mounted application gets no shutdown event
-                self._mq.on_close.append(self.close)
+            on_close = self.parts.mq.on_close  # a mounted application gets no shutdown event
+            if self.close not in on_close:
+                on_close.append(self.close)
             await self._guard(self._rooted(scope), receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
