@@ -15,7 +15,7 @@ import pytest
 
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import Dashboard, queries, sampler, stream
-from mx_rmq.dashboard.series import FIGURES, KEPT, Series
+from mx_rmq.dashboard.sampler import FIGURES, KEPT, Series
 from tests.dashboard.visitor import Visitor
 from tests.lab.archives import archived
 from tests.lab.messages import TOPIC

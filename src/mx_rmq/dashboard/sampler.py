@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import hashlib
 import time
+from array import array
 from dataclasses import dataclass, field
+from math import isnan, nan
+from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.dashboard.series import DEPTHS, RATES, Series
 from mx_rmq.doctor.topics import check_overview
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from mx_rmq.admin import Stats, WorkerView
     from mx_rmq.dashboard.queries import Queries
-    from mx_rmq.dashboard.series import Point
     from mx_rmq.doctor.finding import Finding
 
 logger = get_logger(__name__)
@@ -32,6 +33,18 @@ frequent, so that the load on the server stays low."""
 
 ROWS: Final = 200  # topics on a page
 WITHIN: Final = 8.0  # seconds that a sample may take
+
+KEPT: Final = 3600.0  # seconds
+
+DEPTHS: Final = ("pending", "processing", "delayed", "dead", "quarantined")
+RATES: Final = ("produced", "completed", "failed")
+FIGURES: Final = (*DEPTHS, "oldest", *RATES)
+"""The values of a point. `oldest` is an age in seconds, rates are per second."""
+
+_WIDTH: Final = 1 + len(FIGURES)
+_OLD: Final = 64  # points too old are dropped in chunks of this many
+
+Point = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +81,43 @@ class Sample:
     def page(self, number: int) -> list[str]:
         """Return the topics on a page, from 1 on."""
         return list(self.stats)[(number - 1) * ROWS : number * ROWS]
+
+
+class Series:
+    """Points in time, oldest first. About 80 bytes per point."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+
+    def __len__(self) -> int:
+        return len(self._numbers) // _WIDTH
+
+    def add(self, at: float, point: Mapping[str, float | None]) -> None:
+        """Add the newest point; drop those that are too old."""
+        self._numbers.append(at)
+        values = (point.get(name) for name in FIGURES)
+        self._numbers.extend(nan if value is None else value for value in values)
+        if len(self) > _OLD and self._numbers[_OLD * _WIDTH] < at - KEPT:
+            del self._numbers[: _OLD * _WIDTH]
+
+    def chart(self, since: float, most: int) -> dict[str, list[float | None]]:
+        """Return at most `most` points from a time on, one column per figure.
+
+        Where several points become one, a rate is their mean and everything else the largest: a
+        chart must not hide a peak.
+        """
+        times = self._numbers[::_WIDTH]
+        first = next((place for place, at in enumerate(times) if at >= since), len(times))
+        step = max(1, -(-(len(times) - first) // most))
+        starts = range(first, len(times), step)
+        columns: dict[str, list[float | None]] = {
+            "at": [times[min(start + step, len(times)) - 1] for start in starts]
+        }
+        for place, name in enumerate(FIGURES, 1):
+            column = self._numbers[place::_WIDTH]
+            merge = fmean if name in RATES else max
+            columns[name] = [_merged(column[start : start + step], merge) for start in starts]
+        return columns
 
 
 class Sampler:
@@ -192,3 +242,8 @@ def _total(points: Iterable[Point]) -> Point:
         known = [rate for point in every if (rate := point[name]) is not None]
         total[name] = sum(known) if known or not every else None
     return total
+
+
+def _merged(values: Iterable[float], merge: Callable[[list[float]], float]) -> float | None:
+    known = [value for value in values if not isnan(value)]
+    return round(merge(known), 3) if known else None

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.extras import how_to_install
 from mx_rmq.core.names import TOPIC
-from mx_rmq.dashboard.series import KEPT
+from mx_rmq.dashboard.sampler import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
