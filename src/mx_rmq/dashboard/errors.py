@@ -47,7 +47,6 @@ PAGES: Final[dict[type[Exception], tuple[int, str, str]]] = {
 
 
 def error_page(request: DashboardRequest, error: Exception) -> Response:
-    """Return the page about an error."""
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase
         text = "" if error.detail == phrase else error.detail

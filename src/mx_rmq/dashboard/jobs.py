@@ -103,7 +103,6 @@ class Jobs:
             task.cancel()
 
     async def close(self) -> None:
-        """Stop all of them."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

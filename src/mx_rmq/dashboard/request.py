@@ -122,7 +122,6 @@ class DashboardRequest:
 
     @property
     def job(self) -> Job:
-        """The job in the path."""
         found = self.parts.jobs.get(str(self.http.path_params["job"]))
         if found is None:
             raise HTTPException(
@@ -175,7 +174,6 @@ class DashboardRequest:
         self.parts.audit_log.add(self._entry(did, outcome, topic))
 
     def note_refused(self, did: str, why: str) -> None:
-        """Record a refused action in the audit log."""
         self.parts.audit_log.add_refused(self._entry(did, why))
 
     def _entry(self, did: str, outcome: str, topic: str = "") -> AuditEntry:
@@ -199,7 +197,7 @@ class DashboardRequest:
         return f"{address}?{encoded}" if fields else address
 
     def asset(self, name: str) -> str:
-        """Return the URL of a style sheet, a script or a picture."""
+        """Return the URL of a file of `static/`."""
         return self.to("static", assets.VERSION, name)
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
@@ -220,11 +218,10 @@ class DashboardRequest:
         return HTMLResponse(html, status_code=status)
 
     def error(self, status: int, title: str, text: str, advice: str = "") -> Response:
-        """Return an error page."""
         return self.page("error.html", status=status, title=title, text=text, advice=advice)
 
     def go(self, *path: str, **query: object) -> Response:
-        """Send the browser to a page, after an action."""
+        """Redirect to a page, after an action."""
         return RedirectResponse(self.to(*path, **query), status_code=303)
 
 

@@ -34,7 +34,7 @@ frequent, so that the load on the server stays low."""
 ROWS: Final = 200  # topics on a page
 WITHIN: Final = 8.0  # seconds that a sample may take
 
-KEPT: Final = 3600.0  # seconds
+KEPT: Final = 3600.0  # seconds of figures
 
 DEPTHS: Final = ("pending", "processing", "delayed", "dead", "quarantined")
 RATES: Final = ("produced", "completed", "failed")
@@ -64,7 +64,6 @@ class Sample:
 
     @property
     def alive(self) -> int:
-        """How many workers are alive."""
         return sum(worker.alive for worker in self.workers)
 
     @property
@@ -196,7 +195,6 @@ class Sampler:
             await asyncio.sleep(max(EVERY, SHARE * took))
 
     async def sample(self) -> None:
-        """Take one sample."""
         overview = await self._queries.overview()
         workers = await self._queries.workers()
         at, before = time.time(), self.latest
@@ -233,7 +231,7 @@ def _point(stats: Stats, before: Sample | None, at: float) -> Point:
 
 
 def _total(points: Iterable[Point]) -> Point:
-    """Add the points of all topics up. Their age is that of the oldest; None: unknown."""
+    """Add up the points of all topics. The age is that of the oldest; None: unknown."""
     every = list(points)
     total: Point = {name: sum(point[name] or 0 for point in every) for name in DEPTHS}
     ages = [age for point in every if (age := point["oldest"]) is not None]

@@ -90,7 +90,6 @@ class Search:
         return fields
 
     def words(self) -> str:
-        """Describe the search in words."""
         parts = [f"“{self.text}” in the id or the payload"] if self.text else []
         parts += [f"“{self.error}” in the error"] if self.error else []
         for word, at in (("from", self.since), ("until", self.until), ("as of", self.as_of)):

@@ -71,7 +71,7 @@ class SecurityMiddleware:
         self._parts = parts
         self._authorize = authorize
         self._origins = {origin.lower().rstrip("/") for origin in origins}
-        proxies = (_host(origin.partition("://")[2]) for origin in self._origins)
+        proxies = (_host_name(origin.partition("://")[2]) for origin in self._origins)
         if hosts is None and authorize is None:
             hosts = LOOPBACK
         self._hosts = None if hosts is None else {*map(str.lower, hosts), *proxies}
@@ -96,7 +96,7 @@ class SecurityMiddleware:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
-                if self._hsts and secure and _host(host) not in LOOPBACK:
+                if self._hsts and secure and _host_name(host) not in LOOPBACK:
                     headers["Strict-Transport-Security"] = HSTS
                 if headers.get("content-type", "").startswith("text/html"):
                     rules = f"Path=/; HttpOnly; SameSite=Lax{'; Secure' if secure else ''}"
@@ -170,7 +170,7 @@ class SecurityMiddleware:
         """Prevent DNS rebinding: another site's host name that resolves to our address."""
         if self._hosts is None or "*" in self._hosts:
             return True
-        return _host(http.headers.get("host", "")) in self._hosts
+        return _host_name(http.headers.get("host", "")) in self._hosts
 
     def _is_our_origin(self, http: Request) -> bool:
         """Browsers send the origin of a form; a request without one is refused."""
@@ -184,8 +184,7 @@ class SecurityMiddleware:
         return origin in (f"{scheme}://{host}", f"{scheme}://{host.removesuffix(port)}")
 
 
-def _host(header: str) -> str:
-    """Return a Host header without the port."""
+def _host_name(header: str) -> str:
     name = header.lower()
     if name.startswith("["):
         return name.partition("]")[0] + "]"
@@ -195,7 +194,7 @@ def _host(header: str) -> str:
 def _cookie_suffix(host: str, scope: Scope) -> str:
     """Return a suffix that keeps dashboards on one host apart: browsers send the cookies of all
     ports and paths to each."""
-    port = host.lower().removeprefix(_host(host))
+    port = host.lower().removeprefix(_host_name(host))
     place = ("" if port in (":80", ":443") else port) + str(scope.get("root_path", ""))
     return f"_{hashlib.sha256(place.encode()).hexdigest()[:8]}" if place else ""
 
