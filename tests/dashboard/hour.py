@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Final
 from redis.asyncio import Redis
 
 from mx_rmq import Worker
-from mx_rmq.dashboard.sampler import EVERY, _together
-from mx_rmq.dashboard.series import KEPT
+from mx_rmq.dashboard.sampler import EVERY, KEPT, _total
 from tests.dashboard.scene import Scene, shop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from mx_rmq.dashboard import Dashboard
-    from mx_rmq.dashboard.series import Point
+    from mx_rmq.dashboard.sampler import Point
 
 HERE: Final = str(Path(__file__).with_name("scene.py")).encode()
 
@@ -111,7 +110,7 @@ def make_up_an_hour(board: Dashboard) -> None:
         points = {topic: _point(topic, second, backlog, chance) for topic in topics}
         for topic, point in points.items():
             everything[topic].add(now + second, point)
-        everything[None].add(now + second, _together(points))
+        everything[None].add(now + second, _total(points.values()))
 
 
 def _point(topic: str, second: int, backlog: dict[str, float], chance: random.Random) -> Point:

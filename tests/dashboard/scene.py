@@ -146,7 +146,7 @@ async def scene(
                 await asyncio.sleep(0.02)
             assert worker._engine is not None
             await worker._engine.beat()
-            await board.parts.sampler.look()
+            await board.parts.sampler.sample()
             yield Scene(mq, board, url, ids)
 
 

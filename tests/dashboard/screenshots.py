@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq import MessageQueue, State
 from mx_rmq.dashboard import Dashboard
+from mx_rmq.dashboard.audit_log import AuditEntry
+from mx_rmq.dashboard.jobs import Job
 from mx_rmq.dashboard.search import Search
 from tests.dashboard.hour import bustle
 from tests.dashboard.scene import Scene, chromium, scene, serving
@@ -79,15 +81,15 @@ async def take(browser: Browser, url: str, name: str, size: tuple[int, int], dar
 async def act(one: Scene) -> None:
     """Do something, so that the log and a job have something to show."""
     board = one.board
-    note = board.parts.audit_log.note
     for who, did, topic, id, outcome in (
         ("anna", "pause", "invoices", "", "done"),
         ("anna", "edit and requeue", "payments", one.ids["quarantined"], "done"),
         ("ben", "discard", "payments", one.ids["rejected"], "done"),
         ("ben", "cancel", "invoices", one.ids["pending"], "processing"),
     ):
-        note(did, outcome, who=who, where="10.0.3.7", topic=topic, id=id)
-    board.parts.jobs.start(
+        entry = AuditEntry(who=who, where="10.0.3.7", did=did, topic=topic, id=id, outcome=outcome)
+        board.parts.audit_log.add(entry)
+    job = Job(
         who="anna",
         where="10.0.3.7",
         act="cancel",
@@ -97,6 +99,7 @@ async def act(one: Scene) -> None:
         limit=60,
         rate=2,
     )
+    board.parts.jobs.start(job)
 
 
 async def main(wanted: set[str]) -> None:

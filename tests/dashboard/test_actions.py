@@ -56,7 +56,7 @@ async def test_an_archived_message_is_requeued(
     assert "Requeued." in answer.text
     assert await state_of(mq, id) is State.PENDING
     answer = await visitor.post(f"/topics/{TOPIC}/requeue?id={id}")
-    assert "said=gone" in answer.headers["location"]
+    assert "notice=gone" in answer.headers["location"]
 
 
 @pytest.mark.parametrize("state", ARCHIVES)
@@ -87,7 +87,7 @@ async def test_a_message_that_a_worker_has_cannot_be_cancelled(
     (one,) = await leased(mq.store)
     assert "Cancel…" not in await visitor.page(f"/topics/{TOPIC}/message?id={one.id}")
     answer = await visitor.post(f"/topics/{TOPIC}/cancel?id={one.id}")
-    assert "said=taken" in answer.headers["location"]
+    assert "notice=taken" in answer.headers["location"]
     assert await state_of(mq, one.id) is State.PROCESSING
 
 
@@ -192,7 +192,7 @@ async def test_many_are_counted_first_and_then_requeued_in_the_background(
     answer = await visitor.submit(path, "Requeue them", limit="10")
     (job,) = board.parts.jobs.latest()
     await until(lambda: job.stage == "done")
-    assert "Requeue dead messages of orders" in answer.text
+    assert "Requeue dead messages in orders" in answer.text
     assert "<strong>10</strong> requeued" in await visitor.page(f"/jobs/{job.id}")
     stats = await mq.admin.stats(TOPIC)
     assert (stats.dead, stats.pending) == (20, 10)
@@ -314,7 +314,9 @@ async def test_every_action_is_written_down_on_one_line_and_shown(
     ]
     assert all("\n" not in record.getMessage() for record in caplog.records)
     assert "nn &lt;b&gt;" in page
-    assert page.index('<td data-label="Did">pause') < page.index('<td data-label="Did">requeue')
+    assert page.index('<td data-label="Action">pause') < page.index(
+        '<td data-label="Action">requeue'
+    )
 
 
 async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
@@ -324,4 +326,4 @@ async def test_who_is_asked_learns_how_many_were_looked_at_if_time_ran_out(
     monkeypatch.setattr(actions, "COUNT_WITHIN", 0)
     page = await visitor.page(f"/topics/{TOPIC}/bulk?act=discard&state=dead&text=nowhere")
     assert "at least 0 dead messages" in page
-    assert "Only 0 of them were checked so far." in page
+    assert "Only 0 of them were checked." in page

@@ -249,21 +249,21 @@ async def test_figures_and_charts_change_without_reloading(browser: Browser, one
 async def test_every_action_by_mouse(browser: Browser, url: str) -> None:
     async with scene(url, prefix="acts") as one, tab(browser, one.url) as seen:
         page, admin = seen.page, one.mq.admin
-        said = page.locator(".said")
+        notice = page.locator(".notice")
 
         await seen.go("/topics/orders")
         await page.get_by_role("button", name="Pause").click()
-        await expect(said).to_contain_text("Paused")
+        await expect(notice).to_contain_text("Paused")
         assert (await admin.stats("orders")).paused
         await page.get_by_role("button", name="Resume").click()
-        await expect(said).to_contain_text("Resumed")
+        await expect(notice).to_contain_text("Resumed")
 
         await seen.go("/quarantine")
         await page.get_by_role("link", name=one.ids["quarantined"]).click()
         await page.get_by_role("link", name="Edit and requeue…").click()
-        await page.get_by_label("Payload, as JSON").fill('{"order": 1043, ')
+        await page.get_by_label("Payload (JSON)").fill('{"order": 1043, ')
         await expect(page.locator("#json-hint")).to_contain_text("Not JSON yet")
-        await page.get_by_label("Payload, as JSON").fill('{"order": 1043, "card": "visa"}')
+        await page.get_by_label("Payload (JSON)").fill('{"order": 1043, "card": "visa"}')
         await page.get_by_role("button", name="Requeue with this payload").click()
         await page.wait_for_url("**/message?*")
         await until_so(lambda: _gone(one, "payments", one.ids["quarantined"]))
@@ -276,16 +276,16 @@ async def test_every_action_by_mouse(browser: Browser, url: str) -> None:
         await page.get_by_role("link", name=one.ids["rejected"]).click()
         await page.get_by_role("link", name="Discard…").click()
         await page.get_by_role("button", name="Discard").click()
-        await expect(said).to_contain_text("Discarded")
+        await expect(notice).to_contain_text("Discarded")
         assert await admin.get("payments", one.ids["rejected"]) is None
 
         await admin.pause("payments")
         await seen.go(f"/topics/payments/message?id={one.ids['dead']}")
         await page.get_by_role("button", name="Requeue", exact=True).click()
-        await expect(said).to_contain_text("Requeued")
+        await expect(notice).to_contain_text("Requeued")
         await page.get_by_role("link", name="Cancel…").click()
         await page.get_by_role("button", name="Cancel").click()
-        await expect(said).to_contain_text("Cancelled")
+        await expect(notice).to_contain_text("Cancelled")
         assert await admin.get("payments", one.ids["dead"]) is None
 
         await seen.go("/topics/payments?state=dead")
@@ -367,7 +367,7 @@ async def test_reading_and_acting_work_without_scripts(browser: Browser, one: Sc
         await page.locator(".tabs a.dead").click()
         await page.get_by_role("link", name=one.ids["rejected"]).click()
         await page.get_by_role("button", name="Requeue", exact=True).click()
-        await expect(page.locator(".said")).to_contain_text("Requeued")
+        await expect(page.locator(".notice")).to_contain_text("Requeued")
         await page.get_by_role("link", name="Help").click()
         await expect(page.locator("h1")).to_have_text("Help")
 
@@ -399,9 +399,9 @@ async def test_it_works_below_a_path_of_another_application(browser: Browser, on
         await page.wait_for_url("**/queues/mx/workers")
         await seen.go("/topics/reports")
         await page.get_by_role("button", name="Pause").click()
-        await page.wait_for_url("**/queues/mx/topics/reports?said=paused")
+        await page.wait_for_url("**/queues/mx/topics/reports?notice=paused")
         await page.get_by_role("button", name="Resume").click()
-        await expect(page.locator(".said")).to_contain_text("Resumed")
+        await expect(page.locator(".notice")).to_contain_text("Resumed")
 
 
 async def test_whoever_may_only_read_has_no_buttons(browser: Browser, one: Scene) -> None:

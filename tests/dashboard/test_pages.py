@@ -193,7 +193,7 @@ async def test_whatever_foreign_hands_wrote_is_shown_and_nothing_of_it_is_markup
 ) -> None:
     await mq.produce(TOPIC, {HOSTILE: HOSTILE}, id="mild", headers={HOSTILE: HOSTILE})
     keys = mq.store.keys.of(TOPIC)
-    for id in (b"\xff\xfe", HOSTILE.encode(), b"a/../b?c#d%2f&said=requeued", b""):
+    for id in (b"\xff\xfe", HOSTILE.encode(), b"a/../b?c#d%2f&notice=requeued", b""):
         await raw.hset(keys.payload, id, HOSTILE.encode() + b"\xff")
         await raw.lpush(keys.pending, id)
     await mq.admin.pause(TOPIC)

@@ -15,7 +15,7 @@ import pytest
 
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import Dashboard, queries, sampler, stream
-from mx_rmq.dashboard.series import FIGURES, KEPT, Series
+from mx_rmq.dashboard.sampler import FIGURES, KEPT, Series
 from tests.dashboard.visitor import Visitor
 from tests.lab.archives import archived
 from tests.lab.messages import TOPIC
@@ -104,10 +104,12 @@ async def test_nothing_is_kept_of_topics_and_pages_that_there_are_not(
     await mq.produce(TOPIC, 1)
     seen = await board.parts.sampler.first()
     for number in range(50):
-        assert json.loads(stream._told(seen, f"t{number}", 1).partition("data: ")[2])["topics"]
-        stream._told(seen, None, number + 2)
-        stream._told(seen, TOPIC, number)
-    assert not seen.told.keys() - {(None, 1), (TOPIC, 1)}
+        assert json.loads(stream._sample_event(seen, f"t{number}", 1).partition("data: ")[2])[
+            "topics"
+        ]
+        stream._sample_event(seen, None, number + 2)
+        stream._sample_event(seen, TOPIC, number)
+    assert not seen.events.keys() - {(None, 1), (TOPIC, 1)}
     for name in ("no%20topic", "x" * 129, "%00"):
         await visitor.get(f"/live?topic={name}", 404)
 
@@ -161,7 +163,7 @@ async def test_a_server_that_froze_since_the_latest_look_is_not_called_healthy(
         finally:
             os.kill(server.pid, signal.SIGCONT)
         assert {one.text for one in answers} == {"away\n"}
-        assert board.parts.sampler.trouble is None  # it has not looked since
+        assert board.parts.sampler.error is None  # it has not looked since
 
 
 async def test_listeners_are_let_go_when_it_closes_and_too_many_are_refused(

@@ -134,14 +134,14 @@ async def test_of_too_many_handshakes_those_of_the_peer_with_the_most_are_droppe
     port = server.sockets[0].getsockname()[1]
     connect = partial(asyncio.open_connection, "127.0.0.1", port)
     few = await connect(local_addr=("127.0.0.2", 0))
-    await until(lambda: tls._under_way)
+    await until(lambda: tls._open)
     many = [await connect() for _ in range(20)]
     for reader, _ in many[:16]:
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
-    assert Counter(tls._under_way.values()) == {"127.0.0.2": 1, "127.0.0.1": 4}
+    assert Counter(tls._open.values()) == {"127.0.0.2": 1, "127.0.0.1": 4}
     for _, writer in (few, *many):
         writer.close()
-    await until(lambda: not tls._under_way)
+    await until(lambda: not tls._open)
     server.close()
     await server.wait_closed()

@@ -127,7 +127,7 @@ async def test_a_request_gets_the_answer_that_it_deserves(
 def test_no_request_takes_long_to_understand(before: bytes, again: bytes, after: bytes) -> None:
     def understand(head: bytes) -> None:
         with suppress(ValueError):
-            http._understood(head)
+            http._parse(head)
 
     grows_gently(understand, lambda size: before + again * (size // len(again)) + after)
 

@@ -230,7 +230,7 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """End the event streams, or the shutdown would wait for them."""
-            loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.hush()))
+            loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.end_streams()))
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(

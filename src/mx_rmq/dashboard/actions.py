@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from starlette.exceptions import HTTPException
 
@@ -14,12 +15,12 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import size
 from mx_rmq.dashboard import render
+from mx_rmq.dashboard.jobs import DONE, Job, run_bulk
 from mx_rmq.dashboard.pages import ACTS, state_of
 from mx_rmq.dashboard.search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-    from typing import TypeVar
 
     from starlette.responses import Response
 
@@ -27,79 +28,55 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import State
     from mx_rmq.dashboard.request import DashboardRequest
 
-    T = TypeVar("T")
+T = TypeVar("T")
+Form = dict[str, str]
 
-COUNT_WITHIN: Final = 0.15
-"""Seconds for counting messages before asking for confirmation."""
-
-EDITABLE: Final = 1_048_576
-"""Largest payload that can be edited in a browser, in bytes."""
+COUNT_WITHIN: Final = 0.15  # seconds for counting messages before asking for confirmation
+EDITABLE: Final = 1_048_576  # bytes of the largest payload that can be edited in a browser
 
 
 # one topic
 
 
-async def pause(request: DashboardRequest, _: dict[str, str]) -> Response:
-    """Pause a topic."""
-    await request.parts.queries.check_topic(request.topic)
-    new = await _noted(
-        request, "pause", request.parts.queries.pause(request.operator, request.topic)
-    )
-    return request.go("topics", request.topic, said="paused" if new else "same")
+async def pause(request: DashboardRequest, _: Form) -> Response:
+    new = await _noted(request, "pause", request.admin.pause(request.topic))
+    return request.go("topics", request.topic, notice="paused" if new else "was_paused")
 
 
-async def resume(request: DashboardRequest, _: dict[str, str]) -> Response:
-    """Resume a topic."""
-    await request.parts.queries.check_topic(request.topic)
-    new = await _noted(
-        request, "resume", request.parts.queries.resume(request.operator, request.topic)
-    )
-    return request.go("topics", request.topic, said="resumed" if new else "same")
+async def resume(request: DashboardRequest, _: Form) -> Response:
+    new = await _noted(request, "resume", request.admin.resume(request.topic))
+    return request.go("topics", request.topic, notice="resumed" if new else "not_paused")
 
 
 # one message
 
 
-async def requeue(request: DashboardRequest, form: dict[str, str]) -> Response:
-    """Requeue a message."""
-    id, state = await _addressed(request, form)
-    work = request.parts.queries.requeue(request.operator, request.topic, id, state, _seen(form))
-    done = await _noted(request, "requeue", work, id)
-    return request.go(
-        "topics", request.topic, "message", id=id, said="requeued" if done else "gone"
-    )
+async def requeue(request: DashboardRequest, form: Form) -> Response:
+    work = request.admin.requeue(request.topic, request.id, **_shown(form))
+    return _to_message(request, "requeued" if await _noted(request, "requeue", work) else "gone")
 
 
-async def confirm_discard(request: DashboardRequest) -> Response:
-    """Confirm that a message is to be deleted."""
-    return await _confirm(request, "discard")
+async def discard(request: DashboardRequest, form: Form) -> Response:
+    shown = _shown(form)
+    work = request.admin.discard(request.topic, request.id, **shown)
+    notice = "discarded" if await _noted(request, "discard", work) else "gone"
+    return request.go("topics", request.topic, state=shown["state"], notice=notice)
 
 
-async def discard(request: DashboardRequest, form: dict[str, str]) -> Response:
-    """Delete a message."""
-    id, state = await _addressed(request, form)
-    work = request.parts.queries.discard(request.operator, request.topic, id, state, _seen(form))
-    done = await _noted(request, "discard", work, id)
-    return request.go(
-        "topics", request.topic, state=state or "", said="discarded" if done else "gone"
-    )
-
-
-async def confirm_cancel(request: DashboardRequest) -> Response:
-    """Confirm that a message is to be cancelled."""
-    return await _confirm(request, "cancel")
-
-
-async def cancel(request: DashboardRequest, form: dict[str, str]) -> Response:
+async def cancel(request: DashboardRequest, form: Form) -> Response:
     """Cancel a message that no worker has taken."""
-    id, state = await _addressed(request, form)
-    became = await _noted(
-        request, "cancel", request.parts.queries.cancel(request.operator, request.topic, id), id
-    )
+    state = _shown(form)["state"]
+    became = await _noted(request, "cancel", request.admin.cancel(request.topic, request.id))
     if became is Cancelled.PROCESSING:
-        return request.go("topics", request.topic, "message", id=id, said="taken")
-    said = "cancelled" if became else "gone"
-    return request.go("topics", request.topic, state=state or "", said=said)
+        return _to_message(request, "taken")
+    notice = "cancelled" if became else "gone"
+    return request.go("topics", request.topic, state=state, notice=notice)
+
+
+async def confirm(act: str, request: DashboardRequest) -> Response:
+    """Ask whether to discard or cancel a message."""
+    message = await _message(request, act)
+    return request.page("confirm.html", act=act, message=message)
 
 
 async def edit_form(request: DashboardRequest) -> Response:
@@ -107,26 +84,22 @@ async def edit_form(request: DashboardRequest) -> Response:
     message = await _message(request, "requeue")
     if len(message.content) > EDITABLE:
         large = size(len(message.content))
-        raise InvalidInput(f"a payload of {large} cannot be edited in a browser")
+        raise InvalidInput(f"a payload of {large} is too large to edit in a browser")
     return _editor(request, message, "" if render.unreadable(message) else render.editable(message))
 
 
-async def edit(request: DashboardRequest, form: dict[str, str]) -> Response:
+async def edit(request: DashboardRequest, form: Form) -> Response:
     """Requeue a message with another payload."""
-    id, state = await _addressed(request, form)
-    text = form.get("payload", "")
+    text, shown = form.get("payload", ""), _shown(form)
     try:
-        json.loads(text)  # it says in which line the mistake is
+        json.loads(text)  # its errors name the line
         payload = codec.verbatim(text)
     except (ValueError, RecursionError) as error:
         request.note_refused("edit", f"not JSON: {error}")
         message = await _message(request, "requeue")
         return _editor(request, message, text, f"This is not JSON: {error}", seen=form.get("seen"))
-    work = request.parts.queries.edit(
-        request.operator, request.topic, id, payload, state, _seen(form)
-    )
-    done = await _noted(request, "edit", work, id)
-    return request.go("topics", request.topic, "message", id=id, said="edited" if done else "gone")
+    work = request.admin.edit(request.topic, request.id, payload, **shown)
+    return _to_message(request, "edited" if await _noted(request, "edit", work) else "gone")
 
 
 def _editor(
@@ -134,68 +107,51 @@ def _editor(
     message: MessageView,
     text: str,
     error: str = "",
-    *,
     seen: str | None = None,
 ) -> Response:
-    """Show the form; after an error again, for the message that was first shown."""
+    """Show the form; after an error, again for the message that was shown first (`seen`)."""
+    status = 400 if error else 200
     return request.page(
-        "edit.html",
-        status=400 if error else 200,
-        here="overview",
-        message=message,
-        note=render.note(message),
-        unreadable=render.unreadable(message),
-        text=text,
-        error=error,
-        seen=render.seen(message) if seen is None else seen,
-    )
-
-
-async def _confirm(request: DashboardRequest, act: str) -> Response:
-    message = await _message(request, act)
-    return request.page(
-        "confirm.html",
-        here="overview",
-        act=act,
-        message=message,
-        note=render.note(message),
-        payload=render.payload_line(message),
-        seen=render.seen(message),
+        "edit.html", status=status, message=message, text=text, error=error, seen=seen
     )
 
 
 async def _message(request: DashboardRequest, act: str) -> MessageView:
     """Return the message of the request; refuse one in a state that does not allow this."""
-    queries, id = request.parts.queries, request.query.get("id", "")
-    await queries.check_topic(request.topic)
-    found = await queries.message(request.topic, id)
+    found = await request.admin.get(request.topic, request.id)
     if found is None or act not in ACTS[found.state]:
-        where = f"it is {found.state}" if found else "it is gone"
-        raise HTTPException(409, f"The message cannot be {_DONE[act]}: {where}.")
+        why = f"it is {found.state}" if found else "it is gone"
+        raise HTTPException(409, f"The message cannot be {DONE[act]}: {why}.")
     return found
 
 
-_DONE: Final = {"requeue": "requeued", "discard": "discarded", "cancel": "cancelled"}
+class _Shown(TypedDict):
+    state: State | None
+    archived_at: float | None
 
 
-async def _addressed(request: DashboardRequest, form: dict[str, str]) -> tuple[str, State | None]:
-    """Return the id and state. The id is in the URL: a form cannot carry arbitrary bytes."""
-    await request.parts.queries.check_topic(request.topic)
-    return request.query.get("id", ""), state_of(form["state"]) if form.get("state") else None
+def _shown(form: Form) -> _Shown:
+    """Return which message the form showed: another one may have died under its id since then.
+
+    The id itself is in the URL: a form cannot carry arbitrary bytes.
+    """
+    state, seen = form.get("state"), form.get("seen", "")
+    return {
+        "state": state_of(state) if state else None,
+        "archived_at": int(seen) / 1000 if re.fullmatch(r"[0-9]{1,15}", seen) else None,
+    }
 
 
-def _seen(form: dict[str, str]) -> float | None:
-    """Return when the form's message was archived: another may have died under its id."""
-    seen = form.get("seen", "")
-    return int(seen) / 1000 if re.fullmatch(r"[0-9]{1,15}", seen) else None
-
-
-async def _noted(request: DashboardRequest, did: str, work: Awaitable[T], id: str = "") -> T:
+async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
     """Run an action and record its outcome. The caller records failures."""
     became = await work
-    outcome = str(became) if isinstance(became, Cancelled) else "done" if became else "nothing done"
-    request.note(did, outcome, topic=request.topic, id=id)
+    outcome = "done" if became else "nothing done"
+    request.note(did, str(became) if isinstance(became, Cancelled) else outcome)
     return became
+
+
+def _to_message(request: DashboardRequest, notice: str) -> Response:
+    return request.go("topics", request.topic, "message", id=request.id, notice=notice)
 
 
 # many messages
@@ -203,81 +159,73 @@ async def _noted(request: DashboardRequest, did: str, work: Awaitable[T], id: st
 
 async def confirm_bulk(request: DashboardRequest) -> Response:
     """Count the messages that match, and ask for confirmation for exactly those."""
-    queries = request.parts.queries
-    await queries.check_topic(request.topic)
     act, state, search = _bulk(request.query)
-    fixed = search.counted(await queries.now())
-    there = getattr(await queries.stats(request.topic), state)
-    counted, looked = (there, None) if not search else await _count(request, act, state, fixed)
+    fixed = replace(search, as_of=await request.admin.now())
+    there = getattr(await request.admin.stats(request.topic), state)
+    counted, checked = (there, None) if not search else await _count(request, act, state, fixed)
     return request.page(
         "bulk.html",
-        here="overview",
         act=act,
-        done=_DONE[act],
+        done=DONE[act],
         state=state,
         search=search,
         fields=fixed.fixed(),
         there=there,
         counted=counted,
-        looked=looked,
+        checked=checked,
     )
 
 
-async def bulk(request: DashboardRequest, form: dict[str, str]) -> Response:
+async def bulk(request: DashboardRequest, form: Form) -> Response:
     """Start a job."""
-    await request.parts.queries.check_topic(request.topic)
     act, state, search = _bulk(form)
-    job = request.parts.jobs.start(
+    job = Job(
         who=request.operator,
         where=request.where,
         act=act,
         topic=request.topic,
         state=state,
         search=search,
-        limit=_whole(form, "limit"),
-        rate=_whole(form, "rate"),
+        limit=_positive(form, "limit"),
+        rate=_positive(form, "rate"),
     )
+    request.parts.jobs.start(job)
     return request.go("jobs", job.id)
 
 
-async def stop(request: DashboardRequest, _: dict[str, str]) -> Response:
+async def stop(request: DashboardRequest, _: Form) -> Response:
     """Stop a job."""
     job = request.job
     request.parts.jobs.stop(job.id)
     request.note("stop", f"job {job.id}", topic=job.topic)
-    return request.go("jobs", job.id, said="stopping")
+    return request.go("jobs", job.id, notice="stopping")
 
 
 async def _count(
     request: DashboardRequest, act: str, state: State, search: Search
 ) -> tuple[int, int | None]:
-    """Return how many messages match, and of how many checked, if not all could be in time."""
-    so_far = Progress(0, 0, 0)
-
-    def heed(progress: Progress) -> None:
-        nonlocal so_far
-        so_far = progress
-
+    """Return how many messages match; and how many were checked, if there was no time for all."""
+    progress = [Progress(0, 0, 0)]
+    options = {"dry_run": True, "progress": progress.append}
     try:
         async with asyncio.timeout(COUNT_WITHIN):
-            return await request.parts.queries.bulk(
-                request.operator, act, request.topic, state, search, dry_run=True, progress=heed
-            ), None
+            done = await run_bulk(request.admin, act, request.topic, state, search, **options)
+            return done, None
     except TimeoutError:
-        return so_far.done, so_far.looked
+        return progress[-1].done, progress[-1].looked
 
 
-def _bulk(fields: dict[str, str]) -> tuple[str, State, Search]:
+def _bulk(fields: Form) -> tuple[str, State, Search]:
     act, state = fields.get("act", ""), state_of(fields.get("state", ""))
     if act not in ACTS[state]:
         raise InvalidInput(f"act={act!r:.80} cannot be applied to {state} messages")
     return act, state, Search.of(fields)
 
 
-def _whole(form: dict[str, str], name: str) -> int | None:
+def _positive(form: Form, name: str) -> int | None:
     text = form.get(name, "").strip().replace(",", "")
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and 0 < len(text) <= 9 and int(text)):
-        raise InvalidInput(f"{name}={text!r:.80} is not a whole number from 1 on")
+    if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text)):
+        raise InvalidInput(f"{name}={text!r:.80} is not a positive whole number")
     return int(text)

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.message import State
 from mx_rmq.dashboard import actions, pages, stream
-from mx_rmq.dashboard.assets import Assets
 from mx_rmq.dashboard.audit_log import AuditLog
 from mx_rmq.dashboard.errors import error_page
 from mx_rmq.dashboard.jobs import Jobs
@@ -36,19 +36,12 @@ if TYPE_CHECKING:
     from mx_rmq.queue import MessageQueue
 
     Page = Callable[[DashboardRequest], Awaitable[Response]]
-    Act = Callable[[DashboardRequest, dict[str, str]], Awaitable[Response]]
+    Act = Callable[[DashboardRequest, actions.Form], Awaitable[Response]]
 
 ROOT_PART: Final = frozenset(string.ascii_letters + string.digits + "-._~")
-"""Characters of a root path, beside slashes: none of them needs to be quoted anywhere."""
+"""Characters of a root path besides slashes: none of them needs to be quoted anywhere."""
 
-PAGES: Final = (
-    *("topics", "dead", "quarantine", "workers", "log", "jobs", "find", "help", "static"),
-    *("live", "metrics", "healthz"),
-)
-"""First parts of our paths. A root path that starts with one would be ambiguous."""
-
-WITHIN: Final = 6.0
-"""Seconds that a page may take. An action may take as long as the queue's patience."""
+WITHIN: Final = 6.0  # seconds for a page; an action may take as long as the queue's patience
 
 
 class Dashboard:
@@ -80,25 +73,24 @@ class Dashboard:
     ) -> None:
         if (authorize is None) != allow_all:
             raise InvalidInput(
-                "who may use the dashboard? Pass authorize=, a function of the request that "
-                "returns the operator's name or None; or allow_all=True, if something else does"
+                "who may use the dashboard? Pass authorize=, a function that takes the request and "
+                "returns the operator's name or None; or allow_all=True if access is checked before"
             )
-        self._mq = mq
-        self._root = _checked(root_path)
+        self._root = _check_root(root_path)
         queries, audit_log = Queries(mq), AuditLog()
         self.parts: Final = Parts(
+            mq=mq,
             queries=queries,
             sampler=Sampler(queries),
             audit_log=audit_log,
-            jobs=Jobs(queries, audit_log),
-            assets=Assets(),
+            jobs=Jobs(mq, audit_log),
             read_only=read_only,
             secret=secret.encode() if secret else secrets.token_bytes(32),
         )
-        handlers = dict.fromkeys((HTTPException, MxRmqError, NoSuchTopic, TookTooLong), _on_error)
+        errors = (HTTPException, MxRmqError, NoSuchTopic, TookTooLong, TimeoutError, Exception)
         self._app = Starlette(
             routes=_routes(metrics),
-            exception_handlers={**handlers, TimeoutError: _on_error, Exception: _on_error},
+            exception_handlers=dict.fromkeys(errors, _on_error),
             lifespan=self._lifespan,
         )
         self._app.router.redirect_slashes = False  # it redirects to http:// behind a TLS proxy
@@ -110,20 +102,21 @@ class Dashboard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            if self.close not in self._mq.on_close:  # mounted, nobody tells us of the end
-                self._mq.on_close.append(self.close)
+            on_close = self.parts.mq.on_close  # a mounted application gets no shutdown event
+            if self.close not in on_close:
+                on_close.append(self.close)
             await self._guard(self._rooted(scope), receive, send)
         else:
             await send({"type": "websocket.close", "code": 1000})
 
     def _rooted(self, scope: Scope) -> Scope:
-        """Return a request as if we were mounted at the root path."""
+        """Return the scope of a request as if we were mounted at the root path."""
         if not self._root:
             return scope
         path = scope["path"]
         if path == self._root:
             path += "/"
-        if not path.startswith(f"{self._root}/"):  # the proxy has taken it away
+        if not path.startswith(f"{self._root}/"):  # the proxy strips it
             path = self._root + path
         return {**scope, "path": path, "root_path": self._root}
 
@@ -141,13 +134,13 @@ class Dashboard:
         await self.parts.sampler.close()
 
 
-def _checked(root_path: str) -> str:
+def _check_root(root_path: str) -> str:
     """Return a root path without a slash at its end, or refuse it."""
     path = root_path.rstrip("/")
     parts = path.split("/")[1:]
     if path and not (path.startswith("/") and all(map(ROOT_PART.issuperset, parts)) and all(parts)):
         raise InvalidInput(f"root path {root_path!r:.80} is not of the form /queues")
-    if parts and parts[0] in PAGES:
+    if parts and parts[0] in {route.path.split("/")[1] for route in _routes(None)}:  # ambiguous
         raise InvalidInput(f"root path {root_path!r:.80}: /{parts[0]} is a page of the dashboard")
     return path
 
@@ -159,8 +152,8 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _page(topic, pages.topic),
         _page(f"{topic}/message", pages.message),
         _page(f"{topic}/raw", pages.raw),
-        _page("/dead", pages.dead),
-        _page("/quarantine", pages.quarantine),
+        _page("/dead", partial(pages.archive, State.DEAD)),
+        _page("/quarantine", partial(pages.archive, State.QUARANTINED)),
         _page("/workers", pages.workers),
         _page("/log", pages.log),
         _page("/jobs/{job}", pages.job),
@@ -172,9 +165,9 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _act(f"{topic}/requeue", actions.requeue),
         _page(f"{topic}/edit", actions.edit_form),
         _act(f"{topic}/edit", actions.edit),
-        _page(f"{topic}/discard", actions.confirm_discard),
+        _page(f"{topic}/discard", partial(actions.confirm, "discard")),
         _act(f"{topic}/discard", actions.discard),
-        _page(f"{topic}/cancel", actions.confirm_cancel),
+        _page(f"{topic}/cancel", partial(actions.confirm, "cancel")),
         _act(f"{topic}/cancel", actions.cancel),
         _page(f"{topic}/bulk", actions.confirm_bulk),
         _act(f"{topic}/bulk", actions.bulk),
@@ -192,9 +185,10 @@ def _page(path: str, page: Page) -> Route:
     """A page: it has a time limit and changes nothing."""
 
     async def answer(http: Request) -> Response:
-        request = _asked(http)
+        request = _request(http)
         try:
             async with asyncio.timeout(WITHIN):
+                await _check_topic(request)
                 return await page(request)
         except TimeoutError as error:
             if await request.parts.queries.answers():
@@ -208,27 +202,32 @@ def _act(path: str, act: Act) -> Route:
     """An action: needs one of our own forms; refused in a read-only dashboard."""
 
     async def answer(http: Request) -> Response:
-        request = _asked(http)
-        topic = http.path_params.get("topic", "")
+        request = _request(http)
         try:
             if request.parts.read_only:
                 raise HTTPException(403, "This dashboard is read-only. Nothing was done.")
-            return await act(request, await request.form())
+            form = await request.form()
+            await _check_topic(request)
+            return await act(request, form)
         except (HTTPException, InvalidInput, NoSuchTopic) as error:
             request.note_refused(act.__name__, getattr(error, "detail", "") or str(error))
             raise
         except BaseException as error:  # it may have been done
-            outcome = f"failed: {str(error) or type(error).__name__}"
-            request.note(act.__name__, outcome, topic=topic, id=request.query.get("id", ""))
+            request.note(act.__name__, f"failed: {str(error) or type(error).__name__}")
             raise
 
     return Route(path, answer, methods=["POST"])
 
 
-def _asked(http: Request) -> DashboardRequest:
+def _request(http: Request) -> DashboardRequest:
     request: DashboardRequest = http.scope[REQUEST]
-    request.http = http  # by now it knows what its path means
+    request.http = http  # this one has the path's parameters
     return request
+
+
+async def _check_topic(request: DashboardRequest) -> None:
+    if "topic" in request.http.path_params:
+        await request.parts.queries.check_topic(request.topic)
 
 
 async def _on_error(http: Request, error: Exception) -> Response:

@@ -13,26 +13,20 @@ TYPES: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FOR_EVER: Final = "public, max-age=31536000, immutable"
+FOREVER: Final = "public, max-age=31536000, immutable"
+
+_FILES: Final = {
+    path.name: path.read_bytes()
+    for path in sorted((Path(__file__).parent / "static").iterdir())
+    if path.suffix in TYPES
+}
+VERSION: Final = hashlib.sha256(b"\0".join(_FILES.values())).hexdigest()[:12]
+"""Part of their URLs, so that a browser may cache them forever."""
 
 
-class Assets:
-    """The files in `static/`. Nothing else is served."""
-
-    def __init__(self) -> None:
-        folder = Path(__file__).parent / "static"
-        self._files = {
-            path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in TYPES
-        }
-        together = b"\0".join(data for _, data in sorted(self._files.items()))
-        self.version = hashlib.sha256(together).hexdigest()[:12]
-        """Part of their URL, so that a browser may cache them forever."""
-
-    def get(self, version: str, name: str) -> Response | None:
-        """Return a file; None: there is none of that name."""
-        data = self._files.get(name)
-        if data is None:
-            return None
-        keep = FOR_EVER if version == self.version else "no-cache"
-        headers = {"Cache-Control": keep}
-        return Response(data, media_type=TYPES[Path(name).suffix], headers=headers)
+def get(version: str, name: str) -> Response | None:
+    """Return a file of `static/`; None: there is none of that name."""
+    if name not in _FILES:
+        return None
+    headers = {"Cache-Control": FOREVER if version == VERSION else "no-cache"}
+    return Response(_FILES[name], media_type=TYPES[Path(name).suffix], headers=headers)

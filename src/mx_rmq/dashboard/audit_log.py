@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.safe_log import get_logger
@@ -16,32 +16,49 @@ if TYPE_CHECKING:
 
 logger = get_logger("mx_rmq.dashboard.audit")
 
-KEPT: Final = 1000
-KEPT_REFUSED: Final = 200
-"""Entries that the page can show, and refusals, which do not displace them."""
+KEPT: Final = 1000  # entries that the page can show
+KEPT_REFUSED: Final = 200  # refusals, which never push out entries
 
 REFUSED: Final = 60
 SPAN: Final = 60.0
 """At most REFUSED refusals are recorded per SPAN seconds, counted separately for strangers and
-operators; of the rest, only how many there were."""
+operators. The rest is only counted."""
 
-LONGEST: Final = 300
-"""Characters kept of foreign text."""
+LONGEST: Final = 300  # characters kept of a stranger's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEntry:
-    """One action, or an attempt at one."""
+    """One action, or an attempt at one: the fields of a line of JSON."""
 
-    at: float
+    at: float = field(default_factory=time.time)
     who: str
-    where: str
-    """The address it came from."""
+    where: str  # the client's address
     did: str
     topic: str = ""
     id: str = ""
     about: str = ""
     outcome: str
+
+
+class Quota:
+    """At most REFUSED per SPAN seconds."""
+
+    def __init__(self) -> None:
+        self._began = float("-inf")
+        self._taken = self._left_out = 0
+
+    def take(self) -> int | None:
+        """Return how many were left out since the last one; None: leave this one out, too."""
+        now = time.monotonic()
+        if now - self._began > SPAN:
+            self._began, self._taken = now, 0
+        if self._taken >= REFUSED:
+            self._left_out += 1
+            return None
+        self._taken += 1
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class AuditLog:
@@ -50,52 +67,24 @@ class AuditLog:
     def __init__(self) -> None:
         self._entries: deque[AuditEntry] = deque(maxlen=KEPT)
         self._refused: deque[AuditEntry] = deque(maxlen=KEPT_REFUSED)
-        self._quotas = {True: Quota(), False: Quota()}
+        self._quotas = {True: Quota(), False: Quota()}  # operators, strangers
 
-    def refused(
-        self, did: str, why: str, *, who: str, where: str, topic: str = "", id: str = ""
-    ) -> None:
-        """Record a refused action, within the quota."""
-        quota = self._quotas[bool(who)]
-        left_out = quota.take()
+    def add(self, entry: AuditEntry) -> None:
+        self._write(entry, self._entries)
+
+    def add_refused(self, entry: AuditEntry) -> None:
+        """Record a refused action, within the quota. Its outcome says why it was refused."""
+        left_out = self._quotas[bool(entry.who)].take()
         if left_out is None:
             return
-        about = f"{left_out:,} more were refused before this, and not recorded" if left_out else ""
-        entry = AuditEntry(
-            at=time.time(),
-            who=who,
-            where=where,
-            did=did,
-            topic=topic[:LONGEST],
-            id=id[:LONGEST],
-            about=about,
-            outcome=f"refused: {why[:LONGEST]}",
+        short = replace(
+            entry,
+            topic=entry.topic[:LONGEST],
+            id=entry.id[:LONGEST],
+            about=f"{left_out:,} earlier refusals were not recorded" if left_out else "",
+            outcome=f"refused: {entry.outcome[:LONGEST]}",
         )
-        self._write(entry, self._refused)
-
-    def note(
-        self,
-        did: str,
-        outcome: str,
-        *,
-        who: str,
-        where: str,
-        topic: str = "",
-        id: str = "",
-        about: str = "",
-    ) -> None:
-        """Record an action and its outcome."""
-        entry = AuditEntry(
-            at=time.time(),
-            who=who,
-            where=where,
-            did=did,
-            topic=topic,
-            id=id,
-            about=about,
-            outcome=outcome,
-        )
-        self._write(entry, self._entries)
+        self._write(short, self._refused)
 
     @staticmethod
     def _write(entry: AuditEntry, kept: deque[AuditEntry]) -> None:
@@ -103,7 +92,7 @@ class AuditLog:
         fields = {name: value for name, value in asdict(entry).items() if value != ""}
         logger.info("%s", json.dumps(fields))  # plain ASCII on one line, whatever is in it
 
-    def latest(self, limit: int = KEPT) -> Sequence[AuditEntry]:
+    def latest(self, limit: int | None = None) -> Sequence[AuditEntry]:
         """Return the entries, newest first."""
         both = sorted([*self._entries, *self._refused], key=lambda one: one.at, reverse=True)
         return both[:limit]
@@ -130,23 +119,3 @@ class Throttle(logging.Filter):
             more = f"{left_out:,} more lines like this were left out"
             record.msg, record.args = f"{record.getMessage()} ({more})", None
         return True
-
-
-class Quota:
-    """At most REFUSED per SPAN seconds."""
-
-    def __init__(self) -> None:
-        self._began = float("-inf")
-        self._taken = self._left_out = 0
-
-    def take(self) -> int | None:
-        """Return how many were left out since the last one; None: this one is left out, too."""
-        now = time.monotonic()
-        if now - self._began > SPAN:
-            self._began, self._taken = now, 0
-        if self._taken >= REFUSED:
-            self._left_out += 1
-            return None
-        self._taken += 1
-        left_out, self._left_out = self._left_out, 0
-        return left_out

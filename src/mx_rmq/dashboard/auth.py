@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import time
@@ -24,17 +23,16 @@ if TYPE_CHECKING:
     to send instead."""
     Authorize = Callable[[Request], Answer | Awaitable[Answer]]
 
-LEAST: Final = 8
-"""Minimum length of a password."""
+SHORTEST: Final = 8  # characters of a password
 
 GUESSES: Final = 4
+WRONG: Final = 1.0
 """Wrong passwords allowed in WRONG seconds, from all clients together. After that no password is
 checked until the time is over, so a refused one may have been right."""
-WRONG: Final = 1.0
 
 KNOWN: Final = "mx_rmq.known"
 """Scope key: whether this browser was admitted before. Its guesses are counted separately, so
-strangers cannot lock it out."""
+that strangers cannot lock it out."""
 
 
 class Password:
@@ -43,47 +41,46 @@ class Password:
     def __init__(self, user: str, password: str) -> None:
         if not user or ":" in user or not user.isprintable():
             raise InvalidInput("the user name is empty, or has a colon or an unprintable character")
-        if len(password) < LEAST:
-            raise InvalidInput(f"the password is shorter than {LEAST} characters")
+        if len(password) < SHORTEST:
+            raise InvalidInput(f"the password is shorter than {SHORTEST} characters")
         self.user = user
-        self._digest = _digest(user, password)
-        self._wrong: dict[bool, deque[float]] = {
+        self._digest = _digest(f"{user}:{password}".encode())
+        self._wrong: dict[bool, deque[float]] = {  # times of wrong guesses, by KNOWN
             known: deque(maxlen=GUESSES) for known in (False, True)
         }
-        """Times of the latest wrong ones, by whether the browser was admitted before."""
 
     def __call__(self, request: Request) -> str | Response:
         """Return the operator's name, or a response that asks for name and password."""
-        given = _given(request.headers.get("authorization", ""))
+        given = _credentials(request.headers.get("authorization", ""))
         if given is not None:
             wrong, now = self._wrong[request.scope.get(KNOWN, False)], time.monotonic()
             if len(wrong) == GUESSES and now - wrong[0] < WRONG:
                 return PlainTextResponse(
-                    "Too many wrong passwords: yours was not checked. Try again.\n",
+                    "Too many wrong passwords. Yours was not checked: try again.\n",
                     status_code=429,
                     headers={"Retry-After": "1"},
                 )
-            if hmac.compare_digest(_digest(*given), self._digest):
+            if hmac.compare_digest(_digest(given), self._digest):
                 return self.user
             wrong.append(now)
         return PlainTextResponse(
-            "Sign in with name and password.\n",
+            "Sign in with your name and password.\n",
             status_code=401,
             headers={"WWW-Authenticate": 'Basic realm="mx-rmq", charset="UTF-8"'},
         )
 
 
-def _given(header: str) -> tuple[str, str] | None:
+def _credentials(header: str) -> bytes | None:
+    """Return `user:password` from an Authorization header; None: it has none."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:
-        user, colon, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+        return base64.b64decode(value, validate=True)
+    except ValueError:
         return None
-    return (user, password) if colon else None
 
 
-def _digest(user: str, password: str) -> bytes:
+def _digest(credentials: bytes) -> bytes:
     """Return a digest of constant length, so that comparing it leaks no timing."""
-    return hashlib.sha256(f"{user}:{password}".encode()).digest()
+    return hashlib.sha256(credentials).digest()

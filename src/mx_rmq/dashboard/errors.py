@@ -23,68 +23,39 @@ if TYPE_CHECKING:
 
     from mx_rmq.dashboard.request import DashboardRequest
 
-_Kind = type[Exception] | tuple[type[Exception], ...]
-
-AWAY: Final = (
+_AWAY: Final = (
     503,
     "The server is away",
     "Messages are safe, and workers continue when it is back. Check it with: mx-rmq doctor.",
 )
-KNOWN: Final[tuple[tuple[_Kind, tuple[int, str, str]], ...]] = (
-    (NoSuchTopic, (404, "No such topic", "A topic exists once a message was produced to it.")),
-    (
-        TookTooLong,
-        (
-            503,
-            "That took too long",
-            "The server is up. Narrow the search, or open a single topic.",
-        ),
+PAGES: Final[dict[type[Exception], tuple[int, str, str]]] = {
+    NoSuchTopic: (404, "No such topic", "A topic exists once a message was produced to it."),
+    TookTooLong: (
+        503,
+        "That took too long",
+        "The server is up. Narrow the search, or open one topic.",
     ),
-    (InvalidInput, (400, "Invalid request", "Go back and correct it.")),
-    (
-        OutcomeUnknown,
-        (
-            503,
-            "Outcome unknown",
-            "The server's reply was lost. Check the message before you try again.",
-        ),
-    ),
-    ((ServerUnavailable, OutcomeUnknown, TimeoutError), AWAY),
-    (
-        NotOpen,
-        (503, "The queue is not open", "The application must open it: async with mq."),
-    ),
-    (
-        ScriptFailed,
-        (502, "The server refused", "Run mx-rmq audit: a key may hold the wrong type."),
-    ),
-    (MxRmqError, (500, "That failed", "Run mx-rmq doctor.")),
-)
-ADVICE: Final = {
-    404: "Start at the overview.",
-    405: "Start at the overview.",
+    InvalidInput: (400, "Invalid request", "Go back and correct it."),
+    OutcomeUnknown: (503, "Outcome unknown", "Check the message before you try again."),
+    ServerUnavailable: _AWAY,
+    TimeoutError: _AWAY,
+    NotOpen: (503, "The queue is not open", "The application must open it: async with mq."),
+    ScriptFailed: (502, "The server refused", "Run mx-rmq audit: a key may have the wrong type."),
+    MxRmqError: (500, "That failed", "Run mx-rmq doctor."),
 }
+"""Status, title and advice. The first kind that matches is used."""
 
 
 def error_page(request: DashboardRequest, error: Exception) -> Response:
-    """Return the page about an error."""
     if isinstance(error, HTTPException):
-        return request.page(
-            "error.html",
-            status=error.status_code,
-            title=HTTPStatus(error.status_code).phrase.capitalize(),
-            text="" if error.detail == HTTPStatus(error.status_code).phrase else error.detail,
-            advice=ADVICE.get(error.status_code, ""),
-        )
-    changes = request.http.method not in SAFE
-    for kind, (status, title, advice) in KNOWN:
-        if isinstance(error, kind) and (changes or kind is not OutcomeUnknown):
-            text = str(error) or "No answer in time."
-            return request.page("error.html", status=status, title=title, text=text, advice=advice)
-    return request.page(
-        "error.html",
-        status=500,
-        title="Dashboard error",
-        text=f"{type(error).__name__}. See its log.",
-        advice="The queue itself may be fine.",
-    )
+        phrase = HTTPStatus(error.status_code).phrase
+        text = "" if error.detail == phrase else error.detail
+        advice = "Start at the overview." if error.status_code in (404, 405) else ""
+        return request.error(error.status_code, phrase.capitalize(), text, advice)
+    for kind, page in PAGES.items():
+        if isinstance(error, kind):
+            only_read = kind is OutcomeUnknown and request.http.method in SAFE
+            status, title, advice = _AWAY if only_read else page
+            return request.error(status, title, str(error) or "No answer in time.", advice)
+    text = f"{type(error).__name__}. See the log."
+    return request.error(500, "Dashboard error", text, "The queue itself may be fine.")

@@ -1,11 +1,10 @@
-"""From values to HTML. Everything foreign is escaped here, once, for every template."""
+"""From values to HTML. Text from messages is escaped here, once for all templates."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import time
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,40 +15,24 @@ from markupsafe import Markup
 
 from mx_rmq.core import text as core_text
 from mx_rmq.core.message import State
-from mx_rmq.core.text import size
+from mx_rmq.core.text import instant, size
+from mx_rmq.dashboard.search import LAST
+from mx_rmq.doctor.topics import unreachable
 
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
 
-SHOWN: Final = 64 * 1024
-"""Characters of a payload on its page; the rest can be downloaded."""
+SHOWN: Final = 64 * 1024  # characters of a payload on its page; the rest can be downloaded
+CELL: Final = 140  # characters of a payload or an error in a list
+LONG: Final = 64 * 1024  # bytes above which a payload is shown as stored, without decoding
 
-CELL: Final = 140
-"""Characters of a payload or an error in a list."""
-
-LONG: Final = 64 * 1024
-"""Bytes above which a payload is shown as stored, without decoding."""
-
-TIME_OF: Final = {
-    State.PENDING: "created_at",
-    State.DELAYED: "due",
-    State.PROCESSING: "lease_deadline",
-    State.DEAD: "archived_at",
-    State.QUARANTINED: "archived_at",
-}
-"""By which time each state is ordered, or would be."""
-
-BEYOND: Final = (OverflowError, ValueError, OSError)
-"""What a time raises for which there is no date, each for another kind of too large."""
-
-_UNSEEN: Final = re.compile(
+_INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-"""What cannot be seen, turns the direction of text, or has no UTF-8 form."""
+"""Characters that cannot be seen, change the direction of text, or have no UTF-8 form."""
 
 
 def html(template: str, **values: Any) -> str:
-    """Return a page."""
     return _environment().get_template(template).render(**values)
 
 
@@ -64,55 +47,47 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
-        ago=ago,
-        bytes=size,
-        cut=cut,
-        duration=duration,
-        exact=exact,
-        iso=iso,
-        number=number,
-        when=when,
-    )
+    plain = (ago, cut, duration, exact, iso, number, when)
+    of_messages = (archived_ms, note, payload_line, payload_text, time_in_list, unreadable)
+    filters = {one.__name__: one for one in (*plain, *of_messages)}
+    environment.filters.update(filters, bytes=size)
+    environment.globals.update(spans=LAST, states=tuple(State), unreachable=unreachable)
     return environment
 
 
 def shown(text: str) -> str:
     """Return text with every invisible character escaped as in JSON."""
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
+    return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text.replace("\r\n", "\n"))
 
 
 def _final(value: object) -> object:
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return shown(value)
+    return shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def cut(text: str, length: int = CELL) -> str:
-    """Return the beginning of a text."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def unreadable(message: MessageView) -> str:
-    """Return why a message cannot be read; a long payload is not checked for a page."""
+    """Return why a message cannot be read, or ""; a long payload is not decoded to find out."""
     return message.broken if len(message.content) > LONG else message.unreadable
 
 
 def payload_text(message: MessageView) -> tuple[str, bool]:
-    """Return the payload as JSON text for people, or the bytes of what cannot be read; and whether
-    that is all of it."""
-    stored = message.raw if unreadable(message) else _laid_out(message.content)
+    """Return the payload as indented JSON, or the bytes if it cannot be read; and whether that is
+    all of it."""
+    stored = message.raw if unreadable(message) else _indented(message.content)
     text = _text(stored[: 4 * SHOWN])  # characters have up to four bytes
     return text[:SHOWN], len(text) <= SHOWN and len(stored) <= 4 * SHOWN
 
 
 def editable(message: MessageView) -> str:
-    """Return the whole payload as JSON text."""
-    return _text(_laid_out(message.content))
+    """Return the whole payload as indented JSON."""
+    return _text(_indented(message.content))
 
 
-def seen(message: MessageView) -> str:
-    """Return which archived message a form is about, in milliseconds, to be brought back by it."""
+def archived_ms(message: MessageView) -> str:
+    """Return when it was archived, for a form: another message may die under the same id."""
     return "" if message.archived_at is None else str(round(message.archived_at * 1000))
 
 
@@ -123,8 +98,17 @@ def payload_line(message: MessageView) -> str:
     return f"{size(message.length)}: {line}" if message.length > LONG else line
 
 
-def _laid_out(content: bytes) -> bytes:
-    """Return JSON with its parts on lines of their own, unless it is long."""
+def time_in_list(message: MessageView) -> float | None:
+    """Return the time that a list of messages in this state shows."""
+    if message.state is State.DELAYED:
+        return message.due
+    if message.state is State.PROCESSING:
+        return message.lease_deadline
+    return message.created_at if message.state is State.PENDING else message.archived_at
+
+
+def _indented(content: bytes) -> bytes:
+    """Return indented JSON; a long payload is left as it is."""
     if len(content) <= LONG:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             return msgspec.json.format(content, indent=2)
@@ -136,7 +120,7 @@ def _text(data: bytes) -> str:
 
 
 def note(message: MessageView, *, brief: bool = False) -> str:
-    """Return what matters most about a message in its state; in brief, not how often it failed."""
+    """Return what matters most about a message in its state; brief: not how often it failed."""
     if message.state is State.QUARANTINED:
         return f"{message.error_type}: {message.error}"
     if why := unreadable(message):
@@ -150,30 +134,23 @@ def note(message: MessageView, *, brief: bool = False) -> str:
 
 
 def when(at: float | None) -> str:
-    """Return an instant as people write it, UTC."""
-    if at is None:
-        return ""
-    try:
-        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    except BEYOND:
-        return f"{at:g} s"
+    """Return a time in UTC, without saying so: every page does."""
+    return "" if at is None else instant(at).removesuffix("Z")
 
 
 def exact(at: float) -> str:
-    """Return an instant with its milliseconds."""
+    """Return a time with its milliseconds."""
     return f"{when(at)}.{int(at * 1000) % 1000:03}"
 
 
 def iso(at: float | None) -> str:
-    """Return an instant as HTML's time element wants it; nothing if it has no such form."""
-    try:
-        return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
-    except BEYOND:
-        return ""
+    """Return a time for HTML's time element; nothing if it is beyond any date."""
+    text = "" if at is None else instant(at)
+    return text.replace(" ", "T") if text.endswith("Z") else ""
 
 
 def ago(at: float | None) -> str:
-    """Return how far an instant is from now, in words."""
+    """Return how far a time is from now, in words."""
     if at is None:
         return ""
     apart = time.time() - at
@@ -190,7 +167,7 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a count, or a rate, as people write it; a dash if unknown."""
+    """Return a count or a rate; a dash if unknown."""
     if value is None:
         return "–"
     if float(value).is_integer():

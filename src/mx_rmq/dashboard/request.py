@@ -14,39 +14,39 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from mx_rmq.dashboard import render
+from mx_rmq.dashboard import assets, render
+from mx_rmq.dashboard.audit_log import AuditEntry
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from mx_rmq.dashboard.assets import Assets
+    from mx_rmq.admin import Admin
     from mx_rmq.dashboard.audit_log import AuditLog
     from mx_rmq.dashboard.jobs import Job, Jobs
     from mx_rmq.dashboard.queries import Queries
     from mx_rmq.dashboard.sampler import Sampler
+    from mx_rmq.queue import MessageQueue
 
-SAFE: Final = ("GET", "HEAD")
-"""Methods that change nothing."""
+SAFE: Final = ("GET", "HEAD")  # methods that change nothing
 
 THEMES: Final = ("light", "dark")
 THEME_COOKIE: Final = "mx_rmq_theme"
 
-MOST_BYTES: Final = 8 * 1_048_576
-"""Bytes of a form. Encoding may triple the size of a payload."""
+MOST_BYTES: Final = 8 * 1_048_576  # of a form: encoding may triple the size of a payload
 MOST_FIELDS: Final = 1000
-FORM_WITHIN: Final = 30.0
-"""Seconds in which a form must have arrived."""
+FORM_WITHIN: Final = 30.0  # seconds in which a form must have arrived
 
 VERSION: Final = version("mx-rmq")
 
-SAID: Final = {
+NOTICES: Final = {
     "requeued": ("good", "Requeued. A worker takes it when its turn comes."),
     "edited": ("good", "Requeued with the new payload."),
     "discarded": ("good", "Discarded."),
     "cancelled": ("good", "Cancelled."),
     "paused": ("good", "Paused. Workers finish what they have and take no more."),
     "resumed": ("good", "Resumed. Workers take its messages again."),
-    "same": ("note", "Nothing changed: it was already so."),
+    "was_paused": ("note", "Nothing changed: the topic was already paused."),
+    "not_paused": ("note", "Nothing changed: the topic was not paused."),
     "gone": ("warn", "Nothing was done: the message is gone or has changed state."),
     "taken": ("warn", "Nothing was done: a worker already has the message."),
     "stopping": ("good", "The job is stopping. What it has done is not undone."),
@@ -58,14 +58,13 @@ SAID: Final = {
 class Parts:
     """What a dashboard is made of."""
 
+    mq: MessageQueue
     queries: Queries
     sampler: Sampler
     audit_log: AuditLog
     jobs: Jobs
-    assets: Assets
     read_only: bool
-    secret: bytes
-    """Signs the tokens of forms."""
+    secret: bytes  # signs the tokens of forms
 
 
 class DashboardRequest:
@@ -75,10 +74,8 @@ class DashboardRequest:
         self.parts = parts
         self.http = http
         self.session = session
-        self.who: str | None = None
-        """The operator; None: not admitted."""
-        self.query: dict[str, str] = {}
-        """The query fields, once they are read."""
+        self.who: str | None = None  # the operator; None: not admitted
+        self.query: dict[str, str] = {}  # empty until `read_query`
         self.base = str(http.scope.get("root_path", "")).rstrip("/")
 
     def read_query(self) -> None:
@@ -87,17 +84,21 @@ class DashboardRequest:
 
     @property
     def operator(self) -> str:
-        """Who acts."""
         if self.who is None:
             raise HTTPException(403)
         return self.who
 
     @property
+    def admin(self) -> Admin:
+        """`mq.admin` under the operator's name."""
+        return self.parts.mq.admin.as_operator(self.operator)
+
+    @property
     def where(self) -> str:
         """The address of the client, and what X-Forwarded-For claims."""
         host = self.http.client.host if self.http.client else ""
-        said = self.http.headers.get("x-forwarded-for", "")[:100]
-        return f"{host} for {said}" if said else host
+        claimed = self.http.headers.get("x-forwarded-for", "")[:100]
+        return f"{host} for {claimed}" if claimed else host
 
     @property
     def topic(self) -> str:
@@ -105,15 +106,22 @@ class DashboardRequest:
         return str(self.http.path_params["topic"])
 
     @property
+    def id(self) -> str:
+        """The message id in the query."""
+        return self.query.get("id", "")
+
+    def number(self, name: str) -> int:
+        """Return a whole number in the query; 0 if it is missing or is not one."""
+        text = self.query.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+    @property
     def page_number(self) -> int:
         """Which page of the topics, from 1 on."""
-        number = self.query.get("page", "")
-        known = number.isascii() and number.isdigit() and len(number) < 7
-        return max(1, int(number)) if known else 1
+        return max(1, self.number("page"))
 
     @property
     def job(self) -> Job:
-        """The job in the path."""
         found = self.parts.jobs.get(str(self.http.path_params["job"]))
         if found is None:
             raise HTTPException(
@@ -161,33 +169,38 @@ class DashboardRequest:
                 raise HTTPException(413, f"A form may have at most {MOST_BYTES:,} bytes.")
         return body
 
-    def note(self, did: str, outcome: str, *, topic: str = "", id: str = "") -> None:
-        """Record an action in the audit log."""
-        self.parts.audit_log.note(
-            did, outcome, who=self.operator, where=self.where, topic=topic, id=id
-        )
+    def note(self, did: str, outcome: str, topic: str = "") -> None:
+        """Record an action in the audit log. `topic`: if it is not the one in the path."""
+        self.parts.audit_log.add(self._entry(did, outcome, topic))
 
     def note_refused(self, did: str, why: str) -> None:
-        """Record a refused action in the audit log."""
-        topic = str(self.http.path_params.get("topic", ""))
-        self.parts.audit_log.refused(
-            did, why, who=self.who or "", where=self.where, topic=topic, id=self.query.get("id", "")
+        self.parts.audit_log.add_refused(self._entry(did, why))
+
+    def _entry(self, did: str, outcome: str, topic: str = "") -> AuditEntry:
+        return AuditEntry(
+            who=self.who or "",
+            where=self.where,
+            did=did,
+            topic=topic or str(self.http.path_params.get("topic", "")),
+            id=self.id,
+            outcome=outcome,
         )
 
     def to(self, *path: str, **query: object) -> str:
-        """Return the URL of a page of ours, whatever the names in it are made of."""
-        address = self.base + "/" + "/".join(_quoted(part) for part in path)
+        """Return the URL of a page of ours. Names in it may contain any bytes."""
+        quoted = [quote(part, safe="", errors="surrogateescape") for part in path]
+        address = f"{self.base}/{'/'.join(quoted)}"
         fields = {name: str(value) for name, value in query.items() if value not in (None, "")}
         if "id" in query:
             fields["id"] = str(query["id"])  # also an empty one
-        return address + (f"?{_encoded(fields)}" if fields else "")
+        encoded = urlencode(fields, errors="surrogateescape", quote_via=quote)
+        return f"{address}?{encoded}" if fields else address
 
     def asset(self, name: str) -> str:
-        """Return the URL of a style sheet, a script or a picture."""
-        return self.to("static", self.parts.assets.version, name)
+        """Return the URL of a file of `static/`."""
+        return self.to("static", assets.VERSION, name)
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
         theme = self.http.cookies.get(THEME_COOKIE, "")
         html = render.html(
             template,
@@ -197,15 +210,18 @@ class DashboardRequest:
             token=self.token,
             read_only=self.parts.read_only,
             theme=theme if theme in THEMES else "",
-            said=SAID.get(self.query.get("said", "")),
+            notice=NOTICES.get(self.query.get("notice", "")),
             version=VERSION,
-            prefix=self.parts.queries.prefix,
+            prefix=self.parts.mq.settings.prefix,
             **values,
         )
         return HTMLResponse(html, status_code=status)
 
+    def error(self, status: int, title: str, text: str, advice: str = "") -> Response:
+        return self.page("error.html", status=status, title=title, text=text, advice=advice)
+
     def go(self, *path: str, **query: object) -> Response:
-        """Send the browser to a page, after an action."""
+        """Redirect to a page, after an action."""
         return RedirectResponse(self.to(*path, **query), status_code=303)
 
 
@@ -215,7 +231,7 @@ def _signed(secret: bytes, text: str) -> str:
 
 
 def _fields(text: str) -> dict[str, str]:
-    """Read names and values, whatever bytes they hold; of a name that comes twice, the last."""
+    """Read names and values, which may contain any bytes. Of a repeated name, the last counts."""
     try:
         pairs = parse_qsl(
             text, keep_blank_values=True, errors="surrogateescape", max_num_fields=MOST_FIELDS
@@ -223,11 +239,3 @@ def _fields(text: str) -> dict[str, str]:
     except ValueError:
         raise HTTPException(400, f"More than {MOST_FIELDS:,} fields.") from None
     return dict(pairs)
-
-
-def _quoted(text: str) -> str:
-    return quote(text, safe="", errors="surrogateescape")
-
-
-def _encoded(fields: dict[str, str]) -> str:
-    return urlencode(fields, errors="surrogateescape", quote_via=quote)

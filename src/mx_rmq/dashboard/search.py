@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.admin import Filter
 from mx_rmq.core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LONGEST: Final = 200
-"""Maximum length of a search text."""
+LONGEST: Final = 200  # characters of a search text
 
 LAST: Final = {
     "15m": (900, "last 15 min"),
@@ -33,10 +33,8 @@ class Search:
     error: str = ""
     since: float | None = None
     until: float | None = None
-    last: str = ""
-    """A range of LAST, chosen instead of `since`."""
-    as_of: float | None = None
-    """When the messages were counted: what came into the state later does not match."""
+    last: str = ""  # a range of LAST, chosen instead of `since`
+    as_of: float | None = None  # when matches were counted: messages that came later do not match
 
     def __bool__(self) -> bool:
         times = (self.since, self.until, self.as_of)
@@ -46,7 +44,7 @@ class Search:
     def of(cls, form: Mapping[str, str]) -> Search:
         """Read it from a form or a URL, or refuse it."""
         last = form.get("last", "")
-        since = _instant(form.get("since", ""), "since")
+        since = _time(form, "since")
         if last and since is None:
             if last not in LAST:
                 raise InvalidInput(f"last={last!r:.80} is not one of {', '.join(LAST)}")
@@ -55,14 +53,22 @@ class Search:
             text=_text(form, "text"),
             error=_text(form, "error"),
             since=since,
-            until=_instant(form.get("until", ""), "until"),
+            until=_time(form, "until"),
             last=last if not form.get("since") else "",
-            as_of=_instant(form.get("as_of", ""), "as_of"),
+            as_of=_time(form, "as_of"),
         )
 
-    def counted(self, at: float) -> Search:
-        """Return the same search, limited to what is there at this time."""
-        return replace(self, as_of=at)
+    def filter(self) -> Filter | None:
+        """Return the search as `mq.admin` takes it; None: everything matches."""
+        if not self:
+            return None
+        return Filter(
+            error=self.error or None,
+            since=self.since,
+            until=self.until,
+            text=self.text or None,
+            as_of=self.as_of,
+        )
 
     def fixed(self) -> dict[str, str]:
         """Return the fields with relative ranges fixed: 'the last hour' becomes a time."""
@@ -84,25 +90,22 @@ class Search:
         return fields
 
     def words(self) -> str:
-        """Describe the search in words."""
-        parts = (
-            f"“{self.text}” in the id or the payload" if self.text else "",
-            f"“{self.error}” in the error" if self.error else "",
-            f"from {moment(self.since).replace('T', ' ')} UTC on" if self.since is not None else "",
-            f"until {moment(self.until).replace('T', ' ')} UTC" if self.until is not None else "",
-            f"as of {moment(self.as_of).replace('T', ' ')} UTC" if self.as_of is not None else "",
-        )
-        return ", ".join(filter(None, parts))
+        parts = [f"“{self.text}” in the id or the payload"] if self.text else []
+        parts += [f"“{self.error}” in the error"] if self.error else []
+        for word, at in (("from", self.since), ("until", self.until), ("as of", self.as_of)):
+            parts += [f"{word} {moment(at).replace('T', ' ')} UTC"] if at is not None else []
+        return ", ".join(parts)
 
 
 def moment(at: float | None, timespec: str = "seconds") -> str:
-    """Return a time as a form's datetime-local field has it, in UTC."""
+    """Return a time as the value of a datetime-local field, in UTC."""
     if at is None:
         return ""
     return datetime.fromtimestamp(at, UTC).replace(tzinfo=None).isoformat(timespec=timespec)
 
 
-def _instant(text: str, name: str) -> float | None:
+def _time(form: Mapping[str, str], name: str) -> float | None:
+    text = form.get(name, "")
     if not text:
         return None
     try:
@@ -118,5 +121,5 @@ def _instant(text: str, name: str) -> float | None:
 def _text(form: Mapping[str, str], name: str) -> str:
     text = form.get(name, "").strip()
     if len(text) > LONGEST:
-        raise InvalidInput(f"{name} has {len(text):,} characters; {LONGEST} are allowed")
+        raise InvalidInput(f"{name} has {len(text):,} characters; at most {LONGEST} are allowed")
     return text

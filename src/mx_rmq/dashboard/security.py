@@ -28,18 +28,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-REQUEST: Final = "mx_rmq.request"
-"""Scope key of the request, once it has passed."""
+REQUEST: Final = "mx_rmq.request"  # scope key of our request
 
 OPEN: Final = "/healthz"
 """The one path that needs no sign-in: it says whether the dashboard works, and nothing else."""
 
-ANY: Final = "*"
-"""Stands for every host."""
-
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
-NAMELESS: Final = "dashboard"
+ANONYMOUS: Final = "dashboard"
 """The operator's name where everyone is admitted."""
 
 HEADERS: Final = {
@@ -54,14 +50,11 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-
-
-HSTS: Final = "max-age=31536000"
-"""One year, without subdomains."""
+HSTS: Final = "max-age=31536000"  # one year, without subdomains
 
 
 class SecurityMiddleware:
-    """Middleware: checks the host, the operator and the origin of actions; sets headers."""
+    """Checks the host, the operator and the origin of actions; sets headers."""
 
     def __init__(
         self,
@@ -71,14 +64,14 @@ class SecurityMiddleware:
         authorize: Authorize | None,
         hosts: Collection[str] | None,
         origins: Collection[str],
-        hsts: bool = False,
+        hsts: bool,
     ) -> None:
         self._hsts = hsts
         self._app = app
         self._parts = parts
         self._authorize = authorize
         self._origins = {origin.lower().rstrip("/") for origin in origins}
-        proxies = (_host(origin.partition("://")[2]) for origin in self._origins)
+        proxies = (_host_name(origin.partition("://")[2]) for origin in self._origins)
         if hosts is None and authorize is None:
             hosts = LOOPBACK
         self._hosts = None if hosts is None else {*map(str.lower, hosts), *proxies}
@@ -88,8 +81,8 @@ class SecurityMiddleware:
         scope = dict(scope)
         http = Request(scope, receive)
         secure = scope.get("scheme") == "https" or self._behind_tls
-        here = http.headers.get("host", "")
-        cookie = ("__Host-mx_rmq" if secure else "mx_rmq") + _place(here, scope)
+        host = http.headers.get("host", "")
+        cookie = ("__Host-mx_rmq" if secure else "mx_rmq") + _cookie_suffix(host, scope)
         known = http.cookies.get(cookie, "")
         request = scope[REQUEST] = DashboardRequest(
             self._parts, http, known or secrets.token_urlsafe(32)
@@ -103,7 +96,7 @@ class SecurityMiddleware:
                 for name, value in HEADERS.items():
                     headers[name] = value
                 headers.setdefault("Cache-Control", "no-store")
-                if self._hsts and secure and _host(here) not in LOOPBACK:
+                if self._hsts and secure and _host_name(host) not in LOOPBACK:
                     headers["Strict-Transport-Security"] = HSTS
                 if headers.get("content-type", "").startswith("text/html"):
                     rules = f"Path=/; HttpOnly; SameSite=Lax{'; Secure' if secure else ''}"
@@ -117,8 +110,8 @@ class SecurityMiddleware:
             refused = await self._refused(request)
         except Exception as error:
             if not isinstance(error, HTTPException):
-                logger.exception("a request could not be checked and was refused")
-            request.note_refused("ask", getattr(error, "detail", type(error).__name__))
+                logger.exception("refused a request because checking it failed")
+            request.note_refused("request", getattr(error, "detail", type(error).__name__))
             refused = error_page(request, error)
         await (refused or self._app)(scope, receive, with_headers)
 
@@ -127,13 +120,12 @@ class SecurityMiddleware:
         http = request.http
         if not self._is_our_host(http):
             if http.method not in SAFE:
-                request.note_refused("act", "by a name that is not ours")
-            return request.page(
-                "error.html",
-                status=421,
-                title="Wrong host",
-                text="This dashboard does not answer to that host name.",
-                advice="Use localhost or 127.0.0.1, or allow the name when you start it: "
+                request.note_refused("act", "wrong host name")
+            return request.error(
+                421,
+                "Wrong host",
+                "This dashboard does not answer to that host name.",
+                "Use localhost or 127.0.0.1, or allow the name when you start it: "
                 "--origin https://…, or Dashboard(hosts=[…]).",
             )
         if http.method in SAFE and _path(http) == OPEN:
@@ -145,42 +137,40 @@ class SecurityMiddleware:
             return who
         if who is None:
             request.note_refused("sign in", "not allowed")
-            return request.page(
-                "error.html",
-                status=403,
-                title="Not allowed",
-                text="You are not allowed to use this dashboard.",
-                advice="Sign in, or ask the administrator.",
+            return request.error(
+                403,
+                "Not allowed",
+                "You are not allowed to use this dashboard.",
+                "Sign in, or ask the administrator.",
             )
         request.who = who
         request.read_query()
         if http.method not in SAFE and not self._is_our_origin(http):
             request.note_refused("act", "from another origin")
-            return request.page(
-                "error.html",
-                status=403,
-                title="Refused",
-                text="The action came from another origin. Nothing was done.",
-                advice="Behind a proxy that changes the Host header, give the public address: "
+            return request.error(
+                403,
+                "Refused",
+                "The action came from another origin. Nothing was done.",
+                "Behind a proxy that changes the Host header, pass the public address: "
                 "--origin https://…, or Dashboard(origins=[…]).",
             )
         return None
 
     async def _operator(self, http: Request) -> str | Response | None:
         if self._authorize is None:
-            return NAMELESS
+            return ANONYMOUS
         answer = self._authorize(http)
         if inspect.isawaitable(answer):
             answer = await answer
         if answer is True:
-            return NAMELESS
+            return ANONYMOUS
         return answer if isinstance(answer, str | Response) and answer else None
 
     def _is_our_host(self, http: Request) -> bool:
-        """Refuse DNS rebinding: another site's host name that resolves to our address."""
-        if self._hosts is None or ANY in self._hosts:
+        """Prevent DNS rebinding: another site's host name that resolves to our address."""
+        if self._hosts is None or "*" in self._hosts:
             return True
-        return _host(http.headers.get("host", "")) in self._hosts
+        return _host_name(http.headers.get("host", "")) in self._hosts
 
     def _is_our_origin(self, http: Request) -> bool:
         """Browsers send the origin of a form; a request without one is refused."""
@@ -189,27 +179,26 @@ class SecurityMiddleware:
             return http.headers.get("sec-fetch-site") == "same-origin"
         if origin in self._origins:
             return True
-        scheme, here = http.scope.get("scheme", "http"), http.headers.get("host", "").lower()
+        scheme, host = http.scope.get("scheme", "http"), http.headers.get("host", "").lower()
         port = {"http": ":80", "https": ":443"}.get(scheme, "")
-        return origin in (f"{scheme}://{here}", f"{scheme}://{here.removesuffix(port)}")
+        return origin in (f"{scheme}://{host}", f"{scheme}://{host.removesuffix(port)}")
 
 
-def _host(header: str) -> str:
-    """Return the name in a Host header, without the port."""
+def _host_name(header: str) -> str:
     name = header.lower()
     if name.startswith("["):
         return name.partition("]")[0] + "]"
     return name.partition(":")[0]
 
 
-def _place(host: str, scope: Scope) -> str:
-    """Return a cookie suffix that separates dashboards on one host: browsers send the cookies of
-    all ports and paths to each."""
-    port = host.lower().removeprefix(_host(host))
+def _cookie_suffix(host: str, scope: Scope) -> str:
+    """Return a suffix that keeps dashboards on one host apart: browsers send the cookies of all
+    ports and paths to each."""
+    port = host.lower().removeprefix(_host_name(host))
     place = ("" if port in (":80", ":443") else port) + str(scope.get("root_path", ""))
     return f"_{hashlib.sha256(place.encode()).hexdigest()[:8]}" if place else ""
 
 
 def _path(http: Request) -> str:
-    """Return the path below the place where we are mounted."""
+    """Return the path below our mount point."""
     return str(http.scope["path"]).removeprefix(str(http.scope.get("root_path", "")))

@@ -1,8 +1,8 @@
-"""The connections of `mx-rmq dashboard`: how many may be open, and for how long without a request
-or without reading the response. uvicorn limits neither.
+"""Limits the connections of `mx-rmq dashboard`: their number, and how long a client may send no
+request or read no response. uvicorn limits neither.
 
-With TLS a connection is a Handshake first, which has its own limits: asyncio waits 60 seconds for a
-silent client.
+With TLS a connection starts as a Handshake, which has its own limits: asyncio would wait 60 seconds
+for a silent client.
 """
 
 from __future__ import annotations
@@ -17,47 +17,39 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import ssl
 
-IDLE: Final = 5.0
-"""Seconds for a whole request to arrive, from connecting or from the last response."""
+IDLE: Final = 5.0  # seconds for a whole request to arrive, from connecting or the last response
 
 STUCK: Final = 5.0
 """Seconds a client may stop reading a response. After that its connection may be dropped if another
 one needs the room."""
 
 BACKLOG: Final = 20
-"""Connections accepted at a time. When no files are left, Python logs a traceback for each of them,
-every second."""
+"""Connections accepted at a time. When the process runs out of files, Python logs a traceback for
+each of them, every second."""
 
+_FILES: Final = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
-def _most() -> int:
-    """Return how many connections may be open: a third of the files that this process may open."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1000 if files == resource.RLIM_INFINITY else max(8, min(1000, files // 3))
+MOST: Final = 1000 if _FILES == resource.RLIM_INFINITY else max(8, min(1000, _FILES // 3))
+"""Connections that may be open: a third of the files that this process may open."""
 
-
-MOST: Final = _most()
-
-HANDSHAKE: Final = 5.0
-"""Seconds that a TLS handshake may take, or the shutdown at the end."""
-
-HANDSHAKES: Final = max(8, MOST // 3)
-"""Handshakes in progress at the same time, in addition to open connections."""
+HANDSHAKE: Final = 5.0  # seconds that a TLS handshake may take, or the shutdown at the end
+HANDSHAKES: Final = max(8, MOST // 3)  # in progress at the same time, besides open connections
 
 
 class HttpConnection(H11Protocol):
-    """One connection. If there are too many, the one that has been quiet longest is dropped."""
+    """One connection. If there are too many, the one that has been idle longest is dropped."""
 
-    _idle_since = 0.0
+    _waiting_since = 0.0
     _stuck_since: float | None = None
-    _late: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
         if len(self.connections) > MOST:
             connections = (one for one in self.connections if isinstance(one, HttpConnection))
-            quiet = {one: since for one in connections if (since := one.quiet_since) is not None}
-            min(quiet, key=quiet.__getitem__).drop()  # at the least, this one is
+            idle = {one: since for one in connections if (since := one.idle_since) is not None}
+            min(idle, key=idle.__getitem__).drop()  # never empty: this one is idle
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -76,7 +68,7 @@ class HttpConnection(H11Protocol):
         self._stuck_since = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
+        self._stop_timer()
         super().connection_lost(exc)
 
     @property
@@ -85,56 +77,55 @@ class HttpConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def quiet_since(self) -> float | None:
-        """Since when it sent no request or read no response; None: it is being answered."""
+    def idle_since(self) -> float | None:
+        """Since when it has sent no request, or read no response; None: it is being answered."""
         if self._stuck_since is not None and self.loop.time() - self._stuck_since > STUCK:
             return self._stuck_since
-        return None if self.is_busy else self._idle_since
+        return None if self.is_busy else self._waiting_since
 
     def drop(self) -> None:
-        """Close it at once, whatever has arrived of a request."""
-        self._forget()
+        """Close it at once, even in the middle of a request."""
+        self._stop_timer()
         self.connections.discard(self)
         self.transport.abort()
 
     def _watch(self) -> None:
-        """Start the timer while no request is complete: single bytes do not restart it."""
+        """Start the timer, unless a request is being answered. Single bytes do not restart it."""
         if self.is_busy or self.transport.is_closing():
-            self._forget()
-        elif self._late is None:
-            self._idle_since = self.loop.time()
-            self._late = self.loop.call_later(IDLE, self.drop)
+            self._stop_timer()
+        elif self._timer is None:
+            self._waiting_since = self.loop.time()
+            self._timer = self.loop.call_later(IDLE, self.drop)
 
-    def _forget(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Tls:
-    """Makes a connection's protocol, as uvicorn asks for it, and counts the handshakes."""
+    """Makes the protocol of each connection, called by uvicorn, and counts the handshakes."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
         self.context = context
-        self._under_way: dict[Handshake, str] = {}
-        """The peer of each, oldest first."""
+        self._open: dict[Handshake, str] = {}  # the peer of each, oldest first
 
     def __call__(self, **options: Any) -> Handshake:
         return Handshake(self, HttpConnection(**options))
 
     def begin(self, handshake: Handshake, peer: str) -> None:
         """Count a handshake. If there are too many, drop the oldest of the peer with the most."""
-        self._under_way[handshake] = peer
-        if len(self._under_way) > HANDSHAKES:
-            [(most, _)] = Counter(self._under_way.values()).most_common(1)
-            next(one for one, peer in self._under_way.items() if peer == most).drop()
+        self._open[handshake] = peer
+        if len(self._open) > HANDSHAKES:
+            [(most, _)] = Counter(self._open.values()).most_common(1)
+            next(one for one, peer in self._open.items() if peer == most).drop()
 
     def end(self, handshake: Handshake) -> None:
-        self._under_way.pop(handshake, None)
+        self._open.pop(handshake, None)
 
 
 class Handshake(asyncio.Protocol):
-    """A connection that agrees on TLS, to be handed to an HttpConnection."""
+    """A connection during its TLS handshake, before it becomes an HttpConnection."""
 
     _transport: asyncio.Transport
     _task: asyncio.Task[None]
@@ -142,13 +133,14 @@ class Handshake(asyncio.Protocol):
     def __init__(self, tls: Tls, connection: HttpConnection) -> None:
         self._tls = tls
         self._connection = connection
-        self._early = b""
-        """What came right behind the handshake, before the HttpConnection was there."""
+        self._early = b""  # what arrived before the HttpConnection took over
         self._lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        self._task = self._connection.loop.create_task(self._agree(), name="mx-rmq TLS handshake")
+        self._task = self._connection.loop.create_task(
+            self._shake_hands(), name="mx-rmq TLS handshake"
+        )
         peer = transport.get_extra_info("peername")
         self._tls.begin(self, peer[0] if isinstance(peer, tuple) else "")
 
@@ -159,12 +151,11 @@ class Handshake(asyncio.Protocol):
         self._lost = True
 
     def drop(self) -> None:
-        """Close it at once."""
         self._tls.end(self)
         self._task.cancel()
         self._transport.abort()
 
-    async def _agree(self) -> None:
+    async def _shake_hands(self) -> None:
         try:
             transport = await self._connection.loop.start_tls(
                 self._transport,
@@ -174,12 +165,12 @@ class Handshake(asyncio.Protocol):
                 ssl_handshake_timeout=HANDSHAKE,
                 ssl_shutdown_timeout=HANDSHAKE,
             )
-        except OSError:  # it took too long, went away or does not speak TLS
+        except OSError:  # too slow, gone, or not TLS
             self._transport.abort()
             return
         finally:
             self._tls.end(self)
-        if transport is None or self._lost:  # it went away just now
+        if transport is None or self._lost:  # the client has just gone
             return
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.names import TOPIC
 from mx_rmq.core.text import how_to_install
-from mx_rmq.dashboard.series import KEPT
+from mx_rmq.dashboard.sampler import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,22 +21,20 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from mx_rmq.dashboard.request import DashboardRequest
-    from mx_rmq.dashboard.sampler import Round, Sampler
+    from mx_rmq.dashboard.sampler import Sample, Sampler
 
     Metrics = Callable[[str], Awaitable[tuple[str, bytes]]]
     """Takes the Accept header; returns the content type, and what Prometheus reads."""
 
-POINTS: Final = 360
-"""Maximum points of a chart."""
-SPARK: Final = 30
-SPARK_SPAN: Final = 900.0
+POINTS: Final = 360  # maximum points of a chart
+SPARK: Final = 30  # maximum points of a small chart in a table
+SPARK_SPAN: Final = 900.0  # seconds that it shows
 
-STREAMS: Final = 200
-"""Pages that may listen at the same time."""
+STREAMS: Final = 200  # event streams that may be open at the same time
 
 LASTS: Final = 20.0
-"""Seconds after which a stream ends, and its page opens the next one. A server that stops waits for
-its streams, and a mounted application is not told that it does."""
+"""Seconds after which a stream ends, and its page opens the next one. A server that shuts down
+waits for its streams, and a mounted application is not told that it does."""
 
 
 class _Stream(StreamingResponse):
@@ -65,58 +63,57 @@ async def stream(request: DashboardRequest) -> Response:
     topic = request.query.get("topic") or None
     if topic is not None and not TOPIC.fullmatch(topic):
         raise HTTPException(404, "Not a valid topic name.")
-    return _Stream(request.parts.sampler, topic, request.page_number)  # it is called at once
+    return _Stream(request.parts.sampler, topic, request.page_number)
 
 
 async def _events(sampler: Sampler, topic: str | None, page: int) -> AsyncIterator[str]:
-    ends, seen = time.monotonic() + LASTS, 0
+    ends, number = time.monotonic() + LASTS, 0
     yield "retry: 3000\n\n"
     while (left := ends - time.monotonic()) > 0:
         try:
             async with asyncio.timeout(left):
-                news = await sampler.next(seen)
+                following = await sampler.next(number)
         except TimeoutError:
             break
-        if news is None:
+        if following is None:
             return
-        seen = news
-        if sampler.trouble is not None:
-            text = str(sampler.trouble) or "no answer in time"
-            yield _event("away", {"text": text})
+        number = following
+        if sampler.error is not None:
+            yield _event("away", {"text": str(sampler.error) or "no answer in time"})
         elif sampler.latest is not None:
-            yield _told(sampler.latest, topic, page)
+            yield _sample_event(sampler.latest, topic, page)
     yield _event("again", {})
 
 
-def _told(seen: Round, topic: str | None, page: int) -> str:
-    """Return the event for pages of one kind, made once for all of them.
+def _sample_event(sample: Sample, topic: str | None, page: int) -> str:
+    """Return the event for a topic or a page of topics, made once for all who show it.
 
     Nothing is cached for topics and pages that do not exist: clients could invent any number.
     """
-    kind = (topic, page if topic is None else 1)
-    known = seen.told.get(kind)
+    key = (topic, page if topic is None else 1)
+    known = sample.events.get(key)
     if known is None:
-        known = _event("sample", _sample(seen, topic, page))
-        if topic in seen.stats or (topic is None and page <= seen.pages):
-            seen.told[kind] = known
+        known = _event("sample", _fields(sample, topic, page))
+        if topic in sample.stats or (topic is None and page <= sample.pages):
+            sample.events[key] = known
     return known
 
 
-def _sample(seen: Round, topic: str | None, page: int) -> dict[str, Any]:
-    topics = seen.page(page) if topic is None else [topic]
-    sample: dict[str, Any] = {
-        "at": seen.at,
-        "topics": {name: seen.points.get(name) for name in topics},
-        "paused": [name for name in topics if name in seen.stats and seen.stats[name].paused],
+def _fields(sample: Sample, topic: str | None, page: int) -> dict[str, Any]:
+    topics = sample.page(page) if topic is None else [topic]
+    fields: dict[str, Any] = {
+        "at": sample.at,
+        "topics": {name: sample.points.get(name) for name in topics},
+        "paused": [name for name in topics if name in sample.stats and sample.stats[name].paused],
     }
     if topic is None:
-        alive = sum(worker.alive for worker in seen.workers)
-        sample["all"] = seen.all
-        sample["count"] = len(seen.stats)
-        sample["workers"] = {"alive": alive, "silent": len(seen.workers) - alive}
-        sample["bad"] = sum(finding.bad for finding in seen.findings)
-        sample["attention"] = seen.findings_key
-    return sample
+        alive = sample.alive
+        fields["all"] = sample.all
+        fields["count"] = len(sample.stats)
+        fields["workers"] = {"alive": alive, "silent": len(sample.workers) - alive}
+        fields["bad"] = sum(finding.bad for finding in sample.findings)
+        fields["attention"] = sample.findings_key
+    return fields
 
 
 def _event(name: str, data: object) -> str:
@@ -126,19 +123,16 @@ def _event(name: str, data: object) -> str:
 async def series(request: DashboardRequest) -> Response:
     """The last hour of a topic, or of all topics, for the charts."""
     await request.parts.sampler.first()
-    chart = request.parts.sampler.series(request.query.get("topic") or None)
-    return JSONResponse(chart.chart(time.time() - KEPT, POINTS))
+    found = request.parts.sampler.series(request.query.get("topic") or None)
+    return JSONResponse(found.chart(time.time() - KEPT, POINTS))
 
 
 async def sparks(request: DashboardRequest) -> Response:
     """Messages per second that each topic of a page completed in the last 15 minutes."""
     sampler, since = request.parts.sampler, time.time() - SPARK_SPAN
-    seen = await sampler.first()
+    topics = (await sampler.first()).page(request.page_number)
     return JSONResponse(
-        {
-            topic: sampler.series(topic).chart(since, SPARK)["completed"]
-            for topic in seen.page(request.page_number)
-        }
+        {topic: sampler.series(topic).chart(since, SPARK)["completed"] for topic in topics}
     )
 
 
@@ -153,7 +147,7 @@ async def metrics(answer: Metrics | None, request: DashboardRequest) -> Response
 async def healthz(request: DashboardRequest) -> Response:
     """Report whether the dashboard reaches its server. Needs no sign-in, so it says no more."""
     try:
-        if await request.parts.queries.answers():  # the latest look may have been a while ago
+        if await request.parts.queries.answers():  # the latest sample may be old
             await request.parts.sampler.first()
             return PlainTextResponse("ok\n")
     except (MxRmqError, TimeoutError):

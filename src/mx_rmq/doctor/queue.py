@@ -33,7 +33,7 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     overview = await admin.overview(most=None)
     workers = await admin.workers()
     served = served_topics(workers)
-    findings = [_topics_found(overview.known), *check_workers(workers)]
+    findings = [check_topic_count(overview.known, MOST), *check_workers(workers)]
     for topic in sorted([*overview.topics, *overview.away]):
         found: list[Finding] = []
         stats, why = overview.topics.get(topic), overview.away.get(topic)
@@ -53,13 +53,14 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     return findings
 
 
-def _topics_found(topics: int) -> Finding:
+def check_topic_count(topics: int, most: int) -> Finding:
+    """Report topics that metrics and dashboard leave out."""
     found = f"{count(topics, 'topic')} found"
-    if topics <= MOST:
+    if topics <= most:
         return ok(found)
     return warn(
-        f"{found}; metrics and dashboard show at most {MOST:,}; not monitored: "
-        f"{topics - MOST:,}. A worker's metrics show the topics that it serves first",
+        f"{found}; metrics and dashboard show at most {most:,}; not monitored: "
+        f"{topics - most:,}. A worker's metrics show the topics that it serves first",
         "Run workers that serve fewer topics each and scrape them, or use fewer topics",
     )
 

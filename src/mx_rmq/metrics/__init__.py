@@ -3,7 +3,7 @@
 from mx_rmq.core.text import how_to_install
 
 try:
-    import prometheus_client as _prometheus_client  # noqa: F401 - asked for here, to say what is missing
+    import prometheus_client as _prometheus_client  # noqa: F401 - imported here, to say what is missing
 except ImportError as missing:
     raise ImportError(
         f"metrics need the package prometheus-client: {how_to_install('metrics')}"

@@ -3,26 +3,30 @@
 /metrics         what this worker has done and is doing
 /metrics/depth   how full all topics are, and who serves them; asks the server: scrape one or two
 /healthz         200: the event loop runs
-/readyz          200: started, not stopping, and the server is there; else 503 and the reason
+/readyz          200: started, not stopping, and the server answers; otherwise 503 and the reason
 """
 
 from __future__ import annotations
 
 from http import HTTPStatus
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Self
 
 from prometheus_client import ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.metrics.depth import Depth
 from mx_rmq.metrics.exposition import Renderer
 from mx_rmq.metrics.http import Answer, HttpServer
 from mx_rmq.metrics.recorder import Recorder
-from mx_rmq.metrics.worker_metrics import LoadFamilies, WorkerLoad
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from prometheus_client import Metric
 
     from mx_rmq.metrics.exposition import Rendered
     from mx_rmq.worker import Worker
@@ -30,18 +34,27 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
+class _Snapshot(Collector):
+    """Metrics made in the worker's thread, to be rendered in another."""
+
+    metrics: Sequence[Metric] = ()
+
+    def collect(self) -> Sequence[Metric]:
+        return self.metrics
+
+
 class Endpoint:
     """The pages of one worker. `async with Endpoint(worker, port=9464): await worker.run()`."""
 
     def __init__(self, worker: Worker, *, port: int | None = None, host: str | None = None) -> None:
-        """None: as the worker's settings say. Port 0: a free one; `port` tells which."""
+        """None: the worker's settings decide. Port 0: a free one, then found in `port`."""
         self._worker = worker
         self.host = worker.settings.metrics_host if host is None else host
         self.port = worker.settings.metrics_port if port is None else port
         if port is None and not self.port:
             raise InvalidInput("no port for the metrics: pass one, or set metrics_port")
         self.recorder = Recorder(worker.mq)
-        self._load = LoadFamilies()
+        self._load = _Snapshot()
         self.recorder.registry.register(self._load)
         ProcessCollector(registry=self.recorder.registry)
         topics = worker.settings.topics or worker.mq.handlers
@@ -56,25 +69,23 @@ class Endpoint:
                 "/readyz": self._readyz,
             }
         )
-        self._forget: Callable[[], None] | None = None
+        self._stop_counting: Callable[[], None] | None = None
 
     async def start(self) -> None:
-        """Listen, and count from now on. Call it before the worker starts."""
+        """Start listening and counting. Call it before the worker starts."""
         self.port = await self._http.start(self.host, self.port)
-        self._forget = self.recorder.listen()
+        self._stop_counting = self.recorder.listen()
         logger.info("metrics and health at %s", self.url)
 
     @property
     def url(self) -> str:
-        """Where the metrics are."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/metrics"
 
     async def stop(self) -> None:
-        """Listen and count no more."""
-        if self._forget is not None:
-            self._forget()
-            self._forget = None
+        if self._stop_counting is not None:
+            self._stop_counting()
+            self._stop_counting = None
         await self._http.stop()
 
     async def __aenter__(self) -> Self:
@@ -85,15 +96,26 @@ class Endpoint:
         await self.stop()
 
     async def _metrics(self, headers: Mapping[str, str]) -> Answer:
-        worker = self._worker
-        self._load.load = WorkerLoad(
-            name=worker.name,
-            concurrency=worker.settings.concurrency,
-            running=worker.running,
-            held=worker.held,
-            ready=not worker.trouble,
-        )
+        self._load.metrics = self._measure()
         return _answer(await self._page(headers.get("accept", "")))
+
+    def _measure(self) -> list[Metric]:
+        worker, gauge = self._worker, GaugeMetricFamily
+        return [
+            InfoMetricFamily(
+                "mx_rmq_worker",
+                "The worker's name, the same as in its leases and in `mx-rmq workers`.",
+                {"worker": worker.name, "version": version("mx-rmq")},
+            ),
+            gauge("mx_rmq_ready", "1 while /readyz returns 200.", not worker.trouble),
+            gauge("mx_rmq_running", "Handlers that are running.", worker.running),
+            gauge("mx_rmq_held", "Messages leased to this worker, running or not.", worker.held),
+            gauge(
+                "mx_rmq_concurrency",
+                "Handlers that may run at the same time.",
+                worker.settings.concurrency,
+            ),
+        ]
 
     async def _metrics_depth(self, headers: Mapping[str, str]) -> Answer:
         await self._depth.refresh()
@@ -103,8 +125,7 @@ class Endpoint:
         return Answer(HTTPStatus.OK, b"alive\n")
 
     async def _readyz(self, _: Mapping[str, str]) -> Answer:
-        trouble = self._worker.trouble
-        if trouble:
+        if trouble := self._worker.trouble:
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{trouble}\n".encode())
         return Answer(HTTPStatus.OK, b"ready\n")
 

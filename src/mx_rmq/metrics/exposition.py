@@ -1,17 +1,19 @@
-"""Metrics as text: OpenMetrics if the asker takes it, otherwise Prometheus' own format."""
+"""Metrics as text: OpenMetrics if the client accepts it, otherwise Prometheus' own format."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from mx_rmq.in_thread import in_thread
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Metric
 
 OPENMETRICS: Final = "application/openmetrics-text"
 
@@ -22,13 +24,31 @@ QUICK: Final = 0.02
 """Pages that take less processor time than this, in seconds, are rendered for every request."""
 
 
+Samples = Iterable[tuple[Sequence[str], float]]
+"""Label values, and the value."""
+
+
+def gauge(name: str, what: str, labels: Sequence[str], samples: Samples) -> Metric:
+    return _filled(GaugeMetricFamily(name, what, labels=labels), samples)
+
+
+def counter(name: str, what: str, labels: Sequence[str], samples: Samples) -> Metric:
+    return _filled(CounterMetricFamily(name, what, labels=labels), samples)
+
+
+def _filled(metric: GaugeMetricFamily | CounterMetricFamily, samples: Samples) -> Metric:
+    for labels, value in samples:
+        metric.add_metric(labels, value)
+    return metric
+
+
 class Rendered(NamedTuple):
     content_type: str
     body: bytes
 
 
 def render(registry: CollectorRegistry, accept: str = "") -> Rendered:
-    """Return what a registry holds. `accept` is the header of that name."""
+    """Return what a registry holds. `accept` is the Accept header."""
     encode, content_type = choose_encoder(OPENMETRICS if OPENMETRICS in accept else "")
     return Rendered(content_type, encode(registry))
 
@@ -41,30 +61,29 @@ class Renderer:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._under_way: dict[bool, asyncio.Task[Rendered]] = {}
-        self._kept: dict[bool, tuple[float, Rendered]] = {}
-        """Until when each of the two formats is given out again."""
+        self._rendering: dict[bool, asyncio.Task[Rendered]] = {}
+        self._kept: dict[bool, tuple[float, Rendered]] = {}  # with the time until it is reused
 
     async def __call__(self, accept: str = "") -> Rendered:
         """Return what the registry holds, or held a moment ago."""
-        kind = OPENMETRICS in accept
-        until, text = self._kept.get(kind, (0.0, None))
+        is_open = OPENMETRICS in accept
+        until, text = self._kept.get(is_open, (0.0, None))
         if text is not None and time.monotonic() < until:
             return text
-        task = self._under_way.get(kind)
+        task = self._rendering.get(is_open)
         if task is None:
-            task = asyncio.create_task(self._render(kind), name="mx-rmq metrics")
-            self._under_way[kind] = task
-            task.add_done_callback(lambda _: self._under_way.pop(kind))
-        return await asyncio.shield(task)  # one asker that leaves does not end it for the others
+            task = asyncio.create_task(self._render(is_open), name="mx-rmq metrics")
+            self._rendering[is_open] = task
+            task.add_done_callback(lambda _: self._rendering.pop(is_open))
+        return await asyncio.shield(task)  # a client that leaves does not cancel it for the others
 
-    async def _render(self, kind: bool) -> Rendered:
-        text, took = await in_thread(self._timed, kind)
+    async def _render(self, is_open: bool) -> Rendered:
+        text, took = await in_thread(self._timed, is_open)
         if took > QUICK:
-            self._kept[kind] = time.monotonic() + SHARE * took, text
+            self._kept[is_open] = time.monotonic() + SHARE * took, text
         return text
 
-    def _timed(self, kind: bool) -> tuple[Rendered, float]:
+    def _timed(self, is_open: bool) -> tuple[Rendered, float]:
         began = time.thread_time()
-        text = render(self._registry, OPENMETRICS if kind else "")
+        text = render(self._registry, OPENMETRICS if is_open else "")
         return text, time.thread_time() - began

@@ -1,7 +1,7 @@
 """A very small HTTP server for a few pages that machines read.
 
-One request per connection, GET or HEAD, a bounded head, a bounded time. It runs in the worker's own
-event loop on purpose: that it answers says that the loop runs.
+One request per connection, GET or HEAD, with limits on the size of the head and on the time. It
+runs in the worker's event loop on purpose: if it answers, the loop runs.
 """
 
 from __future__ import annotations
@@ -18,16 +18,11 @@ from mx_rmq.safe_log import get_logger
 
 logger = get_logger(__name__)
 
-MAX_HEAD: Final = 8192
-"""Bytes of a request line and its headers."""
-MAX_OPEN: Final = 64
-"""Maximum open connections; one more drops another."""
-ASK_WITHIN: Final = 2.0
-"""Seconds from the connection to the end of the request's head."""
-WITHIN: Final = 10.0
-"""Seconds from the connection to the end of the answer."""
-LINGER: Final = 0.5
-"""Seconds in which what follows a refused request is read, so that the refusal gets through."""
+MAX_HEAD: Final = 8192  # bytes of a request line and its headers
+MAX_OPEN: Final = 64  # connections; one more drops another
+ASK_WITHIN: Final = 2.0  # seconds from the connection to the end of the request's head
+WITHIN: Final = 10.0  # seconds from the connection to the end of the response
+LINGER: Final = 0.5  # seconds to read the rest of a refused request, so that the refusal arrives
 
 PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -42,7 +37,7 @@ class Answer(NamedTuple):
 
 
 Page = Callable[[Mapping[str, str]], Awaitable[Answer]]
-"""Makes an answer from the headers of a request, their names in lower case."""
+"""Takes the headers of a request, their names in lower case."""
 
 
 class HttpServer:
@@ -51,13 +46,11 @@ class HttpServer:
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
-        """Every connection, the oldest first."""
-        self._silent: dict[asyncio.Task[None], None] = {}
-        """Of these, the ones that have not asked yet."""
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}  # oldest first
+        self._silent: dict[asyncio.Task[None], None] = {}  # those that have sent no request yet
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port, which is a free one if 0 was asked for."""
+        """Start listening; return the port: with 0, a free one is chosen."""
         try:
             self._server = await asyncio.start_server(self._connected, host, port, limit=MAX_HEAD)
         except (OSError, UnicodeError) as error:
@@ -67,7 +60,7 @@ class HttpServer:
         return name[1]
 
     async def stop(self) -> None:
-        """Listen no more, and end the connections there are."""
+        """Stop listening and drop the open connections."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -81,22 +74,18 @@ class HttpServer:
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._open) >= MAX_OPEN:
-            self._make_room()
-        task = asyncio.create_task(self._talk(reader, writer), name="mx-rmq http")
+            # Drop the connection that has been silent longest, else the one being answered
+            # longest. Not the newest: otherwise a client that opens connections and sends nothing
+            # could keep health probes away and get the worker killed. A probe sends its request
+            # at once.
+            self._drop(next(iter(self._silent or self._open)))
+        task = asyncio.create_task(self._serve(reader, writer), name="mx-rmq http")
         self._open[task] = writer
         self._silent[task] = None
         task.add_done_callback(self._ended)
 
-    def _make_room(self) -> None:
-        """Drop the connection that has been silent longest, else the one being answered longest.
-
-        Not the newest: otherwise a client that opens connections and sends nothing could keep
-        health probes away and get the worker killed. A probe sends its request at once.
-        """
-        self._drop(next(iter(self._silent or self._open)))
-
     def _drop(self, task: asyncio.Task[None]) -> None:
-        self._open[task].transport.abort()  # here: a task that has not begun never will
+        self._open[task].transport.abort()  # a task cancelled before it started would not do it
         task.cancel()
         self._ended(task)
 
@@ -104,23 +93,23 @@ class HttpServer:
         self._open.pop(task, None)
         self._silent.pop(task, None)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.transport.set_write_buffer_limits(0)  # so that drain waits for the last byte
         try:
             async with asyncio.timeout(WITHIN):
-                answer, method = await self._hear(reader)
-                writer.write(_written(answer, method))
+                answer, method = await self._respond(reader)
+                writer.write(_encode(answer, method))
                 await writer.drain()
                 if answer.status >= HTTPStatus.BAD_REQUEST and writer.can_write_eof():
                     writer.write_eof()
-                    await _drop(reader)
+                    await _drain(reader)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()  # whoever it was has gone, or is too slow
+            writer.transport.abort()  # the client has gone, or is too slow
         finally:
             writer.close()
 
-    async def _hear(self, reader: asyncio.StreamReader) -> tuple[Answer, str]:
-        """Read a request; return the answer, and the method."""
+    async def _respond(self, reader: asyncio.StreamReader) -> tuple[Answer, str]:
+        """Read a request; return the answer and the request's method."""
         try:
             async with asyncio.timeout(ASK_WITHIN):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -129,7 +118,7 @@ class HttpServer:
         if (task := asyncio.current_task()) is not None:
             self._silent.pop(task, None)
         try:
-            method, target, headers = _understood(head)
+            method, target, headers = _parse(head)
         except ValueError:
             return _refused(HTTPStatus.BAD_REQUEST, "not HTTP/1.1"), ""
         if method not in ("GET", "HEAD"):
@@ -137,19 +126,19 @@ class HttpServer:
         page = self._pages.get(target.partition("?")[0])
         if page is None:
             there = ", ".join(self._pages)
-            return _refused(HTTPStatus.NOT_FOUND, f"there is nothing here but {there}"), method
+            return _refused(HTTPStatus.NOT_FOUND, f"not found; the pages are {there}"), method
         try:
             answer = await page(headers)
         except Exception:
-            logger.exception("%s cannot be answered", target[:80])
-            answer = _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "it failed; the log says why")
+            logger.exception("cannot answer %s", target[:80])
+            answer = _refused(HTTPStatus.INTERNAL_SERVER_ERROR, "failed: see the log")
         return answer, method
 
 
-def _understood(head: bytes) -> tuple[str, str, dict[str, str]]:
-    """Return method, target and headers; ValueError: this is not HTTP/1.
+def _parse(head: bytes) -> tuple[str, str, dict[str, str]]:
+    """Return method, target and headers; raise ValueError if this is not HTTP/1.
 
-    By plain string methods: each looks at a byte once or twice, whatever a stranger sends.
+    With plain string methods: each reads a byte once or twice, whatever a stranger sends.
     """
     first, *rest = head.removesuffix(b"\r\n\r\n").decode("ascii").split("\r\n")
     method, target, version = first.split(" ")
@@ -171,8 +160,7 @@ def _refused(status: HTTPStatus, why: str) -> Answer:
     return Answer(status, f"{why}\n".encode())
 
 
-def _written(answer: Answer, method: str) -> bytes:
-    """Return an answer as it is sent."""
+def _encode(answer: Answer, method: str) -> bytes:
     status, body, content_type = answer
     head = [
         f"HTTP/1.1 {status.value} {status.phrase}",
@@ -187,8 +175,7 @@ def _written(answer: Answer, method: str) -> bytes:
     return "\r\n".join([*head, "", ""]).encode("ascii") + (b"" if method == "HEAD" else body)
 
 
-async def _drop(reader: asyncio.StreamReader) -> None:
-    """Read what still comes: a connection closed on unread bytes would lose the answer."""
+async def _drain(reader: asyncio.StreamReader) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER):
             while await reader.read(MAX_HEAD):

@@ -1,4 +1,4 @@
-// What pages do beyond HTML: live figures and charts, keys, the theme. Without it everything still works.
+// Live figures and charts, keyboard shortcuts, the theme. Every page also works without JavaScript.
 
 import { Chart, duration, number, spark } from "./charts.js";
 
@@ -51,7 +51,7 @@ function away(text) {
   if (text && banner.textContent !== text) banner.textContent = text;
 }
 
-// What needs attention has changed: fetch that part of the page again.
+// Other things need attention now: fetch that part of the page again.
 async function fetchAttention() {
   const answer = await fetch(`${base}/`);
   if (!answer.ok) return;
@@ -72,7 +72,7 @@ function onSample(sample) {
     for (const row of document.querySelectorAll("[data-topic-row]")) row.querySelector("[data-paused]").hidden = !sample.paused.includes(row.dataset.topicRow);
     const fresh = byId("new-topics");
     if (fresh) fresh.hidden = sample.count === Number(fresh.dataset.count);
-    if (bad !== null && bad !== sample.bad) announce(sample.bad ? `${sample.bad} findings need attention now` : "Nothing needs attention now");
+    if (bad !== null && bad !== sample.bad) announce(sample.bad ? `Problems that need attention now: ${sample.bad}` : "Nothing needs attention now");
     bad = sample.bad;
     if (byId("attention")?.dataset.key !== sample.attention && Date.now() - fetched > 1500) {
       fetched = Date.now();
@@ -94,12 +94,12 @@ function listen() {
     away(`The server is away: ${JSON.parse(event.data).text}`);
   });
   stream.addEventListener("again", () => {
-    hush();
+    stopListening();
     listen();
   });
   stream.addEventListener("error", () => {
     pulse("lost", "not live");
-    away("The dashboard does not answer. Figures on this page are old.");
+    away("The dashboard is not responding. The figures on this page are out of date.");
     if (stream && stream.readyState === EventSource.CLOSED) {
       stream = null;
       setTimeout(listen, 5000);
@@ -107,8 +107,8 @@ function listen() {
   });
 }
 
-// A browser has few connections to one place: pages that nobody sees give theirs back.
-function hush() {
+// A browser has few connections per server: hidden pages give theirs back.
+function stopListening() {
   if (stream) stream.close();
   stream = null;
 }
@@ -134,7 +134,7 @@ async function begin() {
   try {
     await Promise.all([fetchSeries(), fetchSparks()]);
   } catch {
-    // the stream will say that nobody answers
+    // the stream will show that the dashboard is not responding
   }
   listen();
 }
@@ -142,9 +142,9 @@ async function begin() {
 if (live) {
   begin();
   setInterval(() => fetchSparks().catch(() => {}), 30000);
-  document.addEventListener("visibilitychange", () => (document.hidden ? hush() : begin()));
-  addEventListener("pagehide", hush);
-  addEventListener("pageshow", (event) => event.persisted && begin()); // back from the browser's memory
+  document.addEventListener("visibilitychange", () => (document.hidden ? stopListening() : begin()));
+  addEventListener("pagehide", stopListening);
+  addEventListener("pageshow", (event) => event.persisted && begin()); // back from the browser's cache
 }
 
 const spans = byId("spans");
@@ -162,14 +162,14 @@ if (spans) {
   }
 }
 
-// A part of a page that is fetched again every few seconds, unless the user is in it.
+// A part of a page that is fetched again every few seconds, unless the user is working in it.
 const again = document.querySelector("[data-again]");
 if (again) {
   setInterval(async () => {
     const here = document.querySelector("[data-again]");
     if (document.hidden || here.contains(document.activeElement) || !getSelection().isCollapsed) return;
     const answer = await fetch(location.href).catch(() => null);
-    if (!answer?.ok) return away("The dashboard does not answer. Figures on this page are old.");
+    if (!answer?.ok) return away("The dashboard is not responding. The figures on this page are out of date.");
     away("");
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("[data-again]");
     if (fresh) here.replaceWith(document.adoptNode(fresh));
@@ -197,7 +197,7 @@ function showTheme(theme) {
   if (theme) document.documentElement.dataset.theme = theme;
   else delete document.documentElement.dataset.theme;
   themeButton.querySelector("span").textContent = themeNames[theme];
-  themeButton.setAttribute("aria-label", `Theme: ${themeNames[theme]}. Change it`);
+  themeButton.setAttribute("aria-label", `Theme: ${themeNames[theme]}. Change`);
 }
 
 function changeTheme() {
@@ -265,7 +265,7 @@ document.addEventListener("keydown", (event) => {
 
 // JSON, coloured: text nodes and spans only, so that nothing in a payload can become markup
 
-const token = /("(?:[^"\\]|\\[^]?)*(?:"|$))(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g; // never backs off, so that no payload can hold it up
+const token = /("(?:[^"\\]|\\[^]?)*(?:"|$))(\s*:)?|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|\b(?:true|false|null)\b/g; // no backtracking, so that no payload can make it slow
 for (const code of document.querySelectorAll("pre[data-json] code")) {
   const text = code.textContent, parts = document.createDocumentFragment();
   let end = 0;

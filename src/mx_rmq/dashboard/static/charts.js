@@ -64,7 +64,7 @@ export class Chart {
     this.hidden = new Set();
     this.data = null;
     this.span = 900;
-    this.chosen = null; // the point under the cursor, by its place
+    this.chosen = null; // index of the point under the cursor
     for (const key of this.keys) key.addEventListener("click", () => this.toggle(key));
     this.plot.replaceChildren();
     this.svg = element("svg", { height: HEIGHT, role: "img", tabindex: 0 }, this.plot);
@@ -90,7 +90,7 @@ export class Chart {
 
   format(value) { return this.spans ? duration(value) : number(value); }
 
-  // The columns from the beginning of the span on.
+  // The range of columns that the span covers.
   visible() {
     const { at } = this.data, last = at.length ? at[at.length - 1] : 0;
     let first = at.findIndex((one) => one >= last - this.span);
@@ -119,7 +119,7 @@ export class Chart {
       const at = from + this.span * part, anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
       element("text", { x: this.x(at), y: HEIGHT - 4, "text-anchor": anchor }, this.svg).textContent = clock(at);
     }
-    if (last - first < 1) element("text", { class: "soon", x: (LEFT + width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.svg).textContent = "the first figures are on their way";
+    if (last - first < 1) element("text", { x: (LEFT + width) / 2, y: HEIGHT / 2, "text-anchor": "middle" }, this.svg).textContent = "waiting for the first figures";
     for (const name of names) this.curve(name, first, last);
     if (this.chosen !== null && this.chosen >= first && this.chosen <= last) this.mark(names);
     else this.chosen = null;
@@ -130,7 +130,7 @@ export class Chart {
     const column = this.data[name], runs = [];
     let run = null;
     for (let i = first; i <= last; i++) {
-      const value = this.spans ? column[i] ?? 0 : column[i]; // nothing pending: nothing waits
+      const value = this.spans ? column[i] ?? 0 : column[i]; // nothing pending: no wait
       if (value === null || value === undefined) { run = null; continue; }
       if (!run) runs.push((run = []));
       run.push(`${this.x(this.data.at[i]).toFixed(1)} ${this.y(value).toFixed(1)}`);
@@ -156,15 +156,15 @@ export class Chart {
   }
 
   legend(place) {
-    const said = [];
+    const figures = [];
     for (const name of this.names) {
       const text = place >= 0 ? this.format(this.data[name][place]) : "–";
       const shown = this.figure.querySelector(`[data-now="${name}"]`);
       if (shown.textContent !== text) shown.textContent = text;
-      if (!this.hidden.has(name)) said.push(`${name} ${text}`);
+      if (!this.hidden.has(name)) figures.push(`${name} ${text}`);
     }
     const when = this.chosen === null ? "now" : `at ${exactClock(this.data.at[place])} UTC`;
-    this.svg.setAttribute("aria-label", `${this.title} (${this.figure.dataset.unit}), ${when}: ${said.join(", ")}. Arrow keys move through time.`);
+    this.svg.setAttribute("aria-label", `${this.title} (${this.figure.dataset.unit}), ${when}: ${figures.join(", ")}. Arrow keys move through time.`);
   }
 
   choose(place) {
@@ -201,7 +201,7 @@ export function spark(cell, values) {
   cell.replaceChildren();
   if (known.length < 2 || top === 0) return;
   const points = known.map((value, i) => `${((i / (known.length - 1)) * width).toFixed(1)} ${(height - 2 - (value / top) * (height - 4)).toFixed(1)}`);
-  const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `completed a second in the last 15 minutes, ${number(top)} at the most` }, cell);
+  const svg = element("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `completed per second in the last 15 minutes, at most ${number(top)}` }, cell);
   element("path", { class: "area", d: `M${points.join("L")}L${width} ${height}L0 ${height}Z` }, svg);
   element("path", { d: "M" + points.join("L") }, svg);
 }
