@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.demo.account import Account
+from mx_rmq_demo.account import Account
 from tests.cli.calls import MX_RMQ
 from tests.cli.running import running, until
 
@@ -79,7 +79,7 @@ def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
 def test_no_process_outlives_a_demo_that_was_killed(short_path: Path) -> None:
     with running(short_path, "demo") as demo:
         demo.until_said("1 two workers")
-        assert sum("mx_rmq.demo.crew" in command for command in demo.processes().values()) == 2
+        assert sum("mx_rmq_demo.workers" in command for command in demo.processes().values()) == 2
         demo.process.kill()
         until(lambda: demo.processes() == {})
 

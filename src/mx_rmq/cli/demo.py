@@ -21,7 +21,7 @@ KEPT: Final = "MX_RMQ_SERVER_BINARY"
 NEXT: Final = """
 Now you, in three terminals. The shop is {shop}
   {program} server
-  {program} worker mx_rmq.demo.shop
+  {program} worker mx_rmq_demo.shop
   {program} produce --url embedded://./mx-rmq-data orders {order}
 """
 ORDER: Final = {"number": 1, "item": "tea"}
@@ -35,14 +35,14 @@ def demo() -> None:
     every message is accounted for. 1: something went wrong.
     """
     _forget_settings()
-    from mx_rmq.demo import shop, story  # after _forget_settings: the shop's queue reads them
+    from mx_rmq_demo import scenario, shop  # after _forget_settings: the shop's queue reads them
 
     told = NEXT.format(
         program=_short(_program()), shop=_short(shop.__file__), order=f"'{json.dumps(ORDER)}'"
     )
     try:
-        ended = asyncio.run(story.run(told.splitlines()))
-    except (MxRmqError, story.Trouble) as error:
+        ended = asyncio.run(scenario.run(told.splitlines()))
+    except (MxRmqError, scenario.Trouble) as error:
         raise click.ClickException(printable(str(error))) from error
     sys.exit(0 if ended else INTERRUPTED)
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.message import State
-from mx_rmq.demo import shop
-from mx_rmq.demo.account import Account
-from mx_rmq.demo.crew import Crew
-from mx_rmq.demo.screen import Row, View, screen
 from mx_rmq.queue import MessageQueue
+from mx_rmq_demo import shop
+from mx_rmq_demo.account import Account
+from mx_rmq_demo.screen import Row, View, screen
+from mx_rmq_demo.workers import Crew
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.demo.crew import Member
-    from mx_rmq.demo.screen import Screen
+    from mx_rmq_demo.screen import Screen
+    from mx_rmq_demo.workers import Member
 
 TOPICS: Final = tuple(shop.mq.handlers)
 DOOMED: Final = frozenset(("payment-void", "payment-stolen", "order-broken"))

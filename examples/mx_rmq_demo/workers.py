@@ -16,8 +16,8 @@ from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from mx_rmq.demo import shop
 from mx_rmq.worker import Worker
+from mx_rmq_demo import shop
 
 if TYPE_CHECKING:
     from pathlib import Path
