@@ -130,6 +130,15 @@ def test_a_server_that_cannot_be_started_gives_exit_code_2(short_path: Path) -> 
     assert failed.stderr.startswith("Error: ")
 
 
+def test_a_misspelt_command_gets_suggestions() -> None:
+    failed = run("dscard")
+    assert failed.returncode == 2
+    line = failed.stderr.splitlines()[-1]
+    assert line.startswith("Error: No such command 'dscard'.")
+    assert "'discard'" in line
+    assert run("xyz").stderr.endswith("Error: No such command 'xyz'.\n")
+
+
 @pytest.mark.parametrize(
     ("name", "instead"), [("bench", "bench.own"), ("capacity", "bench.capacity")]
 )

@@ -44,6 +44,8 @@ def test_each_shell_gets_a_script_that_asks_this_program(shell: str) -> None:
 async def test_commands_and_options_are_completed() -> None:
     assert await complete("dis") == ["discard"]
     assert await complete("requeue", "--d") == ["--dry-run"]
+    assert await complete("nonsense", "--d") == []
+    assert await complete("bench", "--d") == []
 
 
 @pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)

@@ -61,13 +61,15 @@ class Program(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command."""
-        if cmd_name in MOVED:
-            ctx.fail(
-                f"mx-rmq {cmd_name} is no longer part of the package. "
-                f"Run `{MOVED[cmd_name]}` in a clone of mx-rmq."
-            )
         if cmd_name not in self._table:
-            return None
+            if ctx.resilient_parsing:  # shell completion must not fail
+                return None
+            if cmd_name in MOVED:
+                ctx.fail(
+                    f"mx-rmq {cmd_name} is no longer part of the package. "
+                    f"Run `{MOVED[cmd_name]}` in a clone of mx-rmq."
+                )
+            raise click.NoSuchCommand(cmd_name, possibilities=self._table, ctx=ctx)
         name, _ = self._table[cmd_name]
         command: click.Command = getattr(import_module(f"mx_rmq.cli.{name}"), name)
         return command
