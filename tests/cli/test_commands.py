@@ -139,6 +139,13 @@ def test_a_misspelt_command_gets_suggestions() -> None:
     assert run("xyz").stderr.endswith("Error: No such command 'xyz'.\n")
 
 
+def test_a_misspelt_option_gets_suggestions_but_no_hidden_ones() -> None:
+    assert "'--patience'" in run("stats", "--patienc", "1").stderr.splitlines()[-1]
+    said = run("worker", "app", "--patience", "1").stderr
+    assert "No such option '--patience'" in said
+    assert "lifeline" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "instead"), [("bench", "bench.own"), ("capacity", "bench.capacity")]
 )

@@ -91,6 +91,8 @@ class Program(click.Group):
         """Run a command."""
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _without_hidden(error) from None
         except BrokenPipeError:  # for example `| head`: not an error
             _drop_output()
             sys.exit(UNREAD)
@@ -101,6 +103,13 @@ class Program(click.Group):
             raise CannotDo(f"cannot write the output: {error.strerror}") from error
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _without_hidden(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Return the same error with suggestions that leave out hidden options."""
+    options = error.ctx.command.params if error.ctx else []
+    names = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
+    return click.NoSuchOption(error.option_name, possibilities=names, ctx=error.ctx)
 
 
 def _drop_output() -> None:
