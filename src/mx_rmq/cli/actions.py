@@ -25,13 +25,15 @@ ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
 WAITING: Final = (State.PENDING, State.DELAYED)
 
 
-def acts_on(states: tuple[State, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def acts_on(
+    states: tuple[State, ...], state_help: str = "Only messages in this state. Required with --all."
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Pass an Admin to a command; add the options that choose messages in these states."""
     choice = click.Choice([state.value for state in states])
     return options(
         with_topic,
         click.argument("ids", nargs=-1),
-        click.option("--state", type=choice, help="Only messages in this state."),
+        click.option("--state", type=choice, help=state_help),
         click.option("--all", "all_of_them", is_flag=True, help="All messages in the --state."),
         with_filters,
         click.option(
