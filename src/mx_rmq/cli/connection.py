@@ -165,8 +165,12 @@ async def _topics(given: dict[str, str | None]) -> list[str]:
     settings = QueueSettings.load(
         url=given.get("url"), prefix=given.get("prefix"), patience=COMPLETE_WITHIN / 2
     )
-    if settings.url.startswith("embedded://"):  # asking must not start it
-        return []
+    directory = settings.url.removeprefix("embedded://")
+    if directory != settings.url:
+        from mx_rmq.embedded import EmbeddedServer
+
+        if not EmbeddedServer.runs_in(directory):  # completion must not start a server
+            return []
     async with asyncio.timeout(COMPLETE_WITHIN), Queue(settings).open() as admin:
         return await admin.topics()
 
