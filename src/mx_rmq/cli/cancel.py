@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@acts_on(WAITING, "With --all, which requires it: the state of the messages.")
+@acts_on(WAITING, "The state to cancel. Only with --all, which requires it.")
 async def cancel(
     admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
 ) -> int:
