@@ -19,6 +19,8 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.admin import Admin, MessageView
 
 HINT: Final = "// "
@@ -69,8 +71,9 @@ async def edit(
     if payload is not None and payload_file is not None:
         raise click.UsageError("Pass either --payload or --payload-file, not both.")
     message = await admin.get(topic, id)
+    states = (state,) if state else ARCHIVES
     done = False
-    if message is not None and message.state in ((state,) if state else ARCHIVES):
+    if message is not None and message.state in states:
         given = _given(payload, payload_file)
         edited = await _edited(message) if given is None else ""
         try:
@@ -88,14 +91,16 @@ async def edit(
     elif done:
         say(f"{id}: edited and requeued")
     else:
-        click.echo(
-            "Error: " + cut(f"no {_states(state)} message {id!r} in {topic!r}", 200), err=True
-        )
+        click.echo("Error: " + cut(_why_not(message, topic, id, states), 200), err=True)
     return int(not done)
 
 
-def _states(state: str | None) -> str:
-    return state or " or ".join(ARCHIVES)
+def _why_not(message: MessageView | None, topic: str, id: str, states: Sequence[str]) -> str:
+    if message is None:
+        return f"no message {id!r} in topic {topic!r}"
+    if message.state in states:
+        return f"message {id!r} is no longer {message.state}"
+    return f"message {id!r} is {message.state}, not {' or '.join(states)}"
 
 
 def _given(payload: str | None, file: Path | None) -> str | bytes | None:
