@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import MessageQueue
-from mx_rmq.cli.supervisor import Ended, directories_of, look_at
+from mx_rmq.cli.supervisor import Ended, code_in, directories_of
 from tests.cli.test_worker_command import CODE, App, until
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind
@@ -203,7 +203,7 @@ def test_only_python_files_are_looked_at_and_no_environments(tmp_path: Path) -> 
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    looked = look_at([str(tmp_path), str(tmp_path / "gone")])
+    looked = code_in([str(tmp_path), str(tmp_path / "gone")])
     assert sorted(looked) == [str(tmp_path / "a.py"), str(tmp_path / "deep/er/b.py")]
 
 

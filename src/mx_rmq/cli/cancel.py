@@ -36,7 +36,5 @@ async def cancel(
             raise InvalidInput(f"message {id!r} is in processing: a worker has started it")
         return bool(answer)
 
-    action = Action(
-        verb="cancel", done="cancelled", asks=True, one=one, many=admin.cancel_all, states=WAITING
-    )
+    action = Action(verb="cancel", done="cancelled", states=WAITING, one=one, many=admin.cancel_all)
     return await act(admin, action, topic, ids, state, **options)

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from mx_rmq.cli.connection import Queue, with_server
+from mx_rmq.cli.connection import check_directory, with_server
 from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.text import how_to_install
 from mx_rmq.settings import QueueSettings
@@ -98,7 +98,7 @@ def dashboard(
 
     try:
         settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
-        Queue(settings).check()
+        check_directory(settings)
         if password_file is None:
             _check_nobody_else(host, origins, root_path, no_password=no_password)
         elif no_password:
@@ -119,9 +119,9 @@ def dashboard(
     except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
         sys.exit(0)
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except OSError as error:
-        raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
+        raise CommandFailed(f"{error.filename or host}: {error.strerror or error}") from error
 
 
 def _check_nobody_else(
@@ -160,7 +160,7 @@ def _dashboard(
         from mx_rmq.dashboard import Dashboard, Password
         from mx_rmq.dashboard.security import LOOPBACK
     except ImportError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
     authorize = None if password_file is None else Password(user, _password(password_file))
     names = (*LOOPBACK, _in_url(host), *map(_name, origins))
     return Dashboard(
@@ -214,7 +214,9 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
     try:
         import uvicorn
     except ImportError as missing:  # not needed to mount the dashboard in an application
-        raise CannotDo(f"the command needs uvicorn: {how_to_install('dashboard')}") from missing
+        raise CommandFailed(
+            f"the command needs uvicorn: {how_to_install('dashboard')}"
+        ) from missing
 
     from mx_rmq.dashboard.server import BACKLOG, HttpConnection, Tls
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-from mx_rmq.cli.output import printable
+from mx_rmq.cli.output import printable, relative
 from mx_rmq.cli.program import INTERRUPTED
 from mx_rmq.core.errors import MxRmqError
 
@@ -38,7 +38,7 @@ def demo() -> None:
     from mx_rmq_demo import scenario, shop  # after _forget_settings: the shop's queue reads them
 
     told = NEXT.format(
-        program=_short(_program()), shop=_short(shop.__file__), order=f"'{json.dumps(ORDER)}'"
+        program=relative(_program()), shop=relative(shop.__file__), order=f"'{json.dumps(ORDER)}'"
     )
     try:
         ended = asyncio.run(scenario.run(told.splitlines()))
@@ -58,10 +58,3 @@ def _program() -> str:
     """Return what to type to run mx-rmq."""
     ours = str(Path(sys.executable).with_name("mx-rmq"))
     return "mx-rmq" if shutil.which("mx-rmq") == ours else ours
-
-
-def _short(path: str) -> str:
-    """Return a path relative to the current directory, if it is below."""
-    return (
-        str(Path(path).relative_to(Path.cwd())) if Path(path).is_relative_to(Path.cwd()) else path
-    )

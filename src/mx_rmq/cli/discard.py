@@ -25,9 +25,8 @@ async def discard(
     action = Action(
         verb="discard",
         done="discarded",
-        asks=True,
+        states=ARCHIVES,
         one=lambda id: admin.discard(topic, id, state=state),
         many=admin.discard_all,
-        states=ARCHIVES,
     )
     return await act(admin, action, topic, ids, state, **options)

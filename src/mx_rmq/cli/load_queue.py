@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.cli.output import relative
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import storable
 
@@ -18,11 +19,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.queue import MessageQueue
 
-ATTRIBUTE: Final = "mq"
-"""The attribute to use if only a module is given."""
-
-SHOWN: Final = 500
-"""Characters shown of an error."""
+ATTRIBUTE: Final = "mq"  # if only a module is given
+SHOWN: Final = 500  # characters of an error
 
 _OURS: Final = str(Path(__file__).parent.parent)
 _STDLIB: Final = sysconfig.get_path("stdlib")
@@ -34,16 +32,16 @@ def load(target: str) -> MessageQueue:
     from mx_rmq.queue import MessageQueue
 
     name, attribute = parse(target)
-    look_here()
+    import_from_here()
     module = _imported(name)
     try:
         found = getattr(module, attribute)
     except AttributeError:
-        raise InvalidInput(f"module {name} has no {attribute!r}{_instead(module)}") from None
+        raise InvalidInput(f"module {name} has no {attribute!r}{_queues_in(module)}") from None
     if not isinstance(found, MessageQueue):
         raise InvalidInput(
             f"{name}:{attribute} is not a MessageQueue but a {type(found).__name__}"
-            + _instead(module)
+            + _queues_in(module)
         )
     if not found.handlers:
         raise InvalidInput(
@@ -65,7 +63,7 @@ def parse(target: str) -> tuple[str, str]:
     return name, attribute
 
 
-def look_here() -> None:
+def import_from_here() -> None:
     """Add the current directory to sys.path, as `python -m` does."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -78,23 +76,19 @@ def _imported(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and _is_part(error.name, name):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):  # it, or a package around it
             raise InvalidInput(
-                f"no module {error.name!r} in {Path.cwd()} or on Python's path"
+                f"no module {missing!r} in {Path.cwd()} or on Python's path"
             ) from None
-        raise InvalidInput(f"cannot import {name}: {_told(error)}") from error
+        raise InvalidInput(f"cannot import {name}: {_described(error)}") from error
 
 
-def _is_part(missing: str | None, name: str) -> bool:
-    """Return whether a missing module is the requested one, or a package around it."""
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an error with the place in the user's code where it happened."""
     text = storable(str(error), SHOWN)
     if isinstance(error, SyntaxError) and error.filename is not None:
-        place, text = f"{_short(error.filename)}:{error.lineno}: ", error.msg
+        place, text = f"{relative(error.filename)}:{error.lineno}: ", error.msg
     else:
         place = _place(error)
     return f"{place}{type(error).__name__}" + (f": {text}" if text else "")
@@ -109,7 +103,7 @@ def _place(error: BaseException) -> str:
     ]
     theirs = [frame for frame in frames if not _is_foreign(frame.filename)]
     for frame in reversed(theirs or frames):
-        return f"{_short(frame.filename)}:{frame.lineno}: "
+        return f"{relative(frame.filename)}:{frame.lineno}: "
     return ""
 
 
@@ -117,12 +111,7 @@ def _is_foreign(filename: str) -> bool:
     return filename.startswith((_STDLIB, "<")) or not _INSTALLED.isdisjoint(Path(filename).parts)
 
 
-def _short(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
-
-
-def _instead(module: ModuleType) -> str:
+def _queues_in(module: ModuleType) -> str:
     """Return a hint: the queues that the module does have."""
     from mx_rmq.queue import MessageQueue
 

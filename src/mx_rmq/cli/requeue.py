@@ -26,9 +26,9 @@ async def requeue(
     action = Action(
         verb="requeue",
         done="requeued",
-        asks=False,
+        states=ARCHIVES,
         one=lambda id: admin.requeue(topic, id, state=state),
         many=admin.requeue_all,
-        states=ARCHIVES,
+        asks=False,
     )
     return await act(admin, action, topic, ids, state, **options)

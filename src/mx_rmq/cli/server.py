@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import EmbeddedServerError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def server(directory: Path, port: int | None) -> None:
     except KeyboardInterrupt:
         click.echo("stopped")
     except EmbeddedServerError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
 
 
 def _introduce(running: EmbeddedServer) -> None:
