@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -18,8 +20,6 @@ from mx_rmq_demo.screen import Row, View, screen
 from mx_rmq_demo.workers import Crew
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq_demo.screen import Screen
     from mx_rmq_demo.workers import Member
 
@@ -43,15 +43,22 @@ WITHIN: Final = 45.0
 LOOK_EVERY: Final = 0.125
 STOP_WITHIN: Final = 5.0
 
+NEXT_STEPS: Final = """
+Now you, in three terminals. The shop is {shop}
+  {program} server
+  {program} worker mx_rmq_demo.shop
+  {program} produce --url embedded://./mx-rmq-data orders '{{"number": 1, "item": "tea"}}'
+"""
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Trouble(Exception):
+class DemoFailed(Exception):
     """The demo did not go as planned."""
 
 
-async def run(farewell: Sequence[str]) -> bool:
-    """Run the story on its own server; return whether it ended. Raises Trouble."""
+async def run() -> bool:
+    """Run the story on its own server; return whether it ended. Raises DemoFailed."""
     told_to_stop = asyncio.Event()
     for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
@@ -64,10 +71,22 @@ async def run(farewell: Sequence[str]) -> bool:
             shown.end(["stopped; nothing is left behind"])
             return False
         problems = account.problems()
-        shown.end([*account.lines(), *([] if problems else farewell)])
+        shown.end([*account.lines(), *([] if problems else _next_steps())])
     if problems:
-        raise Trouble("; ".join(problems))
+        raise DemoFailed("; ".join(problems))
     return True
+
+
+def _next_steps() -> list[str]:
+    ours = str(Path(sys.executable).with_name("mx-rmq"))
+    program = "mx-rmq" if shutil.which("mx-rmq") == ours else _short(ours)
+    return NEXT_STEPS.format(program=program, shop=_short(shop.__file__)).splitlines()
+
+
+def _short(path: str) -> str:
+    """Return a path relative to the current directory, if it is below."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 async def _unless(event: asyncio.Event, story: asyncio.Task[Account]) -> Account | None:
@@ -103,7 +122,7 @@ class Story:
             async with asyncio.timeout(WITHIN):
                 return await self._tell()
         except TimeoutError:
-            raise Trouble(
+            raise DemoFailed(
                 f"the story did not end within {WITHIN:g} s; {self._unsettled} messages are open"
             ) from None
         except ExceptionGroup as group:
@@ -133,7 +152,7 @@ class Story:
             self._shown.begin(4, "the account")
             watching.cancel()
         if not await second.stop(STOP_WITHIN):
-            raise Trouble(f"{second.name} did not stop cleanly: {second.last_words()}")
+            raise DemoFailed(f"{second.name} did not stop cleanly: {second.last_words()}")
         await self._look()
         return await self._account(held, held & first.begun & second.begun)
 
@@ -208,10 +227,10 @@ class Story:
         ]
 
     def _check(self) -> None:
-        """Raise Trouble if a worker ended that was not killed by us."""
+        """Raise DemoFailed if a worker ended that was not killed by us."""
         for member in self._crew.members:
             if member.ended is not None and member is not self._killed:
-                raise Trouble(
+                raise DemoFailed(
                     f"{member.name} ended with exit code {member.ended}: {member.last_words()}"
                 )
 

@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.cli.output import relative
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import storable
 
@@ -88,7 +87,7 @@ def _described(error: BaseException) -> str:
     """Return an error with the place in the user's code where it happened."""
     text = storable(str(error), SHOWN)
     if isinstance(error, SyntaxError) and error.filename is not None:
-        place, text = f"{relative(error.filename)}:{error.lineno}: ", error.msg
+        place, text = f"{_short(error.filename)}:{error.lineno}: ", error.msg
     else:
         place = _place(error)
     return f"{place}{type(error).__name__}" + (f": {text}" if text else "")
@@ -103,12 +102,17 @@ def _place(error: BaseException) -> str:
     ]
     theirs = [frame for frame in frames if not _is_foreign(frame.filename)]
     for frame in reversed(theirs or frames):
-        return f"{relative(frame.filename)}:{frame.lineno}: "
+        return f"{_short(frame.filename)}:{frame.lineno}: "
     return ""
 
 
 def _is_foreign(filename: str) -> bool:
     return filename.startswith((_STDLIB, "<")) or not _INSTALLED.isdisjoint(Path(filename).parts)
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
 def _queues_in(module: ModuleType) -> str:

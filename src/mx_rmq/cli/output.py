@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -76,12 +75,6 @@ def payload_text(message: MessageView, *, indent: int | None = None) -> str:
     if message.unreadable:
         return repr(message.raw)
     return json.dumps(message.payload, ensure_ascii=False, indent=indent)
-
-
-def relative(path: str) -> str:
-    """Return a path relative to the current directory, if it is below."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def when(seconds: float | None) -> str | None:

@@ -18,37 +18,25 @@ def bar(action: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
     if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-    from rich.progress import Progress as Bar
 
-    columns = (
-        SpinnerColumn(),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("scanned, {task.fields[done]:,} " + action),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    with Bar(
-        *columns,
-        console=console,
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("scanned, {task.fields[done]:,} " + action),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False, markup=False, emoji=False),
         transient=True,
         redirect_stdout=False,  # it would go to standard error
         redirect_stderr=False,
     ) as shown:
         task = shown.add_task("", total=None, done=0)
 
-        def tell(progress: Progress) -> None:
-            shown.update(task, completed=progress.looked, total=progress.total, done=progress.done)
+        def show(now: Progress) -> None:
+            shown.update(task, completed=now.looked, total=now.total, done=now.done)
 
-        yield tell
+        yield show

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -88,8 +87,8 @@ class Ended(NamedTuple):
             return "a worker process could not be started"
         if self.code >= 0:
             return f"worker process {self.pid} ended with exit code {self.code}"
-        number = -self.code
-        return f"worker process {self.pid} died of signal {number}, {signal.strsignal(number)}"
+        name = signal.strsignal(-self.code)
+        return f"worker process {self.pid} died of signal {-self.code}, {name}"
 
     @property
     def verdict(self) -> int:
@@ -299,8 +298,3 @@ def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)  # process.send_signal() might reap it: code 255
-
-
-def python(*words: str) -> list[str]:
-    """Return the command that runs mx-rmq with these arguments, in the same Python."""
-    return [sys.executable, "-P", "-m", "mx_rmq.cli", *words]

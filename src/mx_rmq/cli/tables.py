@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,14 +14,9 @@ if TYPE_CHECKING:
     import rich.table
     from rich.console import Console
 
-WIDE: Final = 10_000
-"""Width without a terminal."""
-
-GAP: Final = 2
-"""Blanks between two columns, as in rich."""
-
-SHORTEST: Final = 16
-"""Characters that a long text keeps in the narrowest terminal."""
+WIDE: Final = 10_000  # width without a terminal
+GAP: Final = 2  # blanks between two columns, as in rich
+SHORTEST: Final = 16  # characters that a long text keeps in the narrowest terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +25,8 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-    spare: Sequence[str] = ()
-    """Columns that a narrow terminal does without, in this order."""
-    long: Sequence[str] = ()
-    """Columns of text that may be cut."""
+    spare: Sequence[str] = ()  # columns that a narrow terminal does without, in this order
+    long: Sequence[str] = ()  # columns of text that may be cut
 
     def within(self, width: int) -> rich.table.Table:
         """Return the table for a terminal of this width."""
@@ -91,20 +84,17 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
     from rich.text import Text
 
     console = _console()
-    if not console.is_terminal:
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-        def show(table: Table, below: Sequence[str]) -> None:
-            console.print(table.within(WIDE), *(Text(printable(line)) for line in below), sep="\n")
+    def show(table: Table, below: Sequence[str]) -> None:
+        shown = Group(table.within(console.width), *(Text(printable(line)) for line in below))
+        if live is None:
+            console.print(shown)
+        else:
+            live.update(shown, refresh=True)
 
+    with live or nullcontext():
         yield show
-        return
-    with Live(console=console, auto_refresh=False) as live:
-
-        def update(table: Table, below: Sequence[str]) -> None:
-            shown = (Text(printable(line)) for line in below)
-            live.update(Group(table.within(console.width), *shown), refresh=True)
-
-        yield update
 
 
 def _console() -> Console:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from mx_rmq.cli.load_queue import parse
 from mx_rmq.cli.logs import configure_logging, log_format, log_level, print_error
 from mx_rmq.cli.program import CommandFailed
-from mx_rmq.cli.supervisor import python, reload, supervise
+from mx_rmq.cli.supervisor import reload, supervise
 from mx_rmq.cli.systemd import Systemd
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.mask import Mask
@@ -131,7 +131,7 @@ def _run(options: Options, systemd: Systemd) -> int:
 def _command(*without: str) -> list[str]:
     """Return the command that runs one process with the options of this one, except these."""
     context = click.get_current_context()
-    words = ["worker", context.params["target"]]
+    words = [sys.executable, "-P", "-m", "mx_rmq.cli", "worker", context.params["target"]]
     for option in context.command.params:
         given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
         if isinstance(option, click.Option) and given and option.name not in without:
@@ -139,7 +139,7 @@ def _command(*without: str) -> list[str]:
             words.append(option.opts[0])
             if not option.is_flag:
                 words.append(",".join(value) if option.multiple else str(value))
-    return python(*words)
+    return words
 
 
 def _split(values: tuple[str, ...]) -> tuple[str, ...]:
