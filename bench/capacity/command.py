@@ -20,7 +20,7 @@ from bench.own.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.cli.confirm import ask
 from mx_rmq.cli.output import as_json, print_json, printable
 from mx_rmq.cli.program import CommandFailed
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MAX_PARTITIONS

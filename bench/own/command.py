@@ -20,7 +20,7 @@ from bench.own.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.confirm import ask
 from mx_rmq.cli.output import as_json, print_json, printable
 from mx_rmq.cli.program import CommandFailed
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.login import shown_url
 from mx_rmq.net.url import check_url

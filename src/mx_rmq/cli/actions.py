@@ -12,7 +12,7 @@ from mx_rmq.cli.confirm import ask, yes_option
 from mx_rmq.cli.connection import on_admin, options, with_topic
 from mx_rmq.cli.filters import Filters, filter_of, with_filters
 from mx_rmq.cli.output import as_json, count, print_json, print_result, say
-from mx_rmq.cli.progress import bar
+from mx_rmq.cli.terminal import progress_bar
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.message import State
 
@@ -114,7 +114,7 @@ async def _act_on_all(
 
     async def run(label: str, *, dry_run: bool) -> int:
         latest.clear()
-        with bar(label, quiet=as_json) as show:
+        with progress_bar(label, quiet=as_json) as show:
 
             def progress(one: Progress) -> None:
                 latest[:] = [one]

@@ -12,7 +12,7 @@ import click
 from mx_rmq.cli.confirm import ask, yes_option
 from mx_rmq.cli.connection import on_admin, with_topics
 from mx_rmq.cli.output import as_json, count, print_json, say
-from mx_rmq.cli.progress import bar
+from mx_rmq.cli.terminal import progress_bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.partition import topic_of
 
@@ -55,7 +55,7 @@ async def _audit(admin: Admin, topics: list[str], *, as_json: bool) -> int:
     messages = 0
     violations: list[Violation] = []
     away: list[str] = []
-    with bar("violations", quiet=as_json) as show:
+    with progress_bar("violations", quiet=as_json) as show:
         for number, topic in enumerate(topics):
             show(Progress(len(violations), number, len(topics)))
             try:

@@ -9,8 +9,7 @@ import click
 from mx_rmq.cli.connection import on_admin, with_topic
 from mx_rmq.cli.filters import Filters, filter_of, with_filters
 from mx_rmq.cli.output import as_json, cut, message_document, payload_text, print_json, say, when
-from mx_rmq.cli.progress import bar
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.terminal import Table, progress_bar, show_table
 from mx_rmq.core.message import State
 from mx_rmq.core.names import short_worker
 
@@ -92,7 +91,7 @@ async def _search(
     total = getattr(await admin.stats(topic), state)
     messages: list[MessageView] = []
     looked = 0
-    with bar("found", quiet=quiet) as show:
+    with progress_bar("found", quiet=quiet) as show:
         while True:
             left = limit - len(messages)
             page = await admin.list(topic, state, filter=wanted, limit=left, cursor=cursor)

@@ -12,7 +12,7 @@ import click
 from mx_rmq.cli.connection import on_admin, with_topics
 from mx_rmq.cli.output import as_json, duration, print_json, say
 from mx_rmq.cli.program import CommandFailed
-from mx_rmq.cli.tables import Table, screen, show_table
+from mx_rmq.cli.terminal import Table, screen, show_table
 from mx_rmq.core.errors import MxRmqError, OutcomeUnknown, ServerUnavailable
 from mx_rmq.doctor.topics import check_overview
 

@@ -23,7 +23,7 @@ from mx_rmq.cli.load_queue import import_from_here
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.cli.systemd import Systemd
 
@@ -267,22 +267,22 @@ def directories_of(module: str) -> list[str]:
 
 
 def code_in(directories: Sequence[str]) -> Files:
-    """Return the .py files below these directories."""
-    return {path: facts for directory in directories for path, facts in _scan(directory)}
+    """Return the .py files below these directories, except hidden and installed ones."""
+    files: Files = {}
+    for directory in directories:
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if _may_have_code(Path(folder, name))]
+            for name in names:
+                if name.endswith(".py") and not name.startswith("."):
+                    with suppress(OSError):  # deleted meanwhile
+                        facts = (path := Path(folder, name)).stat()
+                        files[str(path)] = facts.st_mtime_ns, facts.st_size
+    return files
 
 
-def _scan(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    with suppress(OSError), os.scandir(directory) as entries:  # deleted meanwhile, or not readable
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in _NOT_CODE:
-                continue
-            with suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    if not Path(entry.path, "pyvenv.cfg").exists():
-                        yield from _scan(entry.path)
-                elif entry.name.endswith(".py"):
-                    facts = entry.stat()
-                    yield entry.path, (facts.st_mtime_ns, facts.st_size)
+def _may_have_code(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in _NOT_CODE
+    return not hidden and not (folder / "pyvenv.cfg").exists()
 
 
 async def _first_of(task: asyncio.Task[int] | asyncio.Task[str], event: asyncio.Event) -> None:

@@ -9,7 +9,7 @@ import click
 
 from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.output import as_json, duration, print_json, say, when
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.names import short_worker
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Tables that fit the terminal. Without a terminal, lines are not cut."""
+"""Tables that fit the terminal, and progress bars. Without a terminal, lines are not cut."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
     import rich.table
     from rich.console import Console
+
+    from mx_rmq.admin import Progress
 
 WIDE: Final = 10_000  # width without a terminal
 GAP: Final = 2  # blanks between two columns, as in rich
@@ -94,6 +97,36 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
             live.update(shown, refresh=True)
 
     with live or nullcontext():
+        yield show
+
+
+@contextmanager
+def progress_bar(action: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows progress. Without a terminal, or if quiet, it does nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("scanned, {task.fields[done]:,} " + action),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+        transient=True,
+        redirect_stdout=False,  # it would go to standard error
+        redirect_stderr=False,
+    ) as shown:
+        task = shown.add_task("", total=None, done=0)
+
+        def show(now: Progress) -> None:
+            shown.update(task, completed=now.looked, total=now.total, done=now.done)
+
         yield show
 
 
