@@ -1,1 +1,1 @@
-"""The demo: a shop to read and copy (shop.py), and the story that runs it (scenario.py)."""
+"""The demo: a shop to read and copy (shop.py), and the scenario that runs it (scenario.py)."""
