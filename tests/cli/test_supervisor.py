@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from mx_rmq import MessageQueue
+from mx_rmq.cli import worker as worker_command
 from mx_rmq.cli.supervisor import Ended, code_in, directories_of
 from tests.cli.test_worker_command import CODE, App, until
 from tests.conftest import assert_clean
@@ -42,6 +44,21 @@ def app(mq: MessageQueue, server: Server, tmp_path: Path) -> Iterator[App]:
 
 
 # several processes
+
+
+def test_a_process_gets_the_options_that_were_given_and_no_others() -> None:
+    given = (
+        *("app:queue", "--topics", "a", "--topics", "b,c", "--drain", "--grace", "1.5"),
+        *("--log-level", "INFO", "--mask", "card.number", "--log-payloads", "--url", "redis://x"),
+    )
+    apart = ("--processes", "2", "--metrics-port", "9000")
+    with worker_command.worker.make_context("worker", [*given, *apart]):
+        command = worker_command.child_command("processes", "metrics_port")
+    assert command[:5] == [sys.executable, "-P", "-m", "mx_rmq.cli", "worker"]
+    assert command[5:] == [
+        *("app:queue", "--url", "redis://x", "--topics", "a,b,c", "--grace", "1.5", "--drain"),
+        *("--log-level", "info", "--log-payloads", "--mask", "card.number"),
+    ]
 
 
 @one_kind

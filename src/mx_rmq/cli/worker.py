@@ -109,11 +109,11 @@ def _run(options: Options, systemd: Systemd) -> int:
         if options.drain or options.processes not in (None, 1):
             raise InvalidInput("--reload cannot be combined with --drain or --processes")
         module, _ = parse(options.target)
-        supervised = reload(_command("processes", "reloads"), module, systemd)
+        supervised = reload(child_command("processes", "reloads"), module, systemd)
     elif options.processes is not None:
         parse(options.target)
         supervised = supervise(
-            _command("processes", "metrics_port"),
+            child_command("processes", "metrics_port"),
             options.processes,
             name=settings.name,
             metrics_port=_first_port(settings, options.processes),
@@ -128,7 +128,7 @@ def _run(options: Options, systemd: Systemd) -> int:
     return asyncio.run(supervised)
 
 
-def _command(*without: str) -> list[str]:
+def child_command(*without: str) -> list[str]:
     """Return the command that runs one process with the options of this one, except these."""
     context = click.get_current_context()
     words = [sys.executable, "-P", "-m", "mx_rmq.cli", "worker", context.params["target"]]
