@@ -54,7 +54,7 @@ class Action:
     verb: str
     done: str
     states: tuple[State, ...]
-    one: Callable[[str], Awaitable[bool]]  # acts on one message; False: not found
+    one: Callable[..., Awaitable[bool]]  # takes topic, id and state=; False: not found
     many: Callable[..., Awaitable[int]]  # acts on every message that matches; returns how many
     asks: bool = True  # whether it needs confirmation for messages given by id, too
 
@@ -62,10 +62,10 @@ class Action:
 async def act(
     admin: Admin,
     action: Action,
+    *,
     topic: str,
     ids: tuple[str, ...],
     state: str | None,
-    *,
     all_of_them: bool,
     yes: bool,
     as_json: bool,
@@ -89,7 +89,7 @@ async def act(
         )
     if action.asks:
         ask(f"{action.verb} {count(len(ids), 'message')} of {topic}", yes=yes)
-    return await _act_on_each(admin, action, topic, ids, as_json=as_json)
+    return await _act_on_each(admin, action, topic, ids, state, as_json=as_json)
 
 
 async def _act_on_all(
@@ -165,7 +165,13 @@ async def _act_on_all(
 
 
 async def _act_on_each(
-    admin: Admin, action: Action, topic: str, ids: tuple[str, ...], *, as_json: bool
+    admin: Admin,
+    action: Action,
+    topic: str,
+    ids: tuple[str, ...],
+    state: str | None,
+    *,
+    as_json: bool,
 ) -> int:
     """Act on each message and report it at once. A refused message does not stop the rest."""
     done: list[str] = []
@@ -174,7 +180,7 @@ async def _act_on_each(
     try:
         for id in dict.fromkeys(ids):
             try:
-                there = await action.one(id)
+                there = await action.one(topic, id, state=state)
             except InvalidInput as error:
                 refused[id] = str(error)
                 say(f"Error: {error}", err=True)

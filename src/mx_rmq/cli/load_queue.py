@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from mx_rmq.queue import MessageQueue
 
-ATTRIBUTE: Final = "mq"  # if only a module is given
 SHOWN: Final = 500  # characters of an error
 
 _OURS: Final = str(Path(__file__).parent.parent)
@@ -53,7 +52,7 @@ def load(target: str) -> MessageQueue:
 def parse(target: str) -> tuple[str, str]:
     """Return the names of module and attribute."""
     name, colon, attribute = target.partition(":")
-    attribute = attribute if colon else ATTRIBUTE
+    attribute = attribute if colon else "mq"
     if name.endswith(".py") or os.sep in name:
         module = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise InvalidInput(f"{name!r} is a file; pass its module: {module}:{attribute}")
@@ -100,14 +99,15 @@ def _place(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen"))
     ]
-    theirs = [frame for frame in frames if not _is_foreign(frame.filename)]
+    theirs = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((_STDLIB, "<"))
+        and _INSTALLED.isdisjoint(Path(frame.filename).parts)
+    ]
     for frame in reversed(theirs or frames):
         return f"{_short(frame.filename)}:{frame.lineno}: "
     return ""
-
-
-def _is_foreign(filename: str) -> bool:
-    return filename.startswith((_STDLIB, "<")) or not _INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def _short(filename: str) -> str:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = 130  # exit code of an interrupted command: 128 + SIGINT
 OUTPUT_CLOSED: Final = 141  # exit code of a command whose output was closed: 128 + SIGPIPE
 
-UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a file that cannot take more data."""
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the disk is full, …
 
 MOVED: Final = {"bench": "python -m bench.own", "capacity": "python -m bench.capacity"}
 """Commands that left the package -> what to run in a clone instead."""

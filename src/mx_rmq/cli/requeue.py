@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 @click.command
 @acts_on(ARCHIVES)
-async def requeue(
-    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
-) -> int:
+async def requeue(admin: Admin, **options: Any) -> int:
     """Move the messages IDS of TOPIC from the dead letters or quarantine back to pending.
 
     With --all, requeue every message in --state that matches the filters. Messages that no worker
@@ -27,8 +25,8 @@ async def requeue(
         verb="requeue",
         done="requeued",
         states=ARCHIVES,
-        one=lambda id: admin.requeue(topic, id, state=state),
+        one=admin.requeue,
         many=admin.requeue_all,
         asks=False,
     )
-    return await act(admin, action, topic, ids, state, **options)
+    return await act(admin, action, **options)

@@ -104,7 +104,7 @@ class Processes:
     def __init__(self, command: Sequence[str], systemd: Systemd) -> None:
         self._command = command
         self._systemd = systemd
-        self._living: set[asyncio.subprocess.Process] = set()
+        self._running: set[asyncio.subprocess.Process] = set()
         self._alive_at: dict[asyncio.subprocess.Process, float] = {}  # its last sign of life
         self.stopping = asyncio.Event()  # set once a signal told us to stop
         self.worked = asyncio.Event()  # set once any worker has started: the options are valid
@@ -132,20 +132,20 @@ class Processes:
             except OSError as error:  # no memory, or too many processes
                 logger.error("%s", error)
                 return Ended(None, LEFT)
-            self._living.add(process)
+            self._running.add(process)
             if self.stopping.is_set():  # a signal came while it was being started
                 _send(process, signal.SIGTERM)
             loop.add_reader(ours, self._on_sign_of_life, ours, process)
             try:
                 return Ended(process.pid, await process.wait())
             finally:
-                self._living.discard(process)
+                self._running.discard(process)
                 self._alive_at.pop(process, None)
                 loop.remove_reader(ours)
 
     def terminate(self) -> None:
         """Tell every process to stop. The second call means: do not wait for handlers."""
-        for process in self._living:
+        for process in self._running:
             _send(process, signal.SIGTERM)
 
     def _on_signal(self) -> None:
@@ -229,18 +229,18 @@ async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
     logger.info("reloading when a .py file changes in %s", ", ".join(directories))
     while True:
         files = code_in(directories)
-        living = asyncio.create_task(processes.run(), name="mx-rmq process")
+        running = asyncio.create_task(processes.run(), name="mx-rmq process")
         change = asyncio.create_task(_change(directories, files), name="mx-rmq change")
         try:
-            await asyncio.wait([living, change], return_when=asyncio.FIRST_COMPLETED)
-            if living.done() and not processes.stopping.is_set():
-                logger.warning("%s; waiting until the code changes", living.result())
+            await asyncio.wait([running, change], return_when=asyncio.FIRST_COMPLETED)
+            if running.done() and not processes.stopping.is_set():
+                logger.warning("%s; waiting until the code changes", running.result())
                 await _first_of(change, processes.stopping)
             if processes.stopping.is_set():
-                return (await living).verdict
+                return (await running).verdict
             logger.info("%s has changed: restarting the worker", await change)
             processes.terminate()
-            await living
+            await running
         finally:
             change.cancel()
 

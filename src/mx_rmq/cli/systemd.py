@@ -24,8 +24,8 @@ class Systemd:
         """Read systemd's variables and remove them, so that child processes do not notify it."""
         address = os.environ.pop("NOTIFY_SOCKET", "")
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
-        meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        wanted = address and meant and microseconds.isascii() and microseconds.isdigit()
+        for_us = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        wanted = address and for_us and microseconds.isascii() and microseconds.isdigit()
         return cls(address, int(microseconds) / 1e6 if wanted else None)
 
     def ready(self) -> None:
