@@ -7,9 +7,11 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from mx_rmq import MessageQueue
+from mx_rmq.cli import main
 from mx_rmq.cli import worker as worker_command
 from mx_rmq.cli.supervisor import Ended, code_in, directories_of
 from tests.cli.test_worker_command import CODE, App, until
@@ -52,7 +54,8 @@ def test_a_process_gets_the_options_that_were_given_and_no_others() -> None:
         *("--log-level", "INFO", "--mask", "card.number", "--log-payloads", "--url", "redis://x"),
     )
     apart = ("--processes", "2", "--metrics-port", "9000")
-    with worker_command.worker.make_context("worker", [*given, *apart]):
+    parent = click.Context(main, **main.context_settings)  # click keeps the help option
+    with worker_command.worker.make_context("worker", [*given, *apart], parent=parent):
         command = worker_command.child_command("processes", "metrics_port")
     assert command[:5] == [sys.executable, "-P", "-m", "mx_rmq.cli", "worker"]
     assert command[5:] == [
