@@ -14,7 +14,6 @@ from mx_rmq.cli.output import as_json, duration, print_json, say
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.cli.terminal import Table, screen, show_table
 from mx_rmq.core.errors import MxRmqError, OutcomeUnknown, ServerUnavailable
-from mx_rmq.doctor.topics import check_overview
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Rates, Stats, Totals
@@ -58,6 +57,8 @@ async def _count(
     admin: Admin, topics: tuple[str, ...]
 ) -> tuple[list[Stats], list[str], dict[str, list[str]]]:
     """Return the counts, a line for each topic without counts, and the doctor's notes by topic."""
+    from mx_rmq.doctor.topics import check_overview
+
     overview = await admin.overview(*topics, most=None)
     try:
         workers = await admin.workers()
