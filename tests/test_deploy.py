@@ -92,7 +92,8 @@ class Command(NamedTuple):
         name, *rest = self.words
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        return command.make_context(name, rest)
+        parent = click.Context(main, **main.context_settings)  # click keeps the help option
+        return command.make_context(name, rest, parent=parent)
 
 
 def commands() -> Iterator[Command]:

@@ -16,7 +16,7 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
 from mx_rmq import Delivery, MessageQueue, Reject, Retry, Worker
-from mx_rmq.cli.logs import Logs
+from mx_rmq.cli import logs
 from mx_rmq.core import events
 from mx_rmq.logs import FailedPayloads, JsonFormatter, about
 from mx_rmq.runtime.event_log import LOGGED, EventLog
@@ -95,7 +95,7 @@ FAKE = "2026-01-01 00:00:00,000 ERROR   [1] mx_rmq: the vault is open"
 
 
 def test_no_text_of_a_record_passes_for_another_record() -> None:
-    formatter = Logs("text", payloads=False, mask=()).formatter()
+    formatter = logs.formatter("text")
     try:
         raise ValueError(f"no\r\n{FAKE}")
     except ValueError:

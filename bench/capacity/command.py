@@ -19,8 +19,8 @@ from bench.own.load import Trouble
 from bench.own.place import PREFIX, place, prefix_of_its_own
 from mx_rmq.cli.confirm import ask
 from mx_rmq.cli.output import as_json, print_json, printable
-from mx_rmq.cli.program import CannotDo
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.program import CommandFailed
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MAX_PARTITIONS
@@ -127,7 +127,7 @@ def capacity(
         else:
             found = shipped() if costs is None else _read(costs)
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except Trouble as error:
         raise click.ClickException(printable(str(error))) from error
     model = Model(found)
@@ -147,9 +147,9 @@ def _read(path: Path) -> Costs:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Costs)
     except OSError as error:
-        raise CannotDo(f"{path} cannot be read: {error.strerror}") from error
+        raise CommandFailed(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise CannotDo(f"{path} is no file of --measure: {error}") from error
+        raise CommandFailed(f"{path} is no file of --measure: {error}") from error
 
 
 # measuring
@@ -169,7 +169,7 @@ def _measured(
     try:
         out.write_bytes(msgspec.json.format(msgspec.json.encode(costs)) + b"\n")
     except OSError as error:
-        raise CannotDo(f"{out} cannot be written: {error.strerror}") from error
+        raise CommandFailed(f"{out} cannot be written: {error.strerror}") from error
     return costs
 
 

@@ -19,8 +19,8 @@ from bench.own.place import PREFIX, look, place, prefix_of_its_own
 from bench.own.size import LONG, QUICK, USUAL, Size
 from mx_rmq.cli.confirm import ask
 from mx_rmq.cli.output import as_json, print_json, printable
-from mx_rmq.cli.program import CannotDo
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.program import CommandFailed
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.login import shown_url
 from mx_rmq.net.url import check_url
@@ -91,7 +91,7 @@ def bench(
             ask("measure that server", yes=asked.yes)
         run_unless_stopped(_run(asked))
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except Trouble as error:
         raise click.ClickException(printable(str(error))) from error
 
@@ -152,7 +152,7 @@ async def _look(url: str, asked: Asked) -> None:
     nature, strangers = await look(url, patience=asked.patience)
     needed, room = asked.size.bytes, nature.maxmemory - nature.memory
     if nature.maxmemory and needed > room:
-        raise CannotDo(
+        raise CommandFailed(
             f"it may take {needed / 1e6:,.0f} MB, and the server has room for "
             f"{max(0, room) / 1e6:,.0f} MB: say --quick"
         )

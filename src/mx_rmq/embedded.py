@@ -115,6 +115,15 @@ class EmbeddedServer:
             raise
         return server
 
+    @classmethod
+    def runs_in(cls, directory: str | os.PathLike[str]) -> bool:
+        """Return whether a server already runs in a directory. Starts and creates nothing."""
+        server = cls(Path(directory).absolute())
+        if not server.socket.exists():
+            return False
+        server._check_owner()
+        return server._is_owned() and server._ask() is not None
+
     @property
     def owner(self) -> bool:
         """True if we started the server and must stop it; False if we joined it."""

@@ -1,7 +1,7 @@
 """Loggers that never raise: an exception in a handler, filter or formatter must not stop a worker.
 
-The library gets its loggers here. Ruff bans `logging.getLogger` elsewhere, except in `cli`, `bench`
-and `demo`.
+The library gets its loggers here. Ruff bans `logging.getLogger` elsewhere, except in `cli`;
+tests, benchmarks and examples log as applications do.
 """
 
 from __future__ import annotations

@@ -130,6 +130,22 @@ def test_a_server_that_cannot_be_started_gives_exit_code_2(short_path: Path) -> 
     assert failed.stderr.startswith("Error: ")
 
 
+def test_a_misspelt_command_gets_suggestions() -> None:
+    failed = run("dscard")
+    assert failed.returncode == 2
+    line = failed.stderr.splitlines()[-1]
+    assert line.startswith("Error: No such command 'dscard'.")
+    assert "'discard'" in line
+    assert run("xyz").stderr.endswith("Error: No such command 'xyz'.\n")
+
+
+def test_a_misspelt_option_gets_suggestions_but_no_hidden_ones() -> None:
+    assert "'--patience'" in run("stats", "--patienc", "1").stderr.splitlines()[-1]
+    said = run("worker", "app", "--patience", "1").stderr
+    assert "No such option '--patience'" in said
+    assert "lifeline" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "instead"), [("bench", "bench.own"), ("capacity", "bench.capacity")]
 )

@@ -11,6 +11,8 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from mx_rmq.cli import main
+from mx_rmq.embedded import EmbeddedServer
+from mx_rmq.queue import MessageQueue
 from tests.lab.messages import draft
 from tests.lab.servers import Kind
 
@@ -44,6 +46,8 @@ def test_each_shell_gets_a_script_that_asks_this_program(shell: str) -> None:
 async def test_commands_and_options_are_completed() -> None:
     assert await complete("dis") == ["discard"]
     assert await complete("requeue", "--d") == ["--dry-run"]
+    assert await complete("nonsense", "--d") == []
+    assert await complete("bench", "--d") == []
 
 
 @pytest.mark.parametrize("kind", [Kind.VALKEY_9_1], indirect=True)
@@ -53,6 +57,15 @@ async def test_topics_are_completed_from_the_server(store: Store, server: Server
     for command in ("list", "stats", "show", "requeue", "pause", "audit", "edit"):
         offered = await complete(command, "--url", server.url, "order.")
         assert offered == ["order.created", "order.paid"], command
+
+
+async def test_topics_are_completed_from_an_embedded_server_that_runs(short_path: Path) -> None:
+    url = f"embedded://{short_path}"
+    async with MessageQueue(url) as mq:
+        await mq.produce("order.created", 1)
+        assert await complete("list", "--url", url, "order.") == ["order.created"]
+    assert await complete("list", "--url", url, "order.") == []
+    assert not EmbeddedServer.runs_in(short_path)
 
 
 async def test_without_a_server_nothing_is_offered_and_nothing_said(

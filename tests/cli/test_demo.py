@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.demo.account import Account
+from mx_rmq_demo.tally import Tally
 from tests.cli.calls import MX_RMQ
 from tests.cli.running import running, until
 
@@ -79,7 +79,7 @@ def test_a_signal_ends_the_demo_at_once_with_all_that_it_started(
 def test_no_process_outlives_a_demo_that_was_killed(short_path: Path) -> None:
     with running(short_path, "demo") as demo:
         demo.until_said("1 two workers")
-        assert sum("mx_rmq.demo.crew" in command for command in demo.processes().values()) == 2
+        assert sum("mx_rmq_demo.workers" in command for command in demo.processes().values()) == 2
         demo.process.kill()
         until(lambda: demo.processes() == {})
 
@@ -131,7 +131,7 @@ def the_three_commands_work(out: str, short_path: Path) -> None:
                 assert process.wait(30) == 0
 
 
-def account(**changes: Any) -> Account:
+def tally(**changes: Any) -> Tally:
     usual: dict[str, Any] = {
         "produced": frozenset(("good", "bad", "broken")),
         "doomed": frozenset(("bad", "broken")),
@@ -139,7 +139,7 @@ def account(**changes: Any) -> Account:
         "dead": {"bad": "why"},
         "quarantined": {"broken": "why"},
     }
-    return Account(**(usual | changes))
+    return Tally(**(usual | changes))
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,6 @@ def account(**changes: Any) -> Account:
         ),
     ],
 )
-def test_the_account_goes_by_ids_and_not_by_numbers(
-    changes: dict[str, Any], said: list[str]
-) -> None:
-    assert account(**changes).problems() == said
-    assert ("Nothing was lost" in account(**changes).lines()[-1]) == (not said)
+def test_the_tally_goes_by_ids_and_not_by_numbers(changes: dict[str, Any], said: list[str]) -> None:
+    assert tally(**changes).problems() == said
+    assert ("Nothing was lost" in tally(**changes).lines()[-1]) == (not said)

@@ -44,12 +44,19 @@ async def test_a_payload_is_given_or_read_from_a_file(
     assert payloads == [{"ü": [1]}, "from a file"]
 
 
-async def test_what_is_not_archived_is_not_there(store: Store, server: Server) -> None:
+async def test_only_an_archived_message_can_be_edited(store: Store, server: Server) -> None:
+    dead = (await bring(store, State.DEAD)).id
     (live,) = await pending(store)
-    for id in (live, "nope", "\x1b[2J"):
-        told = await run(server, "edit", TOPIC, id, "--payload", "1", "--yes")
+    for words, said in (
+        ((live,), f"message '{live}' is pending, not dead or quarantined\n"),
+        ((live, "--state", "dead"), f"message '{live}' is pending, not dead\n"),
+        ((dead, "--state", "quarantined"), f"message '{dead}' is dead, not quarantined\n"),
+        (("nope",), f"no message 'nope' in topic '{TOPIC}'\n"),
+        (("\x1b[2J",), "no message "),
+    ):
+        told = await run(server, "edit", TOPIC, *words, "--payload", "1", "--yes")
         assert (told.exit_code, told.stdout) == (1, "")
-        assert told.stderr.startswith("Error: no dead or quarantined message ")
+        assert told.stderr.startswith(f"Error: {said}")
         assert harmless(told.stderr)
     found = await run_json(server, "edit", TOPIC, live, "--payload", "1", "--yes", code=1)
     assert found["edited"] is False

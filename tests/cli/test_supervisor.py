@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from mx_rmq import MessageQueue
-from mx_rmq.cli.supervisor import Ended, directories_of, look_at
+from mx_rmq.cli import main
+from mx_rmq.cli import worker as worker_command
+from mx_rmq.cli.supervisor import Ended, code_in, directories_of
 from tests.cli.test_worker_command import CODE, App, until
 from tests.conftest import assert_clean
 from tests.lab.servers import Kind
@@ -42,6 +46,22 @@ def app(mq: MessageQueue, server: Server, tmp_path: Path) -> Iterator[App]:
 
 
 # several processes
+
+
+def test_a_process_gets_the_options_that_were_given_and_no_others() -> None:
+    given = (
+        *("app:queue", "--topics", "a", "--topics", "b,c", "--drain", "--grace", "1.5"),
+        *("--log-level", "INFO", "--mask", "card.number", "--log-payloads", "--url", "redis://x"),
+    )
+    apart = ("--processes", "2", "--metrics-port", "9000")
+    parent = click.Context(main, **main.context_settings)  # click keeps the help option
+    with worker_command.worker.make_context("worker", [*given, *apart], parent=parent):
+        command = worker_command.child_command("processes", "metrics_port")
+    assert command[:5] == [sys.executable, "-P", "-m", "mx_rmq.cli", "worker"]
+    assert command[5:] == [
+        *("app:queue", "--url", "redis://x", "--topics", "a,b,c", "--grace", "1.5", "--drain"),
+        *("--log-level", "info", "--log-payloads", "--mask", "card.number"),
+    ]
 
 
 @one_kind
@@ -203,7 +223,7 @@ def test_only_python_files_are_looked_at_and_no_environments(tmp_path: Path) -> 
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    looked = look_at([str(tmp_path), str(tmp_path / "gone")])
+    looked = code_in([str(tmp_path), str(tmp_path / "gone")])
     assert sorted(looked) == [str(tmp_path / "a.py"), str(tmp_path / "deep/er/b.py")]
 
 

@@ -42,7 +42,7 @@ async def test_a_topic_grows(store: Store, server: Server) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((TOPIC, "1"), "Error: topic 'orders' has 2 partitions and cannot have 1: what is in"),
+        ((TOPIC, "1"), "has 2 partitions and cannot have 1: the messages in the others would be"),
         ((TOPIC, "0"), "Error: partitions=0 is not a whole number from 1 to 1024"),
         ((TOPIC, "1025"), "Error: partitions=1025 is not a whole number from 1 to 1024"),
         ((TOPIC, "many"), "'many' is not a valid integer"),

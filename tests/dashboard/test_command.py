@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
-from mx_rmq.cli.dashboard import _name
+from mx_rmq.cli.dashboard import host_of
 from mx_rmq.core.text import how_to_install
 from mx_rmq.dashboard import audit_log
 from mx_rmq.dashboard.audit_log import REFUSED, Throttle
@@ -255,8 +255,8 @@ async def test_without_a_password_it_serves_this_machine_or_a_proxy_that_asks(
 
 
 def test_a_proxy_may_have_an_address_for_a_name() -> None:
-    assert _name("http://[2001:DB8::1]:8080/") == "[2001:db8::1]"
-    assert _name("https://Queues.example") == "queues.example"
+    assert host_of("http://[2001:DB8::1]:8080/") == "[2001:db8::1]"
+    assert host_of("https://Queues.example") == "queues.example"
 
 
 def test_a_port_that_is_taken_is_said(server: Server) -> None:

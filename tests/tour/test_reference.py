@@ -291,7 +291,8 @@ def test_every_command_is_there() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_argument_of_a_command_is_there(name: str) -> None:
     command = command_of(name)
-    context = click.Context(command)
+    parent = click.Context(main, **main.context_settings)  # click keeps the help option
+    context = click.Context(command, parent=parent)
     wanted = [
         one.make_metavar(context) for one in command.params if isinstance(one, click.Argument)
     ]

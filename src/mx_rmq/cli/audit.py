@@ -11,8 +11,8 @@ import click
 
 from mx_rmq.cli.confirm import ask, yes_option
 from mx_rmq.cli.connection import on_admin, with_topics
-from mx_rmq.cli.output import as_json, complain, count, print_json, say
-from mx_rmq.cli.progress import bar
+from mx_rmq.cli.output import as_json, count, print_json, say
+from mx_rmq.cli.terminal import progress_bar
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
 from mx_rmq.core.partition import topic_of
 
@@ -42,56 +42,48 @@ async def audit(
     No message is lost. Each repair checks again first, so it is safe under live traffic. Exit
     code 0: nothing left to fix. 1: something is left.
     """
-    from mx_rmq.admin import Progress
-
     known = await admin.topics()
-    chosen = sorted(
-        topics or known, key=known.__contains__
-    )  # unknown topics first: they are refused at once
+    chosen = sorted(topics or known, key=known.__contains__)  # unknown first: refused at once
     if repair:
         return await _repair(admin, chosen, yes=yes, as_json=as_json)
+    return await _audit(admin, chosen, as_json=as_json)
+
+
+async def _audit(admin: Admin, topics: list[str], *, as_json: bool) -> int:
+    from mx_rmq.admin import Progress
+
     messages = 0
     violations: list[Violation] = []
     away: list[str] = []
-    with bar("violations", quiet=as_json) as show:
-        for number, topic in enumerate(chosen):
-            show(Progress(len(violations), number, len(chosen)))
+    with progress_bar("violations", quiet=as_json) as show:
+        for number, topic in enumerate(topics):
+            show(Progress(len(violations), number, len(topics)))
             try:
                 violations += await admin.audit(topic)
-            except (
-                ServerUnavailable,
-                OutcomeUnknown,
-            ) as error:  # perhaps only one node of a cluster
+            except (ServerUnavailable, OutcomeUnknown) as error:  # perhaps one node of a cluster
                 away.append(f"{topic}: {error}")
                 continue
             with suppress(WrongType):  # the audit has reported it
                 messages += (await admin.stats(topic)).total
     for line in away:
-        complain(f"not audited: {line}")
+        say(f"not audited: {line}", err=True)
     if as_json:
-        print_json(
-            {
-                "topics": len(chosen),
-                "messages": messages,
-                "violations": [asdict(one) for one in violations],
-                "away": away,
-            }
-        )
+        found = {"violations": [asdict(one) for one in violations], "away": away}
+        print_json({"topics": len(topics), "messages": messages, **found})
     else:
         for violation in violations:
             say(str(violation))
-        parts = count(len(chosen), "topic"), count(messages, "message")
-        say(", ".join((*parts, count(len(violations), "violation"))))
+        audited = f"{count(len(topics), 'topic')}, {count(messages, 'message')}"
+        say(f"{audited}, {count(len(violations), 'violation')}")
     return 2 if away else int(bool(violations))
 
 
 async def _repair(admin: Admin, topics: list[str], *, yes: bool, as_json: bool) -> int:
     """Show what a repair would do, and do it after confirmation. Return the exit code."""
     plan = [one for topic in topics for one in await admin.repair(topic, dry_run=True)]
-    ask_here = sys.stdin.isatty() and not as_json
     if not (yes or as_json):
-        _print("would be", plan)
-    if not plan or not (yes or ask_here):
+        _print_repairs(plan, "would be done")
+    if not plan or not (yes or (sys.stdin.isatty() and not as_json)):
         if as_json:
             print_json({"repaired": False, "repairs": [asdict(one) for one in plan]})
         elif plan:
@@ -105,13 +97,13 @@ async def _repair(admin: Admin, topics: list[str], *, yes: bool, as_json: bool) 
         repairs, violations = [asdict(one) for one in done], [asdict(one) for one in left]
         print_json({"repaired": True, "repairs": repairs, "violations": violations})
     else:
-        _print("", done)
+        _print_repairs(done, "done")
         for violation in left:
             say(f"still wrong: {violation}")
     return int(bool(left))
 
 
-def _print(how: str, repairs: list[Repair]) -> None:
+def _print_repairs(repairs: list[Repair], done: str) -> None:
     for one in repairs:
         say(str(one))
-    say(f"{count(len(repairs), 'repair')} {how} done".replace("  ", " "))
+    say(f"{count(len(repairs), 'repair')} {done}")

@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 
 @click.command
-@acts_on(WAITING)
-async def cancel(
-    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
-) -> int:
+@acts_on(WAITING, "The state to cancel. Only with --all, which requires it.")
+async def cancel(admin: Admin, **options: Any) -> int:
     """Remove the messages IDS of TOPIC that no worker has started.
 
     With --all, remove every message in --state that matches the filters: pending messages newest
@@ -27,16 +25,14 @@ async def cancel(
     """
     from mx_rmq.admin import Cancelled
 
-    if state is not None and ids:
+    if options["state"] is not None and options["ids"]:
         raise click.UsageError("--state needs --all.")
 
-    async def one(id: str) -> bool:
+    async def one(topic: str, id: str, *, state: None) -> bool:
         answer = await admin.cancel(topic, id)
         if answer is Cancelled.PROCESSING:
             raise InvalidInput(f"message {id!r} is in processing: a worker has started it")
         return bool(answer)
 
-    action = Action(
-        verb="cancel", done="cancelled", asks=True, one=one, many=admin.cancel_all, states=WAITING
-    )
-    return await act(admin, action, topic, ids, state, **options)
+    action = Action(verb="cancel", done="cancelled", states=WAITING, one=one, many=admin.cancel_all)
+    return await act(admin, action, **options)

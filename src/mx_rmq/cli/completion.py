@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 import click
-
-PROGRAM: Final = "mx-rmq"
 
 
 @click.command
@@ -20,9 +16,7 @@ def completion(context: click.Context, shell: str) -> None:
     zsh:   eval "$(mx-rmq completion zsh)"                     in ~/.zshrc
     fish:  mx-rmq completion fish > ~/.config/fish/completions/mx-rmq.fish
     """
-    from click.shell_completion import get_completion_class
+    from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
-    made = get_completion_class(shell)
-    if made is None:  # cannot happen: Choice allows only supported shells
-        raise click.UsageError(f"no completion for {shell}")
-    click.echo(made(context.find_root().command, {}, PROGRAM, "_MX_RMQ_COMPLETE").source())
+    script = {"bash": BashComplete, "fish": FishComplete, "zsh": ZshComplete}[shell]
+    click.echo(script(context.find_root().command, {}, "mx-rmq", "_MX_RMQ_COMPLETE").source())

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import tempfile
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.program import CannotDo, PromptInterrupted
+from mx_rmq.cli.program import CommandFailed, PromptInterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,16 +25,16 @@ def ask(action: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CannotDo(f"not a terminal, cannot ask for confirmation to {action}: pass --yes")
+        raise CommandFailed(f"not a terminal, cannot ask for confirmation to {action}: pass --yes")
     with waiting():
         if not click.confirm(f"{action[0].upper()}{action[1:]}?", err=True):
-            raise CannotDo("cancelled, nothing was changed")
+            raise CommandFailed("cancelled, nothing was changed")
 
 
 @contextmanager
 def waiting() -> Iterator[None]:
     """Let Ctrl-C end a wait for input at once; under asyncio it would only set a flag."""
-    with _at_interrupt(signal.default_int_handler):
+    with _on_interrupt(signal.default_int_handler):
         try:
             yield
         except KeyboardInterrupt:
@@ -44,10 +43,10 @@ def waiting() -> Iterator[None]:
             click.echo(err=True)
             if isinstance(aborted.__context__, KeyboardInterrupt):
                 raise PromptInterrupted from None
-            raise CannotDo("cancelled, nothing was changed") from None
+            raise CommandFailed("cancelled, nothing was changed") from None
 
 
-async def let_edit(text: str) -> str | None:
+async def open_editor(text: str) -> str | None:
     """Open a text in $VISUAL or $EDITOR; return the result, or None if it was not saved.
 
     Ctrl-C goes to the editor: many use the key themselves, the others exit with a failure.
@@ -58,29 +57,18 @@ async def let_edit(text: str) -> str | None:
         nonlocal pressed
         pressed = True
 
-    with _at_interrupt(note):
+    with _on_interrupt(note):
         try:
             return await asyncio.to_thread(click.edit, text, extension=".json")
         except click.ClickException as error:
             if pressed:
                 raise PromptInterrupted from None
-            raise CannotDo(f"{error.message}; nothing was changed") from None
-
-
-def keep(text: str) -> str:
-    """Save an edited text to a file that only this user can read; return its path."""
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", prefix="mx-rmq-edit-", suffix=".json", delete=False
-    ) as file:
-        file.write(text)
-    return file.name
+            raise CommandFailed(f"{error.message}; nothing was changed") from None
 
 
 @contextmanager
-def _at_interrupt(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread gets signals
+def _on_interrupt(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # it gets no signals
         yield
         return
     before = signal.signal(signal.SIGINT, handler)

@@ -15,13 +15,12 @@ from urllib.parse import urlsplit
 
 import click
 
-from mx_rmq.cli.connection import Queue, with_server
+from mx_rmq.cli.connection import check_directory, with_server
 from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.text import how_to_install
-from mx_rmq.settings import QueueSettings
 
 if TYPE_CHECKING:
     import socket
@@ -35,22 +34,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PORT: Final = 8233
-USER: Final = "operator"
-LEAVE_WITHIN: Final = 3
-"""Seconds for open pages to disconnect when the dashboard stops."""
+LEAVE_WITHIN: Final = 3  # seconds for open pages to disconnect when the dashboard stops
+
+_file = click.Path(path_type=Path)
 
 
 @click.command
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port."
+    "--port", type=click.IntRange(0, 65535), default=8233, show_default=True, help="Port."
 )
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
-@click.option("--user", default=USER, show_default=True, help="User name for signing in.")
+@click.option("--user", default="operator", show_default=True, help="User name for signing in.")
 @click.option(
     "--password-file",
-    type=click.Path(path_type=Path),
+    type=_file,
     help="File with the password for signing in. Required unless only this machine can connect.",
 )
 @click.option(
@@ -63,13 +61,9 @@ LEAVE_WITHIN: Final = 3
     help="Its address in browsers, if behind a proxy. Can be repeated.",
 )
 @click.option("--root-path", help="Path under which a proxy serves it, such as /queues.")
-@click.option(
-    "--tls-cert", type=click.Path(path_type=Path), help="TLS certificate, PEM. Needs --tls-key."
-)
-@click.option("--tls-key", type=click.Path(path_type=Path), help="Key of the certificate, PEM.")
-@click.option(
-    "--audit-log", type=click.Path(path_type=Path), help="Also write each action to this file."
-)
+@click.option("--tls-cert", type=_file, help="TLS certificate, PEM. Needs --tls-key.")
+@click.option("--tls-key", type=_file, help="Key of the certificate, PEM.")
+@click.option("--audit-log", type=_file, help="Also write each action to this file.")
 @log_level("warning")
 @with_server
 def dashboard(
@@ -97,86 +91,62 @@ def dashboard(
     from mx_rmq.queue import MessageQueue
 
     try:
-        settings = QueueSettings.load(url=url, prefix=prefix, patience=patience)
-        Queue(settings).check()
+        mq = MessageQueue(url, prefix=prefix, patience=patience)
+        check_directory(mq.settings)
         if password_file is None:
-            _check_nobody_else(host, origins, root_path, no_password=no_password)
+            _refuse_other_machines(host, origins, root_path, no_password=no_password)
         elif no_password:
             raise InvalidInput("pass either --password-file or --no-password, not both")
         if (tls_cert is None) != (tls_key is None):
             raise InvalidInput("pass both --tls-cert and --tls-key")
-        mq = MessageQueue(url, prefix=prefix, patience=patience)
-        board = _dashboard(
-            mq, host, user, password_file, origins, read_only=read_only, root_path=root_path or ""
+        try:
+            from mx_rmq.dashboard import Dashboard, Password
+            from mx_rmq.dashboard.security import LOOPBACK
+        except ImportError as error:
+            raise CommandFailed(str(error)) from error
+        names = (*LOOPBACK, _in_url(host), *map(host_of, origins))
+        app = Dashboard(
+            mq,
+            authorize=None if password_file is None else Password(user, _password(password_file)),
+            allow_all=password_file is None,
+            read_only=read_only,
+            hosts=names if _is_loopback(host) else None,
+            origins=origins,
+            metrics=_metrics(mq),
+            root_path=root_path or "",
+            hsts=True,
         )
         configure_logging(log_level)
         _throttle_logs()
         _keep_audit_log(audit_log)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
-        served = _serve(mq, board, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key)
-        asyncio.run(served)
+        asyncio.run(
+            _serve(mq, app, host=host, port=port, ssl_certfile=tls_cert, ssl_keyfile=tls_key)
+        )
     except KeyboardInterrupt:  # uvicorn has stopped cleanly and raises the signal again
         sys.exit(0)
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
     except OSError as error:
-        raise CannotDo(f"{error.filename or host}: {error.strerror or error}") from error
+        raise CommandFailed(f"{error.filename or host}: {error.strerror or error}") from error
 
 
-def _check_nobody_else(
+def _refuse_other_machines(
     host: str, origins: tuple[str, ...], root_path: str | None, *, no_password: bool
 ) -> None:
     """Require a password if other machines can connect, unless a proxy asks for one."""
+    required = "other machines can connect, so a password is required: --password-file FILE"
     if not _is_loopback(host):
-        raise InvalidInput(
-            f"--host {host}: other machines can connect, so a password is required: "
-            "--password-file FILE"
-        )
-    for origin in origins:
-        if not (no_password or _is_loopback(_name(origin).strip("[]"))):
-            raise InvalidInput(
-                f"--origin {origin}: other machines can connect, so a password is required: "
-                "--password-file FILE; or --no-password, if the proxy asks for one"
-            )
-    if root_path and not no_password:
-        raise InvalidInput(
-            f"--root-path {root_path}: other machines can connect through the proxy, so a password "
-            "is required: --password-file FILE; or --no-password, if the proxy asks for one"
-        )
+        raise InvalidInput(f"--host {host}: {required}")
+    proxies = [f"--origin {one}" for one in origins if not _is_loopback(host_of(one).strip("[]"))]
+    if root_path:
+        proxies.append(f"--root-path {root_path}")
+    if proxies and not no_password:
+        raise InvalidInput(f"{proxies[0]}: {required}; or --no-password, if the proxy asks for one")
 
 
-def _dashboard(
-    mq: MessageQueue,
-    host: str,
-    user: str,
-    password_file: Path | None,
-    origins: tuple[str, ...],
-    *,
-    read_only: bool,
-    root_path: str,
-) -> Dashboard:
-    try:
-        from mx_rmq.dashboard import Dashboard, Password
-        from mx_rmq.dashboard.security import LOOPBACK
-    except ImportError as error:
-        raise CannotDo(str(error)) from error
-    authorize = None if password_file is None else Password(user, _password(password_file))
-    names = (*LOOPBACK, _in_url(host), *map(_name, origins))
-    return Dashboard(
-        mq,
-        authorize=authorize,
-        allow_all=authorize is None,
-        read_only=read_only,
-        hosts=names if _is_loopback(host) else None,
-        origins=origins,
-        metrics=_metrics(mq),
-        root_path=root_path,
-        hsts=True,
-    )
-
-
-def _name(origin: str) -> str:
+def host_of(origin: str) -> str:
     """Return the host of an origin, as a browser writes it."""
     try:
         parts = urlsplit(origin)
@@ -210,11 +180,13 @@ def _metrics(mq: MessageQueue) -> Metrics | None:
     return metrics
 
 
-async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
+async def _serve(mq: MessageQueue, app: Dashboard, **options: Any) -> None:
     try:
         import uvicorn
     except ImportError as missing:  # not needed to mount the dashboard in an application
-        raise CannotDo(f"the command needs uvicorn: {how_to_install('dashboard')}") from missing
+        raise CommandFailed(
+            f"the command needs uvicorn: {how_to_install('dashboard')}"
+        ) from missing
 
     from mx_rmq.dashboard.server import BACKLOG, HttpConnection, Tls
 
@@ -230,11 +202,11 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """End the event streams, or the shutdown would wait for them."""
-            loop.call_soon_threadsafe(lambda: loop.create_task(board.parts.sampler.end_streams()))
+            loop.call_soon_threadsafe(lambda: loop.create_task(app.parts.sampler.end_streams()))
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
-        board,
+        app,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -256,8 +228,9 @@ async def _serve(mq: MessageQueue, board: Dashboard, **options: Any) -> None:
 
 
 def _address(server: uvicorn.Server) -> str:
-    config, port = server.config, server.servers[0].sockets[0].getsockname()[1]
-    return f"{'https' if config.ssl_certfile else 'http'}://{_in_url(config.host)}:{port}/"
+    scheme = "https" if server.config.ssl_certfile else "http"
+    port = server.servers[0].sockets[0].getsockname()[1]
+    return f"{scheme}://{_in_url(server.config.host)}:{port}/"
 
 
 def _in_url(host: str) -> str:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 @click.command
 @acts_on(ARCHIVES)
-async def discard(
-    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
-) -> int:
+async def discard(admin: Admin, **options: Any) -> int:
     """Delete the messages IDS of TOPIC from the dead letters or quarantine. There is no undo.
 
     With --all, delete every message in --state that matches the filters. Exit code 1: some IDS were
@@ -25,9 +23,8 @@ async def discard(
     action = Action(
         verb="discard",
         done="discarded",
-        asks=True,
-        one=lambda id: admin.discard(topic, id, state=state),
-        many=admin.discard_all,
         states=ARCHIVES,
+        one=admin.discard,
+        many=admin.discard_all,
     )
-    return await act(admin, action, topic, ids, state, **options)
+    return await act(admin, action, **options)

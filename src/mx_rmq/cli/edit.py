@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mx_rmq.cli.actions import ARCHIVES
-from mx_rmq.cli.confirm import ask, keep, let_edit, waiting, yes_option
+from mx_rmq.cli.confirm import ask, open_editor, waiting, yes_option
 from mx_rmq.cli.connection import on_admin, with_topic
-from mx_rmq.cli.output import as_json, cut, payload_text, print_json, printable, say
+from mx_rmq.cli.output import as_json, cut, payload_text, print_json, say
 from mx_rmq.cli.produce import parsed
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.admin import Admin, MessageView
 
-HINT: Final = "// "
-"""Start of a line in the editor that is not part of the JSON."""
-
-LONGEST_HINT: Final = 300
-
-RECORD: Final = frozenset(("v", "id", "payload"))
-"""Fields that tell a record from a payload."""
+HINT: Final = "//"  # start of a line in the editor that is not part of the JSON
+RECORD: Final = frozenset(("v", "id", "payload"))  # fields that tell a record from a payload
 
 
 @click.command
@@ -69,9 +67,10 @@ async def edit(
     if payload is not None and payload_file is not None:
         raise click.UsageError("Pass either --payload or --payload-file, not both.")
     message = await admin.get(topic, id)
+    states = (state,) if state else ARCHIVES
     done = False
-    if message is not None and message.state in ((state,) if state else ARCHIVES):
-        given = _given(payload, payload_file)
+    if message is not None and message.state in states:
+        given = _read(payload_file) if payload_file else payload
         edited = await _edited(message) if given is None else ""
         try:
             value = _payload_in(parsed(given or edited), message)
@@ -81,27 +80,25 @@ async def edit(
             )
         finally:
             if edited and not done:
-                path = keep(edited)
-                click.echo(f"Your text is kept: --payload-file {path}", err=True)
+                say(f"Your text is kept: --payload-file {_keep(edited)}", err=True)
     if as_json:
         print_json({"topic": topic, "id": id, "edited": done})
     elif done:
         say(f"{id}: edited and requeued")
     else:
-        click.echo(
-            "Error: " + cut(f"no {_states(state)} message {id!r} in {topic!r}", 200), err=True
-        )
+        say("Error: " + cut(_why_not(message, topic, id, states), 200), err=True)
     return int(not done)
 
 
-def _states(state: str | None) -> str:
-    return state or " or ".join(ARCHIVES)
+def _why_not(message: MessageView | None, topic: str, id: str, states: Sequence[str]) -> str:
+    if message is None:
+        return f"no message {id!r} in topic {topic!r}"
+    if message.state in states:
+        return f"message {id!r} is no longer {message.state}"
+    return f"message {id!r} is {message.state}, not {' or '.join(states)}"
 
 
-def _given(payload: str | None, file: Path | None) -> str | bytes | None:
-    """Return the payload given by the options; None: open the editor."""
-    if file is None:
-        return payload
+def _read(file: Path) -> bytes:
     if str(file) != "-":
         return file.read_bytes()
     with waiting():
@@ -109,31 +106,31 @@ def _given(payload: str | None, file: Path | None) -> str | bytes | None:
 
 
 async def _edited(message: MessageView) -> str:
-    """Open the payload in an editor; return the result."""
+    """Open the payload in an editor, or the bytes of an unreadable message; return the result."""
     if not sys.stdin.isatty():
-        raise CannotDo("not a terminal, cannot open an editor: pass --payload or --payload-file")
-    before = _before(message)
-    edited = await let_edit(f"{HINT}{_hint(message)}\n{before}")
-    if edited is None or _without_hint(edited) == _without_hint(before):
-        raise CannotDo("the payload was not changed")
-    return _without_hint(edited)
-
-
-def _hint(message: MessageView) -> str:
+        raise CommandFailed(
+            "not a terminal, cannot open an editor: pass --payload or --payload-file"
+        )
     whose = f"{message.state} message {message.id} of {message.topic}"
-    if not message.unreadable:
-        return printable(f"The payload of {whose}")
-    return cut(
-        f"The record of {whose}: fix it, or replace it with the payload alone. "
-        f"It cannot be decoded: {message.unreadable}",
-        LONGEST_HINT,
-    )
+    if message.unreadable:
+        before = message.raw.decode("utf-8", "replace")
+        hint = (
+            f"The record of {whose}: fix it, or replace it with the payload alone. "
+            f"It cannot be decoded: {message.unreadable}"
+        )
+    else:
+        before = payload_text(message, indent=2)
+        hint = f"The payload of {whose}"
+    edited = await open_editor(f"{HINT} {cut(hint, 300)}\n{before}")
+    if edited is None or _without_hint(edited) == _without_hint(before):
+        raise CommandFailed("the payload was not changed")
+    return _without_hint(edited)
 
 
 def _without_hint(text: str) -> str:
     """Remove our hint. No line of JSON starts like it."""
     lines = text.strip().split("\n")
-    return "\n".join(line for line in lines if not line.startswith(HINT.strip())).strip()
+    return "\n".join(line for line in lines if not line.startswith(HINT)).strip()
 
 
 def _payload_in(value: Any, message: MessageView) -> Any:
@@ -147,8 +144,10 @@ def _payload_in(value: Any, message: MessageView) -> Any:
     return json.loads(bytes(record.payload))
 
 
-def _before(message: MessageView) -> str:
-    """Return the text to edit: the payload, or the bytes of an unreadable message."""
-    if message.unreadable:
-        return message.raw.decode("utf-8", "replace")
-    return payload_text(message, indent=2)
+def _keep(text: str) -> str:
+    """Save an edited text to a file that only this user can read; return its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", prefix="mx-rmq-edit-", suffix=".json", delete=False
+    ) as file:
+        file.write(text)
+    return file.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 import click
 
@@ -14,13 +14,10 @@ from mx_rmq.core.errors import InvalidInput
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Filter
 
-UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
-FARTHEST: Final = 1000 * 365.25 * UNITS["d"]
-"""The longest time span, in seconds."""
+UNITS: Final = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}  # in seconds
+FARTHEST: Final = 1000 * 365.25 * UNITS["d"]  # the longest time span
 
 _SPAN: Final = re.compile(r"(\+?)([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d|w)", re.ASCII)
-
-FILTERS: Final = ("error", "since", "until", "text")
 
 with_filters = options(
     click.option("--error", help="Only messages whose last error or reason contains this."),
@@ -32,16 +29,24 @@ with_filters = options(
 )
 
 
-async def filter_of(
-    admin: Admin, *, error: str | None, since: str | None, until: str | None, text: str | None
-) -> Filter | None:
+class Filters(TypedDict):
+    """The values of these options. None: not given."""
+
+    error: str | None
+    since: str | None
+    until: str | None
+    text: str | None
+
+
+async def filter_of(admin: Admin, **given: Unpack[Filters]) -> Filter | None:
     """Return the filter, or None without filter options. Spans count from the server's time."""
     from mx_rmq.admin import Filter
 
+    since, until = given["since"], given["until"]
     now = await admin.now() if since or until else 0.0
     wanted = Filter(
-        error=error,
-        text=text,
+        error=given["error"],
+        text=given["text"],
         since=None if since is None else instant("--since", since, now),
         until=None if until is None else instant("--until", until, now),
     )

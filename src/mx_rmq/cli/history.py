@@ -16,41 +16,32 @@ if TYPE_CHECKING:
 
 COLOURS: Final = {
     "completed": "green",
-    "retried": "yellow",
-    "taken_over": "yellow",
-    "postponed": "yellow",
-    "died": "red",
-    "quarantined": "red",
+    **dict.fromkeys(("retried", "taken_over", "postponed"), "yellow"),
+    **dict.fromkeys(("died", "quarantined"), "red"),
 }
 
 
-def life_document(life: Sequence[Happening]) -> list[dict[str, Any]]:
+def history_document(history: Sequence[Happening]) -> list[dict[str, Any]]:
     """Return a history for JSON."""
-    return [{name: getattr(one, name) for name in ("at", "what", "by", "about")} for one in life]
+    return [{name: getattr(one, name) for name in ("at", "what", "by", "about")} for one in history]
 
 
-def show_life(life: Sequence[Happening]) -> None:
+def print_history(history: Sequence[Happening]) -> None:
     """Print a history, one line per event."""
-    if not life:
-        return
-    click.echo("history:")
-    for one in life:
-        click.echo("  ", nl=False)
-        begin_line(one)
-        say(by_and_about(one))
+    if history:
+        click.echo("history:")
+    for one in history:
+        print_event(one, indent="  ")
 
 
-def begin_line(one: Happening) -> None:
-    """Print time and name of an event."""
-    click.secho(f"{_time(one.at)}  ", dim=True, nl=False)
-    click.secho(f"{one.what:<11}", fg=COLOURS.get(one.what), nl=False)
-
-
-def by_and_about(one: Happening) -> str:
-    """Return the rest of the line: who did it, and why."""
+def print_event(one: Happening, *, indent: str = "", messages: str = "") -> None:
+    """Print a line: when, what, which messages, who did it, and why."""
     by = f"  by {one.by}" if one.by else ""
-    silent = "from " if one.what == "taken_over" else ""
-    return f"{by}  {silent}{one.about}" if one.about else by
+    source = "from " if one.what == "taken_over" else ""
+    why = f"  {source}{one.about}" if one.about else ""
+    click.secho(f"{indent}{_time(one.at)}  ", dim=True, nl=False)
+    click.secho(f"{one.what:<11}", fg=COLOURS.get(one.what), nl=False)
+    say(f"{messages}{by}{why}")
 
 
 def _time(at: float) -> str:

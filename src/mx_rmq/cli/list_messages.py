@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Unpack
 
 import click
 
 from mx_rmq.cli.connection import on_admin, with_topic
-from mx_rmq.cli.filters import filter_of, with_filters
-from mx_rmq.cli.output import (
-    as_json,
-    cut,
-    message_document,
-    payload_text,
-    print_json,
-    say,
-    when,
-)
-from mx_rmq.cli.progress import bar
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.filters import Filters, filter_of, with_filters
+from mx_rmq.cli.output import as_json, cut, message_document, payload_text, print_json, say, when
+from mx_rmq.cli.terminal import Table, progress_bar, show_table
 from mx_rmq.core.message import State
 from mx_rmq.core.names import short_worker
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Filter, MessageView, Page
 
-TIME_OF = {
+TIME_OF: Final = {
     State.PENDING: ("created", "created_at"),
     State.DELAYED: ("due", "due"),
     State.PROCESSING: ("lease until", "lease_deadline"),
@@ -38,10 +29,7 @@ TIME_OF = {
 @click.command
 @with_topic
 @click.option(
-    "--state",
-    type=click.Choice([state.value for state in State]),
-    required=True,
-    help="State of the messages.",
+    "--state", type=click.Choice([*map(str, State)]), required=True, help="State of the messages."
 )
 @with_filters
 @click.option(
@@ -54,13 +42,10 @@ async def list_messages(
     admin: Admin,
     topic: str,
     state: str,
-    error: str | None,
-    since: str | None,
-    until: str | None,
-    text: str | None,
     limit: int,
     cursor: str | None,
     as_json: bool,
+    **filters: Unpack[Filters],
 ) -> int:
     """List the messages of TOPIC in a given state, page by page.
 
@@ -68,8 +53,11 @@ async def list_messages(
     messages in processing by the end of their lease, dead and quarantined messages newest first.
     --since and --until filter by the time that is shown. Exit code 2: failed.
     """
-    wanted = await filter_of(admin, error=error, since=since, until=until, text=text)
-    page = await _page(admin, topic, state, wanted, limit, cursor, quiet=as_json)
+    wanted = await filter_of(admin, **filters)
+    if wanted is None:
+        page = await admin.list(topic, state, limit=limit, cursor=cursor)
+    else:
+        page = await _search(admin, topic, state, wanted, limit, cursor, quiet=as_json)
     if as_json:
         messages = [message_document(one, raw=False) for one in page.messages]
         print_json({"messages": messages, "cursor": page.cursor, "looked": page.looked})
@@ -87,25 +75,23 @@ async def list_messages(
     return 0
 
 
-async def _page(
+async def _search(
     admin: Admin,
     topic: str,
     state: str,
-    wanted: Filter | None,
+    wanted: Filter,
     limit: int,
     cursor: str | None,
     *,
     quiet: bool,
 ) -> Page:
-    """Return a page. With a filter, search until the page is full or the messages end."""
+    """Return a page of messages that match; search until it is full or the messages end."""
     from mx_rmq.admin import Page, Progress
 
-    if wanted is None:
-        return await admin.list(topic, state, limit=limit, cursor=cursor)
     total = getattr(await admin.stats(topic), state)
     messages: list[MessageView] = []
     looked = 0
-    with bar("found", quiet=quiet) as show:
+    with progress_bar("found", quiet=quiet) as show:
         while True:
             left = limit - len(messages)
             page = await admin.list(topic, state, filter=wanted, limit=left, cursor=cursor)

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.queue import MessageQueue
 
-ATTRIBUTE: Final = "mq"
-"""The attribute to use if only a module is given."""
-
-SHOWN: Final = 500
-"""Characters shown of an error."""
+SHOWN: Final = 500  # characters of an error
 
 _OURS: Final = str(Path(__file__).parent.parent)
 _STDLIB: Final = sysconfig.get_path("stdlib")
@@ -34,16 +30,16 @@ def load(target: str) -> MessageQueue:
     from mx_rmq.queue import MessageQueue
 
     name, attribute = parse(target)
-    look_here()
+    import_from_here()
     module = _imported(name)
     try:
         found = getattr(module, attribute)
     except AttributeError:
-        raise InvalidInput(f"module {name} has no {attribute!r}{_instead(module)}") from None
+        raise InvalidInput(f"module {name} has no {attribute!r}{_queues_in(module)}") from None
     if not isinstance(found, MessageQueue):
         raise InvalidInput(
             f"{name}:{attribute} is not a MessageQueue but a {type(found).__name__}"
-            + _instead(module)
+            + _queues_in(module)
         )
     if not found.handlers:
         raise InvalidInput(
@@ -56,7 +52,7 @@ def load(target: str) -> MessageQueue:
 def parse(target: str) -> tuple[str, str]:
     """Return the names of module and attribute."""
     name, colon, attribute = target.partition(":")
-    attribute = attribute if colon else ATTRIBUTE
+    attribute = attribute if colon else "mq"
     if name.endswith(".py") or os.sep in name:
         module = name.removesuffix(".py").strip("./").replace(os.sep, ".")
         raise InvalidInput(f"{name!r} is a file; pass its module: {module}:{attribute}")
@@ -65,7 +61,7 @@ def parse(target: str) -> tuple[str, str]:
     return name, attribute
 
 
-def look_here() -> None:
+def import_from_here() -> None:
     """Add the current directory to sys.path, as `python -m` does."""
     here = str(Path.cwd())
     if here not in sys.path:
@@ -78,19 +74,15 @@ def _imported(name: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and _is_part(error.name, name):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):  # it, or a package around it
             raise InvalidInput(
-                f"no module {error.name!r} in {Path.cwd()} or on Python's path"
+                f"no module {missing!r} in {Path.cwd()} or on Python's path"
             ) from None
-        raise InvalidInput(f"cannot import {name}: {_told(error)}") from error
+        raise InvalidInput(f"cannot import {name}: {_described(error)}") from error
 
 
-def _is_part(missing: str | None, name: str) -> bool:
-    """Return whether a missing module is the requested one, or a package around it."""
-    return missing is not None and f"{name}.".startswith(f"{missing}.")
-
-
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an error with the place in the user's code where it happened."""
     text = storable(str(error), SHOWN)
     if isinstance(error, SyntaxError) and error.filename is not None:
@@ -107,14 +99,15 @@ def _place(error: BaseException) -> str:
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_OURS, "<frozen"))
     ]
-    theirs = [frame for frame in frames if not _is_foreign(frame.filename)]
+    theirs = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((_STDLIB, "<"))
+        and _INSTALLED.isdisjoint(Path(frame.filename).parts)
+    ]
     for frame in reversed(theirs or frames):
         return f"{_short(frame.filename)}:{frame.lineno}: "
     return ""
-
-
-def _is_foreign(filename: str) -> bool:
-    return filename.startswith((_STDLIB, "<")) or not _INSTALLED.isdisjoint(Path(filename).parts)
 
 
 def _short(filename: str) -> str:
@@ -122,7 +115,7 @@ def _short(filename: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
 
-def _instead(module: ModuleType) -> str:
+def _queues_in(module: ModuleType) -> str:
     """Return a hint: the queues that the module does have."""
     from mx_rmq.queue import MessageQueue
 

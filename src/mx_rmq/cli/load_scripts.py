@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.connection import on_queue
+from mx_rmq.cli.connection import on_settings
 from mx_rmq.cli.output import as_json, count, print_json, say
 
 if TYPE_CHECKING:
-    from mx_rmq.cli.connection import Queue
+    from mx_rmq.settings import QueueSettings
 
 
 @click.command
 @as_json
-@on_queue
-async def load_scripts(queue: Queue, as_json: bool) -> int:
+@on_settings
+async def load_scripts(settings: QueueSettings, as_json: bool) -> int:
     """Load the scripts of this release on every server and its replicas.
 
     Needed only if your Redis user lacks +eval and the setting load_scripts is false. Run it before
@@ -27,13 +27,12 @@ async def load_scripts(queue: Queue, as_json: bool) -> int:
     from mx_rmq.net import script_loading
     from mx_rmq.store.script import sources
 
-    settings = queue.settings
-    found = await script_loading.load_scripts(
+    loaded = await script_loading.load_scripts(
         settings.address, sources(), patience=settings.patience
     )
     if as_json:
-        print_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in loaded])
     else:
-        for one in found:
+        for one in loaded:
             say(f"{one.role} {one.server}: {one.error or count(one.scripts, 'script')}")
-    return 2 if any(one.error for one in found) else 0
+    return 2 if any(one.error for one in loaded) else 0

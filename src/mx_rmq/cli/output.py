@@ -1,4 +1,4 @@
-"""What commands print: text and JSON. Control characters in foreign text are escaped."""
+"""What commands print: text and JSON. Control characters in untrusted text are escaped."""
 
 from __future__ import annotations
 
@@ -16,21 +16,18 @@ from mx_rmq.core.text import instant
 if TYPE_CHECKING:
     from mx_rmq.admin import MessageView
 
-CELL: Final = 60
-"""Characters of a payload or an error in a table; `show` prints all of them."""
+CELL: Final = 60  # characters of a payload or an error in a table; `show` prints all of them
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
 def printable(text: str) -> str:
-    """Return a text with every unprintable character escaped."""
+    """Escape every unprintable character."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def cut(text: str, length: int = CELL) -> str:
@@ -44,9 +41,9 @@ def lines(text: str) -> list[str]:
     return [printable(line) for line in text.split("\n")]
 
 
-def say(text: str) -> None:
+def say(text: str, *, err: bool = False) -> None:
     """Print one line."""
-    click.echo(printable(text))
+    click.echo(printable(text), err=err)
 
 
 def print_result(line: str, document: Any, *, as_json: bool) -> None:
@@ -57,33 +54,15 @@ def print_result(line: str, document: Any, *, as_json: bool) -> None:
         say(line)
 
 
-def complain(text: str) -> None:
-    """Print one line to standard error."""
-    click.echo(printable(text), err=True)
-
-
-def print_json(document: Any) -> None:
-    """Print a JSON document, ASCII only."""
-    click.echo(_json(document, indent=2))
-
-
-def print_line(document: Any) -> None:
-    """Print a JSON document as one line of many."""
-    click.echo(_json(document, indent=None))
-
-
-def _json(document: Any, *, indent: int | None) -> str:
-    return json.dumps(document, indent=indent, default=_plain)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+def print_json(document: Any, *, indent: int | None = 2) -> None:
+    """Print a JSON document, ASCII only, bytes in Base64. Without indent it is one line."""
+    click.echo(
+        json.dumps(document, indent=indent, default=lambda raw: base64.b64encode(raw).decode())
+    )
 
 
 def message_document(message: MessageView, *, raw: bool) -> dict[str, Any]:
-    """Return a message for JSON; with `raw`, also its bytes in Base64."""
+    """Return a message for JSON; with `raw`, also its bytes."""
     document = asdict(message)
     for name in ("content", "broken") if raw else ("content", "broken", "raw"):
         del document[name]

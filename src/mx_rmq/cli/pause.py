@@ -28,6 +28,6 @@ async def pause(admin: Admin, topic: str, as_json: bool) -> int:
 def report_switch(topic: str, state: str, changed: bool, *, as_json: bool) -> int:
     """Say that a topic is paused or resumed, or that it was already. Return the exit code."""
     document = {"topic": topic, "state": state, "changed": changed}
-    said = state if changed else f"already {state}"
-    print_result(f"{topic}: {said}", document, as_json=as_json)
+    line = f"{topic}: {state}" if changed else f"{topic}: already {state}"
+    print_result(line, document, as_json=as_json)
     return 0

@@ -6,16 +6,15 @@ import asyncio
 import json
 import logging
 import sys
-from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.connection import Queue, with_server
+from mx_rmq.cli.connection import check_directory, with_server
 from mx_rmq.cli.output import as_json, count, cut, print_json
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.confirm import Level
 from mx_rmq.core.errors import (
     InvalidInput,
@@ -27,13 +26,11 @@ from mx_rmq.core.errors import (
 from mx_rmq.core.message import Priority
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator, Sequence
 
     from mx_rmq.queue import MessageQueue
 
-CHUNK: Final = 1000
-"""Lines that --many reads per call."""
-
+CHUNK: Final = 1000  # lines that --many reads per call
 HINT: Final = """write a string as '"text"'"""
 
 
@@ -84,32 +81,27 @@ def produce(
     from mx_rmq.queue import MessageQueue
 
     logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # `doctor` reports unsafe server settings
-    told = _ids_as_json if as_json else _ids_as_lines
     try:
         options |= {"at": _instant(at), "headers": _headers(headers)}
         mq = MessageQueue(url, prefix=prefix, patience=patience)
-        Queue(mq.settings).check()
-        if many:
-            if id is not None or payload not in (None, "-"):
-                raise InvalidInput(
-                    "--many takes neither PAYLOAD nor --id: it reads payloads from standard input"
-                )
-            _refuse_terminal()
-            with told() as tell:
-                _produce_many(mq, topic, key, options, tell)
-        else:
+        check_directory(mq.settings)
+        if not many:
             value = parsed(_text(payload))
             produced = asyncio.run(_produce(mq, topic, value, id=id, key=key, **options))
-            with told() as tell:
-                tell([produced])
-    except ProduceUnknown as error:
-        again = f"; to retry without a duplicate, pass --id {error.ids[0]}" if not many else ""
-        raise CannotDo(f"{error}{again}") from error
-    except NotConfirmed as error:
-        again = f"; to wait again, pass --id {error.ids[0]}" if not many else ""
-        raise CannotDo(f"{error}{again}") from error
+            print_json({"ids": [produced]}) if as_json else click.echo(produced)
+            return
+        if id is not None or payload not in (None, "-"):
+            raise InvalidInput(
+                "--many takes neither PAYLOAD nor --id: it reads payloads from standard input"
+            )
+        _refuse_terminal()
+        _produce_many(mq, topic, key, options, as_json=as_json)
+    except (NotConfirmed, ProduceUnknown) as error:
+        why = "wait again" if isinstance(error, NotConfirmed) else "retry without a duplicate"
+        hint = "" if many else f"; to {why}, pass --id {error.ids[0]}"
+        raise CommandFailed(f"{error}{hint}") from error
     except MxRmqError as error:
-        raise CannotDo(str(error)) from error
+        raise CommandFailed(str(error)) from error
 
 
 async def _produce(mq: MessageQueue, topic: str, payload: Any, **options: Any) -> str:
@@ -118,29 +110,35 @@ async def _produce(mq: MessageQueue, topic: str, payload: Any, **options: Any) -
 
 
 def _produce_many(
-    mq: MessageQueue,
-    topic: str,
-    key: str | None,
-    options: dict[str, Any],
-    tell: Callable[[list[str]], None],
+    mq: MessageQueue, topic: str, key: str | None, options: dict[str, Any], *, as_json: bool
 ) -> None:
-    """Produce the lines of standard input in chunks. Reading happens outside the event loop."""
-    produced = 0
-    with asyncio.Runner() as runner:
-        runner.run(mq.open())
-        try:
-            for payloads in _chunks():
-                keys = None if key is None else [key] * len(payloads)
-                ids = runner.run(mq.produce_many(topic, payloads, keys=keys, **options))
-                produced += len(ids)
-                tell(ids)
-        except (NotConfirmed, PartlyProduced) as error:
-            produced += len(error.ids)
-            tell(list(error.ids))
-            raise
-        finally:
-            runner.run(mq.close())
-            click.echo(f"{count(produced, 'message')} produced", err=True)
+    """Produce the lines of standard input in chunks. Reading happens outside the event loop.
+
+    The ids are printed as they come, or as one JSON document at the end, also after an error.
+    """
+    ids: list[str] = []
+
+    def report(produced: Sequence[str]) -> None:
+        ids.extend(produced)
+        for id in () if as_json else produced:
+            click.echo(id)
+
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(mq.open())
+            try:
+                for payloads in _chunks():
+                    keys = None if key is None else [key] * len(payloads)
+                    report(runner.run(mq.produce_many(topic, payloads, keys=keys, **options)))
+            except (NotConfirmed, PartlyProduced) as error:
+                report(error.ids)
+                raise
+            finally:
+                runner.run(mq.close())
+                click.echo(f"{count(len(ids), 'message')} produced", err=True)
+    finally:
+        if as_json:
+            print_json({"ids": ids})
 
 
 def _chunks() -> Iterator[list[Any]]:
@@ -174,10 +172,8 @@ def parsed(text: str | bytes, what: str = "the payload") -> Any:
 
 
 def _instant(at: str | None) -> datetime | None:
-    if at is None:
-        return None
     try:
-        return datetime.fromisoformat(at)
+        return None if at is None else datetime.fromisoformat(at)
     except ValueError:
         raise InvalidInput(f"--at {at!r} is not a time like 2030-01-31T12:00:00+01:00") from None
 
@@ -192,22 +188,3 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
             raise InvalidInput(f"--header {name!r} is given twice")
         headers[name] = value
     return headers
-
-
-@contextmanager
-def _ids_as_lines() -> Iterator[Callable[[list[str]], None]]:
-    def tell(ids: list[str]) -> None:
-        for id in ids:
-            click.echo(id)
-
-    yield tell
-
-
-@contextmanager
-def _ids_as_json() -> Iterator[Callable[[list[str]], None]]:
-    """Print one document at the end, also after an error."""
-    every: list[str] = []
-    try:
-        yield every.extend
-    finally:
-        print_json({"ids": every})

@@ -17,21 +17,17 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-INTERRUPTED: Final = 130
-"""Exit code of an interrupted command: 128 + SIGINT."""
+INTERRUPTED: Final = 130  # exit code of an interrupted command: 128 + SIGINT
+OUTPUT_CLOSED: Final = 141  # exit code of a command whose output was closed: 128 + SIGPIPE
 
-UNREAD: Final = 141
-"""Exit code of a command whose output was closed: 128 + SIGPIPE."""
-
-UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors of a file that cannot take more data."""
+UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # the disk is full, …
 
 MOVED: Final = {"bench": "python -m bench.own", "capacity": "python -m bench.capacity"}
 """Commands that left the package -> what to run in a clone instead."""
 
 
-class CannotDo(click.ClickException):
-    """The command failed: exit code 2. Exit code 1 means not found, or a problem found."""
+class CommandFailed(click.ClickException):
+    """The command failed. Exit code 1 would mean not found, or a problem found."""
 
     exit_code = 2
 
@@ -39,7 +35,7 @@ class CannotDo(click.ClickException):
         super().__init__(printable(message))
 
 
-class PromptInterrupted(CannotDo):
+class PromptInterrupted(CommandFailed):
     """Ctrl-C while the command waited for an answer."""
 
     exit_code = INTERRUPTED
@@ -56,29 +52,29 @@ class Program(click.Group):
         self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         return sorted(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import a command."""
-        if cmd_name in MOVED:
-            ctx.fail(
-                f"mx-rmq {cmd_name} is no longer part of the package. "
-                f"Run `{MOVED[cmd_name]}` in a clone of mx-rmq."
-            )
         if cmd_name not in self._table:
-            return None
+            if ctx.resilient_parsing:  # shell completion must not fail
+                return None
+            if cmd_name in MOVED:
+                ctx.fail(
+                    f"mx-rmq {cmd_name} is no longer part of the package. "
+                    f"Run `{MOVED[cmd_name]}` in a clone of mx-rmq."
+                )
+            raise click.NoSuchCommand(cmd_name, possibilities=self._table, ctx=ctx)
         name, _ = self._table[cmd_name]
         command: click.Command = getattr(import_module(f"mx_rmq.cli.{name}"), name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table alone."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self._table[name][1]) for name in self.list_commands(ctx)])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Offer commands from the table alone, and options."""
+        """Offer commands without importing them, and options."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
@@ -86,19 +82,27 @@ class Program(click.Group):
         return [*offered, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _without_hidden(error) from None
         except BrokenPipeError:  # for example `| head`: not an error
             _drop_output()
-            sys.exit(UNREAD)
+            sys.exit(OUTPUT_CLOSED)
         except OSError as error:
             if error.errno not in UNWRITABLE or error.filename is not None:
                 raise
             _drop_output()
-            raise CannotDo(f"cannot write the output: {error.strerror}") from error
+            raise CommandFailed(f"cannot write the output: {error.strerror}") from error
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
+
+
+def _without_hidden(error: click.NoSuchOption) -> click.NoSuchOption:
+    """Return the same error with suggestions that leave out hidden options."""
+    options = error.ctx.command.params if error.ctx else []
+    names = [name for one in options if not getattr(one, "hidden", False) for name in one.opts]
+    return click.NoSuchOption(error.option_name, possibilities=names, ctx=error.ctx)
 
 
 def _drop_output() -> None:

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 @click.command
 @acts_on(ARCHIVES)
-async def requeue(
-    admin: Admin, topic: str, ids: tuple[str, ...], state: str | None, **options: Any
-) -> int:
+async def requeue(admin: Admin, **options: Any) -> int:
     """Move the messages IDS of TOPIC from the dead letters or quarantine back to pending.
 
     With --all, requeue every message in --state that matches the filters. Messages that no worker
@@ -26,9 +24,9 @@ async def requeue(
     action = Action(
         verb="requeue",
         done="requeued",
-        asks=False,
-        one=lambda id: admin.requeue(topic, id, state=state),
-        many=admin.requeue_all,
         states=ARCHIVES,
+        one=admin.requeue,
+        many=admin.requeue_all,
+        asks=False,
     )
-    return await act(admin, action, topic, ids, state, **options)
+    return await act(admin, action, **options)

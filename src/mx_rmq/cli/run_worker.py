@@ -12,9 +12,9 @@ from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.cli.load_queue import load
-from mx_rmq.cli.logs import configure_logging
+from mx_rmq.cli.logs import configure_logging, print_error
 from mx_rmq.cli.output import say
-from mx_rmq.cli.supervisor import BROKEN, LEFT
+from mx_rmq.cli.supervisor import BROKEN, LEFT, Lifeline
 from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.events import WorkerFailed, WorkerStarted, WorkerStopped, WorkerStopping
 from mx_rmq.logs import FailedPayloads
@@ -24,50 +24,44 @@ from mx_rmq.worker import SIGNALS, Worker
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from mx_rmq.cli.supervisor import Lifeline
     from mx_rmq.cli.systemd import Systemd
-    from mx_rmq.cli.worker import Asked
+    from mx_rmq.cli.worker import Options
 
-SIGN_OF_LIFE: Final = 1.0
-"""Seconds between two signs of life to the supervisor and systemd."""
-
-LAST_RESORT: Final = 60
-"""Seconds beyond the grace after which SIGALRM ends a worker that failed and hangs."""
-
-LEAVE_WITHIN: Final = 5.0
-"""Seconds that other threads may keep the process alive after its worker has stopped."""
+# Seconds
+SIGN_OF_LIFE: Final = 1.0  # between two signs of life to the supervisor and systemd
+LAST_RESORT: Final = 60  # beyond the grace, after which SIGALRM ends a worker that failed and hangs
+LEAVE_WITHIN: Final = 5.0  # for other threads to end after the worker has stopped
 
 
-def run_worker(asked: Asked, grace: float, lifeline: Lifeline | None, systemd: Systemd) -> int:
+def run_worker(options: Options, grace: float, systemd: Systemd) -> int:
     """Run until stopped; return the exit code."""
     for number in SIGNALS:
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
+    lifeline = None if options.lifeline is None else Lifeline(options.lifeline)
     if lifeline is not None:
         lifeline.watch(grace)
-    mq = load(asked.target)
-    mq.move(url=asked.url, prefix=asked.prefix)
-    configure_logging(asked.log_level, asked.logs.formatter())
-    if asked.logs.payloads:
-        mq.middleware = (*mq.middleware, FailedPayloads(asked.logs.mask))
-    started, unclean = threading.Event(), threading.Event()
-    one = Worker(mq, **asked.arguments())
+    mq = load(options.target)
+    mq.move(url=options.url, prefix=options.prefix)
+    configure_logging(options.log_level, options.log_format, options.mask)
+    if options.log_payloads:
+        mq.middleware = (*mq.middleware, FailedPayloads(options.mask))
+    worker = Worker(mq, **options.settings())
+    started = unclean = False
 
     def on_started(_: WorkerStarted) -> None:
-        started.set()
+        nonlocal started
+        started = True
         systemd.ready()
         give_sign_of_life()
 
     def give_sign_of_life() -> None:
         """Tell the supervisor and systemd that the event loop runs and no part is down."""
-        if not one.down:
+        if not worker.down:
             systemd.alive()
             if lifeline is not None:
                 lifeline.works()
         every = min(SIGN_OF_LIFE, (systemd.watchdog or inf) / 3)
         asyncio.get_running_loop().call_later(every, give_sign_of_life)
-
-    def on_stopping(_: WorkerStopping) -> None:
-        systemd.stopping()
 
     def on_failed(_: WorkerFailed) -> None:
         """The worker stops now. If it hangs while stopping, SIGALRM ends the process."""
@@ -75,26 +69,27 @@ def run_worker(asked: Asked, grace: float, lifeline: Lifeline | None, systemd: S
         signal.alarm(ceil(min(grace, 1e6)) + LAST_RESORT)
 
     def on_stopped(event: WorkerStopped) -> None:
-        if not event.clean:
-            unclean.set()
+        nonlocal unclean
+        unclean |= not event.clean
 
     mq.events.subscribe(on_started, WorkerStarted)
-    mq.events.subscribe(on_stopping, WorkerStopping)
+    mq.events.subscribe(lambda _: systemd.stopping(), WorkerStopping)
     mq.events.subscribe(on_stopped, WorkerStopped)
     mq.events.subscribe(on_failed, WorkerFailed)
 
     async def until_stopped() -> int:
+        nonlocal unclean
         broken = False
         try:
-            async with _endpoint(one):
-                await (_drain(one) if asked.drain else one.run())
+            async with _endpoint(worker):
+                await (_drain(worker) if options.drain else worker.run())
         except MxRmqError as error:
-            if not started.is_set():
+            if not started:
                 raise
-            asked.logs.tell(error)
-            unclean.set()
+            print_error(error, options.log_format)
+            unclean = True
             broken = isinstance(error, WorkerBroken)
-        code = BROKEN if broken else LEFT if unclean.is_set() else 0
+        code = BROKEN if broken else LEFT if unclean else 0
         _leave_soon(code)
         return code
 
@@ -102,25 +97,25 @@ def run_worker(asked: Asked, grace: float, lifeline: Lifeline | None, systemd: S
         return runner.run(until_stopped())
 
 
-def _endpoint(one: Worker) -> AbstractAsyncContextManager[object]:
+def _endpoint(worker: Worker) -> AbstractAsyncContextManager[object]:
     """Return the endpoint for metrics and health, if a port is set."""
-    if not one.settings.metrics_port:
+    if not worker.settings.metrics_port:
         return nullcontext()
     try:
         from mx_rmq.metrics import Endpoint
     except ImportError as error:
         raise InvalidInput(str(error)) from error
-    return Endpoint(one)
+    return Endpoint(worker)
 
 
-async def _drain(one: Worker) -> None:
+async def _drain(worker: Worker) -> None:
     """Drain the queue. The first signal shuts down cleanly, the second cancels handlers."""
     loop = asyncio.get_running_loop()
-    draining = asyncio.create_task(one.drain(), name="mx-rmq drain")
+    draining = asyncio.create_task(worker.drain(), name="mx-rmq drain")
 
     def on_signal() -> None:
         if draining.cancelling():
-            one.cancel()
+            worker.cancel()
         else:
             draining.cancel()
 

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.errors import EmbeddedServerError
-
-if TYPE_CHECKING:
-    from mx_rmq.embedded import EmbeddedServer
 
 
 @click.command
@@ -36,7 +32,12 @@ def server(directory: Path, port: int | None) -> None:
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
     try:
         with EmbeddedServer.start(directory, port=port) as running:
-            _introduce(running)
+            already, hint = ("", "; Ctrl-C stops it") if running.owner else (" already", "")
+            click.echo(f"a server{already} runs in {running.directory} (pid {running.pid}){hint}")
+            click.echo(f"  embedded://{running.directory}")
+            click.echo(f"  {running.url}")
+            if running.port is not None:
+                click.echo(f"  redis://127.0.0.1:{running.port}{running.login}")
             if running.owner:
                 code = running.wait()
                 raise EmbeddedServerError(
@@ -45,15 +46,4 @@ def server(directory: Path, port: int | None) -> None:
     except KeyboardInterrupt:
         click.echo("stopped")
     except EmbeddedServerError as error:
-        raise CannotDo(str(error)) from error
-
-
-def _introduce(running: EmbeddedServer) -> None:
-    if running.owner:
-        click.echo(f"a server runs in {running.directory} (pid {running.pid}); Ctrl-C stops it")
-    else:
-        click.echo(f"a server already runs in {running.directory} (pid {running.pid})")
-    click.echo(f"  embedded://{running.directory}")
-    click.echo(f"  {running.url}")
-    if running.port is not None:
-        click.echo(f"  redis://127.0.0.1:{running.port}{running.login}")
+        raise CommandFailed(str(error)) from error

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.connection import on_admin, with_topic_and_id
-from mx_rmq.cli.history import life_document, show_life
+from mx_rmq.cli.connection import complete_topic, on_admin
+from mx_rmq.cli.history import history_document, print_history
 from mx_rmq.cli.output import (
     as_json,
     cut,
@@ -18,7 +18,7 @@ from mx_rmq.cli.output import (
     say,
     when,
 )
-from mx_rmq.cli.program import CannotDo
+from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ ENDS: Final = ("completed", "discarded", "cancelled", "trimmed")
 
 
 @click.command
-@with_topic_and_id
+@click.argument(
+    "words", nargs=-1, required=True, metavar="[TOPIC] ID", shell_complete=complete_topic
+)
 @as_json
 @on_admin
 async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
@@ -42,92 +44,84 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
         raise click.UsageError("Pass one message: ID or TOPIC ID.")
     *topic, id = words
     message = await (admin.get(topic[0], id) if topic else _find(admin, id))
-    life = await _life(admin, [message.topic] if message else topic or await admin.topics(), id)
+    topics = [message.topic] if message else topic or await admin.topics()
+    history = await _history(admin, topics, id)
     if as_json:
-        print_json(_document(message, life))
+        print_json(_document(message, history))
     elif message is not None:
-        _show_facts(message)
-        _show_failures(message)
-        show_life(life)
-        _show_payload(message)
-    elif life:
-        say(f"{'id:':<13}{id}")
-        say(f"{'topic:':<13}{life[0].topic}")
-        say(f"{'state:':<13}{life[-1].what if life[-1].what in ENDS else 'gone'}")
-        show_life(life)
+        _print_facts(message)
+        _print_failures(message)
+        print_history(history)
+        click.echo("bytes:" if message.unreadable else "payload:")
+        for line in lines(payload_text(message, indent=2)):
+            click.echo("  " + line)
+    elif history:
+        last = history[-1].what
+        _print({"id": id, "topic": history[0].topic, "state": last if last in ENDS else "gone"})
+        print_history(history)
     else:
         where = f"in topic {topic[0]!r}" if topic else "in any topic"
-        click.echo("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
-    return int(message is None and not life)
-
-
-async def _life(admin: Admin, topics: list[str], id: str) -> list[Happening]:
-    """Return the history of a message from the first topic that has one."""
-    for topic in topics:
-        if life := await admin.history(topic, id):
-            return life
-    return []
-
-
-def _document(message: MessageView | None, life: list[Happening]) -> dict[str, Any] | None:
-    history = {"history": life_document(life)}
-    if message is not None:
-        return message_document(message, raw=True) | history
-    if life:
-        (id,) = life[0].ids
-        return {"id": id, "topic": life[0].topic, "state": None, **history}
-    return None
+        say("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
+    return int(message is None and not history)
 
 
 async def _find(admin: Admin, id: str) -> MessageView | None:
     found = await admin.find(id)
     if len(found) > 1:
         topics = ", ".join(one.topic for one in found)
-        raise CannotDo(f"message {id!r:.80} is in several topics, pass one of them: {topics}")
+        raise CommandFailed(f"message {id!r:.80} is in several topics, pass one of them: {topics}")
     return found[0] if found else None
 
 
-def _show_facts(message: MessageView) -> None:
+async def _history(admin: Admin, topics: list[str], id: str) -> list[Happening]:
+    """Return the history of a message from the first topic that has one."""
+    for topic in topics:
+        if history := await admin.history(topic, id):
+            return history
+    return []
+
+
+def _document(message: MessageView | None, history: list[Happening]) -> dict[str, Any] | None:
+    events = {"history": history_document(history)}
+    if message is not None:
+        return message_document(message, raw=True) | events
+    if history:
+        (id,) = history[0].ids
+        return {"id": id, "topic": history[0].topic, "state": None, **events}
+    return None
+
+
+def _print_facts(message: MessageView) -> None:
     quarantined = message.state is State.QUARANTINED
-    facts = {
-        "id": message.id,
-        "topic": message.topic,
-        "partition": message.partition or None,
-        "state": message.state,
-        "unreadable": message.unreadable,
-        "reason": message.reason,
-        "error": f"{message.error_type}: {message.error}" if quarantined else None,
-        "priority": message.priority,
-        "attempts": _attempts(message),
-        "created": when(message.created_at),
-        "expires": when(message.expires_at),
-        "due": when(message.due),
-        "lease until": when(message.lease_deadline),
-        "worker": message.worker,
-        "token": message.token,
-        "set aside" if quarantined else "died": when(message.archived_at),
-        "length": f"{message.length:,} bytes",
-    }
+    _print(
+        {
+            "id": message.id,
+            "topic": message.topic,
+            "partition": message.partition or None,
+            "state": message.state,
+            "unreadable": message.unreadable,
+            "reason": message.reason,
+            "error": f"{message.error_type}: {message.error}" if quarantined else None,
+            "priority": message.priority,
+            "attempts": _attempts(message),
+            "created": when(message.created_at),
+            "expires": when(message.expires_at),
+            "due": when(message.due),
+            "lease until": when(message.lease_deadline),
+            "worker": message.worker,
+            "token": message.token,
+            "set aside" if quarantined else "died": when(message.archived_at),
+            "length": f"{message.length:,} bytes",
+        }
+    )
+    for name, value in message.headers.items():
+        _print({"header": f"{name}: {value}"})
+
+
+def _print(facts: dict[str, object]) -> None:
     for name, fact in facts.items():
         if fact is not None and fact != "":
             say(f"{name + ':':<13}{fact}")
-    for name, value in message.headers.items():
-        say(f"{'header:':<13}{name}: {value}")
-
-
-def _show_failures(message: MessageView) -> None:
-    for number, failure in enumerate(message.errors):
-        by = f" by {failure.worker}" if failure.worker else ""
-        name = "earlier:" if number < message.earlier else "failed:"
-        say(f"{name:<13}{when(failure.at)}{by}: {failure.type}: {failure.text}")
-        for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
-            click.echo("    " + line)
-
-
-def _show_payload(message: MessageView) -> None:
-    click.echo("bytes:" if message.unreadable else "payload:")
-    for line in lines(payload_text(message, indent=2)):
-        click.echo("  " + line)
 
 
 def _attempts(message: MessageView) -> str | None:
@@ -137,3 +131,12 @@ def _attempts(message: MessageView) -> str | None:
     crashes = f", {message.crashes} of them crashes" if message.crashes else ""
     since = " since it was requeued" if message.earlier else ""
     return f"{message.attempts}{allowed} failed{since}{crashes}"
+
+
+def _print_failures(message: MessageView) -> None:
+    for number, failure in enumerate(message.errors):
+        by = f" by {failure.worker}" if failure.worker else ""
+        name = "earlier" if number < message.earlier else "failed"
+        _print({name: f"{when(failure.at)}{by}: {failure.type}: {failure.text}"})
+        for line in lines(failure.traceback.rstrip("\n")) if failure.traceback else ():
+            click.echo("    " + line)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from mx_rmq.cli.connection import on_admin, with_topics
-from mx_rmq.cli.output import as_json, complain, duration, print_json, print_line, say
-from mx_rmq.cli.program import CannotDo
-from mx_rmq.cli.tables import Table, screen, show_table
+from mx_rmq.cli.output import as_json, duration, print_json, say
+from mx_rmq.cli.program import CommandFailed
+from mx_rmq.cli.terminal import Table, screen, show_table
 from mx_rmq.core.errors import MxRmqError, OutcomeUnknown, ServerUnavailable
-from mx_rmq.doctor.topics import check_overview
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Rates, Stats, Totals
@@ -44,13 +43,13 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
         await _watch(admin, topics, watch, as_json=as_json)
     found, away, notes = await _count(admin, topics)
     if away and not found:
-        raise CannotDo("\n".join(away))
+        raise CommandFailed("\n".join(away))
     if as_json:
         print_json({"topics": [_document(one) for one in found], "away": away})
     else:
         show_table(_table(found, notes)) if found else say("no topics yet")
     for line in away:
-        complain(f"not counted: {line}")
+        say(f"not counted: {line}", err=True)
     return 2 if away else 0
 
 
@@ -58,6 +57,8 @@ async def _count(
     admin: Admin, topics: tuple[str, ...]
 ) -> tuple[list[Stats], list[str], dict[str, list[str]]]:
     """Return the counts, a line for each topic without counts, and the doctor's notes by topic."""
+    from mx_rmq.doctor.topics import check_overview
+
     overview = await admin.overview(*topics, most=None)
     try:
         workers = await admin.workers()
@@ -82,64 +83,60 @@ async def _watch(
                 found, away, notes = await _count(admin, topics)
             except (ServerUnavailable, OutcomeUnknown) as error:  # it may come back
                 found, away, notes = [], [str(error)], {}
-            speeds = _speeds(seen, found)
+            rates = _rates(seen, found)
             if as_json:
-                lines = [_document(one, speeds.get(one.topic)) for one in found]
-                print_line({"topics": lines, "away": away})
+                lines = [_document(one, rates.get(one.topic)) for one in found]
+                print_json({"topics": lines, "away": away}, indent=None)
             else:
-                show(_table(found, notes, speeds), [f"not counted: {line}" for line in away])
+                show(_table(found, notes, rates), [f"not counted: {line}" for line in away])
             await asyncio.sleep(seconds)
 
 
-def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
+def _rates(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
     """Return each topic's rates since it was last `seen`, and update `seen`."""
     from mx_rmq.admin.stats import rates
 
-    now, speeds = time.monotonic(), {}
+    now, found_rates = time.monotonic(), {}
     for one in found:
         at, before = seen.get(one.topic, (now, one.totals))
         if at < now:
-            speeds[one.topic] = rates(one.topic, before, one.totals, now - at)
+            found_rates[one.topic] = rates(one.topic, before, one.totals, now - at)
         seen[one.topic] = now, one.totals
-    return speeds
+    return found_rates
 
 
 def _table(
-    found: list[Stats], notes: dict[str, list[str]], speeds: dict[str, Rates] | None = None
+    found: list[Stats], notes: dict[str, list[str]], rates: dict[str, Rates] | None = None
 ) -> Table:
-    """Return a table of topics. With `speeds`, even empty ones, it has columns for rates."""
-    columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
-    fast = () if speeds is None else ("in/s", "out/s", "failed/s")
+    """Return a table of topics. With `rates`, even empty ones, it has columns for them."""
+    states = ("pending", "processing", "delayed", "dead", "quarantined")
+    per_second = () if rates is None else ("in/s", "out/s", "failed/s")
     return Table(
-        (*columns, *fast, ""),
+        ("topic", *states, "oldest", *per_second, ""),
         [
             (
                 one.topic,
-                one.pending,
-                one.processing,
-                one.delayed,
-                one.dead,
-                one.quarantined,
+                *(getattr(one, state) for state in states),
                 duration(one.oldest_pending),
-                *([] if speeds is None else _fast(speeds.get(one.topic))),
+                *(() if rates is None else _per_second(rates.get(one.topic))),
                 _notes(one, notes.get(one.topic, [])),
             )
             for one in found
         ],
-        spare=("oldest", *fast[2:]),
+        spare=("oldest", *per_second[2:]),
     )
 
 
-def _fast(speed: Rates | None) -> tuple[float | None, ...]:
-    return (None,) * 3 if speed is None else (speed.produced, speed.completed, speed.failed)
+def _per_second(rates: Rates | None) -> tuple[float | None, ...]:
+    return (None,) * 3 if rates is None else (rates.produced, rates.completed, rates.failed)
 
 
-def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
+def _document(stats: Stats, rates: Rates | None = None) -> dict[str, Any]:
     document = asdict(stats)
     if stats.partitions == 1:
         del document["partitions"]
-    if speed is not None:
-        document["rates"] = asdict(speed)
+    if rates is not None:
+        document["rates"] = asdict(rates)
         del document["rates"]["topic"]
     return document
 

@@ -13,51 +13,40 @@ import importlib.util
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mx_rmq.cli.load_queue import look_here
+from mx_rmq.cli.load_queue import import_from_here
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from mx_rmq.cli.systemd import Systemd
 
 logger = get_logger(__name__)
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-"""Signals that stop the processes."""
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # they stop the processes
 
-LEFT: Final = 1
-"""Exit code: unfinished messages wait until their leases run out."""
-WRONG: Final = 2
-"""Exit code: it could not start."""
-BROKEN: Final = 3
-"""Exit code: a part of the worker kept failing, so the worker stopped."""
+# Exit codes of a worker
+LEFT: Final = 1  # unfinished messages wait until their leases run out
+WRONG: Final = 2  # it could not start
+BROKEN: Final = 3  # a part of the worker kept failing, so the worker stopped
 
-LOOK_AT_PROCESSES: Final = 1.0
-"""Seconds between two checks that all processes are alive."""
-
-FIRST_PAUSE: Final = 0.5
+# Seconds
+CHECK_PROCESSES: Final = 1.0  # between two checks that all processes are alive
+CHECK_FILES: Final = 0.5  # between two checks for changed code
+FIRST_PAUSE: Final = 0.5  # before a process is restarted; the pause doubles each time
 LONGEST_PAUSE: Final = 30.0
-"""Seconds before a process is restarted; the pause doubles each time."""
-LONG_LIFE: Final = 60.0
-"""A process that ran for this many seconds is restarted after the first pause again."""
-
-LOOK_EVERY: Final = 0.5
-"""Seconds between two checks of the files."""
-
-LAST_RESORT: Final = 30.0
-"""Seconds after the grace when a process without a supervisor exits, finished or not."""
+LONG_LIFE: Final = 60.0  # a process that ran this long is restarted after the first pause again
+LAST_RESORT: Final = 30.0  # after the grace, when a process without a supervisor exits anyway
 
 _NOT_CODE: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
 
-Files = dict[str, tuple[int, int]]
+Files = dict[str, tuple[int, int]]  # path -> modification time and size
 
 
 class Lifeline:
@@ -66,18 +55,17 @@ class Lifeline:
     def __init__(self, number: int) -> None:
         os.set_inheritable(number, False)
         self._number = number
-        self._line = socket.socket(fileno=number)
+        self._socket = socket.socket(fileno=number)
 
     def watch(self, grace: float) -> None:
         """Start a thread that stops this process when the supervisor is gone."""
-        threading.Thread(
-            target=self._watch, args=(grace,), name="mx-rmq-lifeline", daemon=True
-        ).start()
+        name = "mx-rmq-lifeline"
+        threading.Thread(target=self._watch, args=(grace,), name=name, daemon=True).start()
 
     def works(self) -> None:
         """Tell the supervisor that the worker runs: when it has started, then every second."""
         with suppress(OSError):  # it is gone, which the thread handles; or its buffer is full
-            self._line.send(b".", socket.MSG_DONTWAIT)
+            self._socket.send(b".", socket.MSG_DONTWAIT)
 
     def _watch(self, grace: float) -> None:
         with suppress(OSError):
@@ -91,8 +79,7 @@ class Lifeline:
 class Ended(NamedTuple):
     """How a process ended."""
 
-    pid: int | None
-    """None: it could not be started."""
+    pid: int | None  # None: it could not be started
     code: int
 
     def __str__(self) -> str:
@@ -100,8 +87,8 @@ class Ended(NamedTuple):
             return "a worker process could not be started"
         if self.code >= 0:
             return f"worker process {self.pid} ended with exit code {self.code}"
-        number = -self.code
-        return f"worker process {self.pid} died of signal {number}, {signal.strsignal(number)}"
+        name = signal.strsignal(-self.code)
+        return f"worker process {self.pid} died of signal {-self.code}, {name}"
 
     @property
     def verdict(self) -> int:
@@ -117,19 +104,16 @@ class Processes:
     def __init__(self, command: Sequence[str], systemd: Systemd) -> None:
         self._command = command
         self._systemd = systemd
-        self._living: set[asyncio.subprocess.Process] = set()
-        self._heard_at: dict[asyncio.subprocess.Process, float] = {}
-        """When each process last said that its worker runs."""
-        self.stopping = asyncio.Event()
-        """Set once a signal told us to stop."""
-        self.worked = asyncio.Event()
-        """Set once any worker has started, so the command line and the settings are valid."""
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._alive_at: dict[asyncio.subprocess.Process, float] = {}  # its last sign of life
+        self.stopping = asyncio.Event()  # set once a signal told us to stop
+        self.worked = asyncio.Event()  # set once any worker has started: the options are valid
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if systemd.watchdog is not None:
-            self._look(systemd.watchdog)
+            self._check(systemd.watchdog)
 
-    async def live(self, **environment: str) -> Ended:
+    async def run(self, **environment: str) -> Ended:
         """Start a process and wait until it ends."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -148,51 +132,47 @@ class Processes:
             except OSError as error:  # no memory, or too many processes
                 logger.error("%s", error)
                 return Ended(None, LEFT)
-            self._living.add(process)
+            self._running.add(process)
             if self.stopping.is_set():  # a signal came while it was being started
-                _terminate(process)
-            loop.add_reader(ours, self._on_word, ours, process)
+                _send(process, signal.SIGTERM)
+            loop.add_reader(ours, self._on_sign_of_life, ours, process)
             try:
                 return Ended(process.pid, await process.wait())
             finally:
-                self._living.discard(process)
-                self._heard_at.pop(process, None)
+                self._running.discard(process)
+                self._alive_at.pop(process, None)
                 loop.remove_reader(ours)
 
     def terminate(self) -> None:
         """Tell every process to stop. The second call means: do not wait for handlers."""
-        for process in self._living:
-            _terminate(process)
+        for process in self._running:
+            _send(process, signal.SIGTERM)
 
     def _on_signal(self) -> None:
         self.stopping.set()
         self._systemd.stopping()
         self.terminate()
 
-    def _on_word(self, line: socket.socket, process: asyncio.subprocess.Process) -> None:
+    def _on_sign_of_life(self, ours: socket.socket, process: asyncio.subprocess.Process) -> None:
         with suppress(OSError):
-            if line.recv(64):
-                self._heard_at[process] = time.monotonic()
+            if ours.recv(64):
+                self._alive_at[process] = time.monotonic()
                 if not self.worked.is_set():
                     self.worked.set()
                     self._systemd.ready()
                 return
-        asyncio.get_running_loop().remove_reader(line)
+        asyncio.get_running_loop().remove_reader(ours)
 
-    def _look(self, watchdog: float) -> None:
+    def _check(self, watchdog: float) -> None:
         """Ping systemd. Kill each process that is silent for too long; it is then replaced."""
         self._systemd.alive()
-        for process, heard_at in self._heard_at.items():
-            if time.monotonic() - heard_at > watchdog and process.returncode is None:
-                logger.error(
-                    "worker process %d was silent for %g s and is killed",
-                    process.pid,
-                    watchdog,
-                )
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
-        every = min(LOOK_AT_PROCESSES, watchdog / 3)
-        asyncio.get_running_loop().call_later(every, self._look, watchdog)
+        for process, at in self._alive_at.items():
+            if time.monotonic() - at > watchdog and process.returncode is None:
+                silent = "worker process %d was silent for %g s and is killed"
+                logger.error(silent, process.pid, watchdog)
+                _send(process, signal.SIGKILL)
+        every = min(CHECK_PROCESSES, watchdog / 3)
+        asyncio.get_running_loop().call_later(every, self._check, watchdog)
 
 
 async def supervise(
@@ -227,7 +207,7 @@ async def _keep(processes: Processes, environment: dict[str, str], *, drain: boo
     pause = FIRST_PAUSE
     while True:
         started = time.monotonic()
-        ended = await processes.live(**environment)
+        ended = await processes.run(**environment)
         if processes.stopping.is_set() or (drain and ended.code == 0):
             return ended.verdict
         if ended.code == WRONG and not processes.worked.is_set():
@@ -248,33 +228,33 @@ async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
     directories = directories_of(module)
     logger.info("reloading when a .py file changes in %s", ", ".join(directories))
     while True:
-        files = look_at(directories)
-        living = asyncio.create_task(processes.live(), name="mx-rmq process")
+        files = code_in(directories)
+        running = asyncio.create_task(processes.run(), name="mx-rmq process")
         change = asyncio.create_task(_change(directories, files), name="mx-rmq change")
         try:
-            await asyncio.wait([living, change], return_when=asyncio.FIRST_COMPLETED)
-            if living.done() and not processes.stopping.is_set():
-                logger.warning("%s; waiting until the code changes", living.result())
+            await asyncio.wait([running, change], return_when=asyncio.FIRST_COMPLETED)
+            if running.done() and not processes.stopping.is_set():
+                logger.warning("%s; waiting until the code changes", running.result())
                 await _first_of(change, processes.stopping)
             if processes.stopping.is_set():
-                return (await living).verdict
+                return (await running).verdict
             logger.info("%s has changed: restarting the worker", await change)
             processes.terminate()
-            await living
+            await running
         finally:
             change.cancel()
 
 
 async def _change(directories: Sequence[str], before: Files) -> str:
     """Wait until a file is new, gone or changed; return its name."""
-    while (now := look_at(directories)) == before:  # noqa: ASYNC110 - files send no events
-        await asyncio.sleep(LOOK_EVERY)
+    while (now := code_in(directories)) == before:  # noqa: ASYNC110 - files send no events
+        await asyncio.sleep(CHECK_FILES)
     return min(name for name, _ in before.items() ^ now.items())
 
 
 def directories_of(module: str) -> list[str]:
     """Return where a module's code is: its package, or its directory. Imports nothing."""
-    look_here()
+    import_from_here()
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except ValueError:
@@ -286,23 +266,23 @@ def directories_of(module: str) -> list[str]:
     return [str(Path.cwd())]
 
 
-def look_at(directories: Sequence[str]) -> Files:
-    """Return the path of each .py file -> its modification time and size."""
-    return {name: facts for directory in directories for name, facts in _look(directory)}
+def code_in(directories: Sequence[str]) -> Files:
+    """Return the .py files below these directories, except hidden and installed ones."""
+    files: Files = {}
+    for directory in directories:
+        for folder, folders, names in os.walk(directory):
+            folders[:] = [name for name in folders if _may_have_code(Path(folder, name))]
+            for name in names:
+                if name.endswith(".py") and not name.startswith("."):
+                    with suppress(OSError):  # deleted meanwhile
+                        facts = (path := Path(folder, name)).stat()
+                        files[str(path)] = facts.st_mtime_ns, facts.st_size
+    return files
 
 
-def _look(directory: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    with suppress(OSError), os.scandir(directory) as entries:  # deleted meanwhile, or not readable
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name in _NOT_CODE:
-                continue
-            with suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    if not Path(entry.path, "pyvenv.cfg").exists():
-                        yield from _look(entry.path)
-                elif entry.name.endswith(".py"):
-                    facts = entry.stat()
-                    yield entry.path, (facts.st_mtime_ns, facts.st_size)
+def _may_have_code(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in _NOT_CODE
+    return not hidden and not (folder / "pyvenv.cfg").exists()
 
 
 async def _first_of(task: asyncio.Task[int] | asyncio.Task[str], event: asyncio.Event) -> None:
@@ -314,12 +294,7 @@ async def _first_of(task: asyncio.Task[int] | asyncio.Task[str], event: asyncio.
         waiting.cancel()
 
 
-def _terminate(process: asyncio.subprocess.Process) -> None:
+def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGTERM)  # process.terminate() might reap it: code 255
-
-
-def python(*words: str) -> list[str]:
-    """Return the command that runs mx-rmq with these arguments, in the same Python."""
-    return [sys.executable, "-P", "-m", "mx_rmq.cli", *words]
+            os.kill(process.pid, number)  # process.send_signal() might reap it: code 255

@@ -16,34 +16,30 @@ from typing import Self
 class Systemd:
     """The notification socket of systemd, if it started this process and gave it one."""
 
-    address: str = ""
-    """The address of its datagram socket; empty if there is none."""
-    watchdog: float | None = None
-    """Seconds without a ping after which systemd restarts the unit; None: no watchdog."""
+    address: str = ""  # of its datagram socket; empty if there is none
+    watchdog: float | None = None  # seconds without a ping until systemd restarts the unit
 
     @classmethod
     def take_over(cls) -> Self:
         """Read systemd's variables and remove them, so that child processes do not notify it."""
         address = os.environ.pop("NOTIFY_SOCKET", "")
         microseconds = os.environ.pop("WATCHDOG_USEC", "")
-        meant = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
-        wanted = address and meant and microseconds.isascii() and microseconds.isdigit()
+        for_us = os.environ.pop("WATCHDOG_PID", "") in ("", str(os.getpid()))
+        wanted = address and for_us and microseconds.isascii() and microseconds.isdigit()
         return cls(address, int(microseconds) / 1e6 if wanted else None)
 
     def ready(self) -> None:
-        """Say that the worker has started."""
-        self._tell("READY=1")
+        self._notify("READY=1")
 
     def alive(self) -> None:
         """Say that the event loop runs and no part of the worker is down."""
         if self.watchdog is not None:
-            self._tell("WATCHDOG=1")
+            self._notify("WATCHDOG=1")
 
     def stopping(self) -> None:
-        """Say that the worker is stopping."""
-        self._tell("STOPPING=1")
+        self._notify("STOPPING=1")
 
-    def _tell(self, word: str) -> None:
+    def _notify(self, word: str) -> None:
         if not self.address:
             return
         address = "\0" + self.address[1:] if self.address.startswith("@") else self.address

@@ -9,16 +9,15 @@ import click
 
 from mx_rmq.cli.connection import on_admin, with_topics
 from mx_rmq.cli.filters import instant
-from mx_rmq.cli.history import begin_line, by_and_about
-from mx_rmq.cli.output import count, print_line, say
+from mx_rmq.cli.history import print_event
+from mx_rmq.cli.output import count, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.admin import Admin
 
-SHOWN: Final = 3
-"""Ids on one line; the rest are counted."""
+SHOWN: Final = 3  # ids on one line; the rest are counted
 
 
 @click.command
@@ -38,15 +37,14 @@ async def tail(
     is recorded, so nothing is shown.
     """
     start = None if since is None else max(0.0, instant("--since", since, await admin.now()))
-    left = limit
+    shown = 0
     async for one in admin.tail(*topics, since=start):
         if as_json:
-            print_line(asdict(one))
+            print_json(asdict(one), indent=None)
         else:
-            begin_line(one)
-            say(f"  {one.topic}  {_ids(one.ids)}{by_and_about(one)}")
-        left = left and left - 1
-        if left == 0:
+            print_event(one, messages=f"  {one.topic}  {_ids(one.ids)}")
+        shown += 1
+        if shown == limit:
             break
     return 0
 

@@ -6,21 +6,19 @@ import asyncio
 import socket
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mx_rmq.cli.load_queue import parse
-from mx_rmq.cli.logs import FORMATS, Logs, configure_logging, log_level
-from mx_rmq.cli.program import CannotDo
-from mx_rmq.cli.supervisor import Lifeline, python, reload, supervise
+from mx_rmq.cli.logs import configure_logging, log_format, log_level, print_error
+from mx_rmq.cli.program import CommandFailed
+from mx_rmq.cli.supervisor import reload, supervise
 from mx_rmq.cli.systemd import Systemd
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 from mx_rmq.core.mask import Mask
 from mx_rmq.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
 
 
 @click.command
@@ -33,8 +31,8 @@ if TYPE_CHECKING:
 @click.option(
     "--processes",
     type=click.IntRange(1, 1000),
-    help="Run N processes under a supervisor.",
     metavar="N",
+    help="Run N processes under a supervisor.",
 )
 @click.option("--reload", "reloads", is_flag=True, help="Restart when the code changes.")
 @click.option("--drain", is_flag=True, help="Stop when no messages are left.")
@@ -45,15 +43,7 @@ if TYPE_CHECKING:
 )
 @click.option("--metrics-host", help="Address to serve metrics on.  [default: 127.0.0.1]")
 @log_level("info")
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS, case_sensitive=False),
-    default="text",
-    envvar="MX_RMQ_LOG_FORMAT",
-    show_default=True,
-    show_envvar=True,
-    help="Format of log lines.",
-)
+@log_format
 @click.option("--log-payloads", is_flag=True, help="Log the payloads of failed messages, masked.")
 @click.option(
     "--mask",
@@ -62,24 +52,7 @@ if TYPE_CHECKING:
     "Passwords, tokens, secrets and the like are always masked.",
 )
 @click.option("--lifeline", type=int, hidden=True)
-def worker(
-    target: str,
-    url: str | None,
-    prefix: str | None,
-    topics: tuple[str, ...],
-    concurrency: int | None,
-    grace: float | None,
-    processes: int | None,
-    reloads: bool,
-    drain: bool,
-    metrics_port: int | None,
-    metrics_host: str | None,
-    log_level: str,
-    lifeline: int | None,
-    log_format: str,
-    log_payloads: bool,
-    mask: tuple[str, ...],
-) -> None:
+def worker(**given: Any) -> None:
     """Run the handlers of the MessageQueue ATTRIBUTE of MODULE. ATTRIBUTE defaults to `mq`.
 
     The first SIGTERM or Ctrl-C gives handlers the grace period to finish; the second cancels them.
@@ -88,56 +61,23 @@ def worker(
     worker kept failing, so it stopped.
     """
     systemd = Systemd.take_over()
-    asked = Asked(
-        target=target,
-        url=url,
-        prefix=prefix,
-        topics=_split(topics) if topics else None,
-        concurrency=concurrency,
-        grace=grace,
-        drain=drain,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        log_level=log_level.lower(),
-        logs=Logs(log_format.lower(), log_payloads, _split(mask)),
-    )
+    given["topics"] = _split(given["topics"]) if given["topics"] else None
+    given["mask"] = _split(given["mask"])
+    options = Options(**given)
     try:
-        Mask(asked.logs.mask)  # raises if it is not valid
-        settings = asked.settings()
-        if reloads:
-            if drain or processes not in (None, 1):
-                raise InvalidInput("--reload cannot be combined with --drain or --processes")
-            command = asked.command(metrics_port=metrics_port)
-            code = _supervise(reload(command, parse(target)[0], systemd), asked)
-        elif processes is not None:
-            parse(target)
-            code = _supervise(
-                supervise(
-                    asked.command(metrics_port=None),
-                    processes,
-                    name=settings.name,
-                    metrics_port=_ports(settings, processes),
-                    drain=drain,
-                    systemd=systemd,
-                ),
-                asked,
-            )
-        else:
-            line = None if lifeline is None else Lifeline(lifeline)
-            from mx_rmq.cli.run_worker import run_worker
-
-            code = run_worker(asked, settings.grace, line, systemd)
+        Mask(options.mask)  # raises if it is not valid
+        code = _run(options, systemd)
     except KeyboardInterrupt:  # before it started
         code = 0
     except MxRmqError as error:
-        asked.logs.tell(error)
-        code = CannotDo.exit_code
+        print_error(error, options.log_format)
+        code = CommandFailed.exit_code
     sys.exit(code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """The command line's options. None: not given."""
+class Options:
+    """The command line of `mx-rmq worker`. None: not given."""
 
     target: str
     url: str | None
@@ -145,55 +85,69 @@ class Asked:
     topics: tuple[str, ...] | None
     concurrency: int | None
     grace: float | None
+    processes: int | None
+    reloads: bool
     drain: bool
     metrics_port: int | None
     metrics_host: str | None
     log_level: str
-    logs: Logs
+    log_format: str
+    log_payloads: bool
+    mask: tuple[str, ...]
+    lifeline: int | None  # the file descriptor of the connection to the supervisor
 
-    def settings(self) -> WorkerSettings:
-        """Return the worker's settings, or raise InvalidInput."""
-        return WorkerSettings.load(**self.arguments())
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments for Worker."""
-        return {
-            "topics": self.topics,
-            "concurrency": self.concurrency,
-            "grace": self.grace,
-            "metrics_port": self.metrics_port,
-            "metrics_host": self.metrics_host,
-        }
-
-    def command(self, *, metrics_port: int | None) -> list[str]:
-        """Return the command that runs one process with these options, on its own port."""
-        words = ["worker", self.target, "--log-level", self.log_level]
-        if self.url is not None:
-            words += ["--url", self.url]
-        if self.prefix is not None:
-            words += ["--prefix", self.prefix]
-        if self.topics is not None:
-            words += ["--topics", ",".join(self.topics)]
-        if self.concurrency is not None:
-            words += ["--concurrency", str(self.concurrency)]
-        if self.grace is not None:
-            words += ["--grace", str(self.grace)]
-        if metrics_port is not None:
-            words += ["--metrics-port", str(metrics_port)]
-        if self.metrics_host is not None:
-            words += ["--metrics-host", self.metrics_host]
-        if self.drain:
-            words.append("--drain")
-        words += self.logs.words()
-        return python(*words)
+    def settings(self) -> dict[str, Any]:
+        """Return the options that are settings of a Worker."""
+        names = ("topics", "concurrency", "grace", "metrics_port", "metrics_host")
+        return {name: getattr(self, name) for name in names}
 
 
-def _split(topics: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(topic.strip() for one in topics for topic in one.split(",") if topic.strip())
+def _run(options: Options, systemd: Systemd) -> int:
+    """Run a worker in this process, or processes that run one; return the exit code."""
+    settings = WorkerSettings.load(**options.settings())
+    if options.reloads:
+        if options.drain or options.processes not in (None, 1):
+            raise InvalidInput("--reload cannot be combined with --drain or --processes")
+        module, _ = parse(options.target)
+        supervised = reload(child_command("processes", "reloads"), module, systemd)
+    elif options.processes is not None:
+        parse(options.target)
+        supervised = supervise(
+            child_command("processes", "metrics_port"),
+            options.processes,
+            name=settings.name,
+            metrics_port=_first_port(settings, options.processes),
+            drain=options.drain,
+            systemd=systemd,
+        )
+    else:
+        from mx_rmq.cli.run_worker import run_worker
+
+        return run_worker(options, settings.grace, systemd)
+    configure_logging(options.log_level, options.log_format, options.mask)
+    return asyncio.run(supervised)
 
 
-def _ports(settings: WorkerSettings, count: int) -> int:
-    """Return the first of `count` free ports, or raise InvalidInput; 0: no metrics.
+def child_command(*without: str) -> list[str]:
+    """Return the command that runs one process with the options of this one, except these."""
+    context = click.get_current_context()
+    words = [sys.executable, "-P", "-m", "mx_rmq.cli", "worker", context.params["target"]]
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+        if isinstance(option, click.Option) and given and option.name not in without:
+            value = context.params[option.name]
+            words.append(option.opts[0])
+            if not option.is_flag:
+                words.append(",".join(value) if option.multiple else str(value))
+    return words
+
+
+def _split(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(one.strip() for value in values for one in value.split(",") if one.strip())
+
+
+def _first_port(settings: WorkerSettings, count: int) -> int:
+    """Return the first of `count` free ports for metrics, or raise InvalidInput; 0: no metrics.
 
     Each port is tried now. Otherwise a process whose port is taken would be restarted forever,
     while the others work.
@@ -211,8 +165,3 @@ def _ports(settings: WorkerSettings, count: int) -> int:
             why = getattr(error, "strerror", None) or str(error)
             raise InvalidInput(f"cannot listen on {host}, port {port}: {why}") from error
     return first
-
-
-def _supervise(duty: Coroutine[Any, Any, int], asked: Asked) -> int:
-    configure_logging(asked.log_level, asked.logs.formatter())
-    return asyncio.run(duty)

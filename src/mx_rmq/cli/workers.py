@@ -9,7 +9,7 @@ import click
 
 from mx_rmq.cli.connection import on_admin
 from mx_rmq.cli.output import as_json, duration, print_json, say, when
-from mx_rmq.cli.tables import Table, show_table
+from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.names import short_worker
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def _workers(found: list[WorkerView]) -> Table:
                 one.held,
                 one.concurrency,
                 when(one.started_at),
-                f"{duration(one.seen_ago)} ago",
-                _state(one),
+                *_report(one),
             )
             for one in found
         ],
@@ -61,23 +60,28 @@ def _workers(found: list[WorkerView]) -> Table:
     )
 
 
-def _state(one: WorkerView) -> str | None:
-    """Return the problem of a worker, if it has one."""
-    if not one.alive:
-        return "silent"
-    return f"{', '.join(one.down)} down" if one.down else None
-
-
 def _running(found: list[WorkerView]) -> Table:
     """Return the running handlers. A worker that runs none has a line, too."""
     rows: list[tuple[object, ...]] = []
     for one in found:
-        end = f"{duration(one.seen_ago)} ago", _state(one)
         name = short_worker(one.name)
-        nothing = (name, None, None, None, None, None, *end)
         rows += [
-            (name, run.topic, run.id, run.handler, run.attempt, duration(run.seconds), *end)
+            (
+                name,
+                run.topic,
+                run.id,
+                run.handler,
+                run.attempt,
+                duration(run.seconds),
+                *_report(one),
+            )
             for run in one.doing
-        ] or [nothing]
+        ] or [(name, *(None,) * 5, *_report(one))]
     columns = ("worker", "topic", "id", "handler", "attempt", "running for", "as of", "")
     return Table(columns, rows, spare=("attempt", "as of", "handler"))
+
+
+def _report(one: WorkerView) -> tuple[str, str | None]:
+    """Return the age of a worker's last report, and its problem, if it has one."""
+    down = f"{', '.join(one.down)} down" if one.down else None
+    return f"{duration(one.seen_ago)} ago", down if one.alive else "silent"

@@ -1,64 +1,55 @@
-"""The account: what happened to every message, by id."""
+"""The tally: what happened to every message, by id."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-SHOWN: Final = 3
-"""At most this many ids are named per problem."""
+SHOWN: Final = 3  # ids named per problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class Tally:
     """Which messages were produced, and where each ended."""
 
     produced: frozenset[str]
-    doomed: frozenset[str]
-    """The ones that no handler can complete."""
-    done: Mapping[str, int]
-    """Id -> how often a handler completed it, according to the shop's own journal."""
-    dead: Mapping[str, str]
-    """Id -> why it is dead."""
-    quarantined: Mapping[str, str]
-    """Id -> why it is quarantined."""
-    unsettled: int = 0
-    """How many are still pending, delayed or in processing."""
-    violations: tuple[str, ...] = ()
-    """What the audit found."""
-    held: frozenset[str] = field(default=frozenset())
-    """What the killed worker had leased when it was killed."""
-    begun_twice: frozenset[str] = field(default=frozenset())
-    """The ones of these that its handlers and later another worker's handlers began."""
+    doomed: frozenset[str]  # the ones that no handler can complete
+    done: Mapping[str, int]  # id -> how often a handler completed it, says the shop's own journal
+    dead: Mapping[str, str]  # id -> why
+    quarantined: Mapping[str, str]  # id -> why
+    unsettled: int = 0  # still pending, delayed or in processing
+    violations: tuple[str, ...] = ()  # what the audit found
+    held: frozenset[str] = frozenset()  # leased by the killed worker when it was killed
+    started_twice: frozenset[str] = frozenset()  # the ones of these that both workers started
 
     @property
     def completed(self) -> frozenset[str]:
-        """What a handler completed, and what is no longer in the queue."""
+        """Completed by a handler, and no longer in the queue."""
         return frozenset(self.done) - self.dead.keys() - self.quarantined.keys()
 
     @property
     def lost(self) -> frozenset[str]:
-        """What was produced and is nowhere now."""
+        """Produced, and nowhere to be found."""
         return self.produced - self.done.keys() - self.dead.keys() - self.quarantined.keys()
 
     @property
     def done_twice(self) -> frozenset[str]:
-        """What a handler completed more than once."""
+        """Completed more than once."""
         return frozenset(id for id, times in self.done.items() if times > 1)
 
     def lines(self) -> list[str]:
-        """Return the account as lines to print."""
+        """Return the tally as lines to print."""
         ends = f"{len(self.dead)} dead + {len(self.quarantined)} quarantined"
         lines = [f"{len(self.produced)} produced = {len(self.completed)} completed + {ends}"]
         for end, why in (("dead", self.dead), ("quarantined", self.quarantined)):
-            lines += [f"  {end:<12} {id}: {reason}" for id, reason in sorted(why.items())]
+            lines += [f"  {end:<14} {id}: {reason}" for id, reason in sorted(why.items())]
         lines += [
-            f"  {'kill -9':<12} {len(self.held)} messages were held by the killed worker",
-            f"  {'begun twice':<12} {len(self.begun_twice)} of them, once by each worker",
-            f"  {'done twice':<12} {len(self.done_twice)}; delivery is at least once",
+            f"  {'kill -9':<14} {len(self.held)} messages were leased to the killed worker",
+            f"  {'started twice':<14} {len(self.started_twice)} of them, once by each worker",
+            f"  {'done twice':<14} {len(self.done_twice)}; delivery is at least once",
         ]
         if not self.problems():
             lines.append("Nothing was lost: every id is accounted for, and the audit is clean.")

@@ -1,7 +1,7 @@
 """The worker processes of the demo. Run as a program, this module is one of them.
 
-A process exits when its stdin closes: then the demo is gone. It prints one line per handler call
-to stdout: `done orders order-17`.
+A process prints what its handlers do to stdout, such as `done orders order-17`. It exits when its
+stdin closes, because then the demo is gone.
 """
 
 from __future__ import annotations
@@ -16,48 +16,42 @@ from collections import Counter, deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
-from mx_rmq.demo import shop
 from mx_rmq.worker import Worker
+from mx_rmq_demo import shop
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 CONCURRENCY: Final = 20
-WINDOW: Final = 2.0
-"""Seconds over which throughput is measured."""
+WINDOW: Final = 2.0  # seconds over which throughput is measured
 
 
-class Member:
+class WorkerProcess:
     """One worker process, and what it reported."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
         self.name = name
-        self.begun: set[str] = set()
-        """Every message that one of its handlers began."""
-        self.done: Counter[str] = Counter()
-        """Id -> how often one of its handlers completed it."""
-        self.running: set[str] = set()
-        """The messages that its handlers work on now."""
-        self.times: dict[str, deque[float]] = {topic: deque() for topic in shop.mq.handlers}
-        """Topic -> when messages were done, recently."""
-        self.counts: Counter[str] = Counter()
-        """Topic -> messages done."""
+        self.started: set[str] = set()  # every message that one of its handlers started
+        self.running: set[str] = set()  # the messages that its handlers work on now
+        self.done: Counter[str] = Counter()  # id -> how often one of its handlers completed it
+        self.counts: Counter[str] = Counter()  # topic -> messages done
+        self._times: dict[str, deque[float]] = {topic: deque() for topic in shop.mq.handlers}
         self._process = process
         self._log = log
-        self._listening = asyncio.create_task(self._listen(), name=f"{name} output")
+        self._reading = asyncio.create_task(self._read(), name=f"{name} output")
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     @property
-    def ended(self) -> int | None:
-        """The exit code; None while it runs."""
+    def exit_code(self) -> int | None:
+        """None while it runs."""
         return self._process.returncode
 
     def rate(self, topic: str) -> float:
         """Return how many messages of a topic it completes per second."""
-        times = self.times[topic]
+        times = self._times[topic]
         while times and times[0] < time.monotonic() - WINDOW:
             times.popleft()
         return len(times) / WINDOW
@@ -66,50 +60,49 @@ class Member:
         """Send SIGKILL if it runs, and read the rest of its output."""
         with suppress(ProcessLookupError):
             self._process.kill()
-        await self._gone()
+        await self._wait()
 
     async def stop(self, seconds: float) -> bool:
         """Stop it with SIGTERM; return whether it shut down cleanly."""
         with suppress(ProcessLookupError, TimeoutError):
             self._process.terminate()
             async with asyncio.timeout(seconds):
-                await self._gone()
-        return self.ended == 0
+                await self._wait()
+        return self.exit_code == 0
 
-    def last_words(self) -> str:
-        """Return the last line of its log."""
+    def last_log_line(self) -> str:
         lines = self._log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "its log is empty"
 
-    async def _gone(self) -> None:
+    async def _wait(self) -> None:
         await self._process.wait()
-        await self._listening
+        await self._reading
 
-    async def _listen(self) -> None:
+    async def _read(self) -> None:
         if self._process.stdout is None:
             return
         async for line in self._process.stdout:
             event, topic, id = line.decode().split()
-            if event == "begun":
-                self.begun.add(id)
+            if event == "started":
+                self.started.add(id)
                 self.running.add(id)
                 continue
             self.running.discard(id)
             if event == "done":
                 self.done[id] += 1
                 self.counts[topic] += 1
-                self.times[topic].append(time.monotonic())
+                self._times[topic].append(time.monotonic())
 
 
-class Crew:
+class WorkerProcesses:
     """All worker processes. They are killed at the end of the `async with`."""
 
     def __init__(self, url: str, directory: Path) -> None:
-        self.members: list[Member] = []
+        self.all: list[WorkerProcess] = []
         self._environment = {**os.environ, "MX_RMQ_URL": url}
         self._directory = directory
 
-    async def hire(self, name: str) -> Member:
+    async def start(self, name: str) -> WorkerProcess:
         """Start a worker process."""
         path = self._directory / f"{name}.log"
         with path.open("wb") as log:
@@ -121,32 +114,32 @@ class Crew:
                 env=self._environment,
                 start_new_session=True,  # only the demo gets Ctrl-C
             )
-        self.members.append(Member(name, process, path))
-        return self.members[-1]
+        self.all.append(WorkerProcess(name, process, path))
+        return self.all[-1]
 
     def done(self) -> Counter[str]:
         """Return how often each message was completed."""
-        return sum((member.done for member in self.members), Counter())
+        return sum((one.done for one in self.all), Counter())
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for member in self.members:
-            await member.kill()
+        for one in self.all:
+            await one.kill()
 
 
 # the program
 
 
-def _end_with_the_demo() -> None:
+def _exit_with_the_demo() -> None:
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)
 
 
 def main() -> None:
-    threading.Thread(target=_end_with_the_demo, daemon=True).start()
+    threading.Thread(target=_exit_with_the_demo, daemon=True).start()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     shop.journal.addHandler(logging.StreamHandler(sys.stdout))
     shop.journal.propagate = False

@@ -1,8 +1,9 @@
-"""Tables that fit the terminal. Without a terminal, lines are not cut."""
+"""Tables that fit the terminal, and progress bars. Without a terminal, lines are not cut."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,14 +15,11 @@ if TYPE_CHECKING:
     import rich.table
     from rich.console import Console
 
-WIDE: Final = 10_000
-"""Width without a terminal."""
+    from mx_rmq.admin import Progress
 
-GAP: Final = 2
-"""Blanks between two columns, as in rich."""
-
-SHORTEST: Final = 16
-"""Characters that a long text keeps in the narrowest terminal."""
+WIDE: Final = 10_000  # width without a terminal
+GAP: Final = 2  # blanks between two columns, as in rich
+SHORTEST: Final = 16  # characters that a long text keeps in the narrowest terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +28,8 @@ class Table:
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-    spare: Sequence[str] = ()
-    """Columns that a narrow terminal does without, in this order."""
-    long: Sequence[str] = ()
-    """Columns of text that may be cut."""
+    spare: Sequence[str] = ()  # columns that a narrow terminal does without, in this order
+    long: Sequence[str] = ()  # columns of text that may be cut
 
     def within(self, width: int) -> rich.table.Table:
         """Return the table for a terminal of this width."""
@@ -91,20 +87,47 @@ def screen() -> Iterator[Callable[[Table, Sequence[str]], None]]:
     from rich.text import Text
 
     console = _console()
-    if not console.is_terminal:
+    live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-        def show(table: Table, below: Sequence[str]) -> None:
-            console.print(table.within(WIDE), *(Text(printable(line)) for line in below), sep="\n")
+    def show(table: Table, below: Sequence[str]) -> None:
+        shown = Group(table.within(console.width), *(Text(printable(line)) for line in below))
+        if live is None:
+            console.print(shown)
+        else:
+            live.update(shown, refresh=True)
+
+    with live or nullcontext():
+        yield show
+
+
+@contextmanager
+def progress_bar(action: str, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Yield a function that shows progress. Without a terminal, or if quiet, it does nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(
+        progress.SpinnerColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("scanned, {task.fields[done]:,} " + action),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left:"),
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+        transient=True,
+        redirect_stdout=False,  # it would go to standard error
+        redirect_stderr=False,
+    ) as shown:
+        task = shown.add_task("", total=None, done=0)
+
+        def show(now: Progress) -> None:
+            shown.update(task, completed=now.looked, total=now.total, done=now.done)
 
         yield show
-        return
-    with Live(console=console, auto_refresh=False) as live:
-
-        def update(table: Table, below: Sequence[str]) -> None:
-            shown = (Text(printable(line)) for line in below)
-            live.update(Group(table.within(console.width), *shown), refresh=True)
-
-        yield update
 
 
 def _console() -> Console:

@@ -1,6 +1,6 @@
 """A small shop: the example behind `mx-rmq demo`. Read it, copy it, change it.
 
-It also runs by itself: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq.demo.shop` in
+It also runs by itself: `mx-rmq server` in one terminal, `mx-rmq worker mx_rmq_demo.shop` in
 another, then `mx-rmq produce orders …`. Where a real shop would work, it sleeps.
 """
 
@@ -22,11 +22,11 @@ journal = logging.getLogger(__name__)
 
 
 class Journal(Middleware):
-    """Logs what each handler really did, outside the queue. The demo trusts only this."""
+    """Logs what each handler really did, independently of the queue. The demo trusts only this."""
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
         """Wrap every handler call."""
-        journal.info("begun %s %s", delivery.topic, delivery.id)
+        journal.info("started %s %s", delivery.topic, delivery.id)
         try:
             result = await call_next(delivery)
         except BaseException:
@@ -38,7 +38,7 @@ class Journal(Middleware):
 
 mq = MessageQueue(
     os.environ.get("MX_RMQ_URL", "embedded://./mx-rmq-data"),
-    lease=3,  # seconds of silence until another worker takes its messages over; the default is 30
+    lease=3,  # seconds until a silent worker's messages go to another one; the default is 30
     middleware=[Journal()],
 )
 
@@ -50,7 +50,7 @@ mq = MessageQueue(
 class Order:
     number: int
     item: str
-    to: str = "somebody@example.org"
+    to: str = "someone@example.org"
 
 
 @dataclass
@@ -96,9 +96,7 @@ async def charge(payment: Payment, delivery: Delivery) -> None:
     if payment.card == "busy" and delivery.attempt == 1:
         raise Retry(delay=1, reason="the bank is busy")  # again in one second
     if payment.card == "void":
-        raise ConnectionError(
-            "the bank does not answer"
-        )  # the retry policy: three attempts, then dead
+        raise ConnectionError("the bank does not answer")  # three attempts, then dead
 
 
 @mq.handler("reminders")

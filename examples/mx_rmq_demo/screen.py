@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Stats
 
 TITLE: Final = "mx-rmq: a small shop, two workers, one kill -9"
-PHASES: Final = ("two workers at work", "kill -9 one of them", "the other takes over", "account")
+PHASES: Final = ("two workers at work", "kill -9 one of them", "the other takes over", "tally")
 
 COLUMNS: Final = {
     "topic": "topic",
@@ -31,8 +31,7 @@ COLUMNS: Final = {
     "per second": "/s",
 }
 """Title of a column -> its short form for a narrow terminal."""
-ROOMY: Final = 76
-"""Width of a terminal in which the full titles fit."""
+ROOMY: Final = 76  # width of a terminal in which the full titles fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +63,16 @@ class View:
 
 
 class Screen(Protocol):
-    """Where the story is shown."""
+    """Where the scenario is shown."""
 
     def begin(self, number: int, text: str) -> None:
-        """A phase begins."""
+        """Begin a phase."""
 
     def progress(self, text: str) -> None:
-        """The phase has come this far."""
+        """Show how far the phase is."""
 
     def conclude(self, text: str) -> None:
-        """The phase ended with this result."""
+        """Show the result of the phase."""
 
     def show(self, view: View) -> None:
         """Show the current numbers."""
@@ -83,7 +82,7 @@ class Screen(Protocol):
 
 
 @contextmanager
-def screen() -> Iterator[Screen]:
+def open_screen() -> Iterator[Screen]:
     """Yield the screen that suits stdout."""
     terminal = Console(highlight=False, markup=False, emoji=False)
     if sys.stdout.isatty() and not terminal.is_dumb_terminal:
@@ -126,15 +125,13 @@ class Terminal:
             self._phase += 1
             self._refresh()
         self._live.stop()
-        for line in ("", *lines):
-            self._live.console.print(
-                line, soft_wrap=True
-            )  # the terminal wraps lines, so they can be copied
+        for line in ("", *lines):  # wrapped by the terminal, so that they can be copied
+            self._live.console.print(line, soft_wrap=True)
 
     def _refresh(self) -> None:
         seconds = f"  {self._view.seconds:4.1f} s" if self._view else "  starting"
         title = Text.assemble((TITLE, "bold"), (seconds, "dim"))
-        parts = [title, Text(), *map(self._told, range(1, len(PHASES) + 1)), Text()]
+        parts = [title, Text(), *map(self._line, range(1, len(PHASES) + 1)), Text()]
         below: list[Text] = []
         if self._view is not None:
             workers = self._view.workers
@@ -144,7 +141,7 @@ class Terminal:
         table = [] if self._view is None else [self._table(self._view)]
         self._live.update(Group(*parts, *table, *below), refresh=True)
 
-    def _told(self, number: int) -> Text:
+    def _line(self, number: int) -> Text:
         text = f"{number} {self._phases[number - 1]}"
         if number < self._phase:
             return Text(f"{self._over} {text}", style="green")
@@ -202,8 +199,8 @@ class Pipe:
             return
         self._next = view.seconds + 1
         numbers = zip(list(COLUMNS)[1:], view.sums(), strict=True)
-        told = "  ".join(f"{name} {number}" for name, number in numbers)
-        self._console.print(f"  {view.seconds:4.1f} s  {told}")
+        line = "  ".join(f"{name} {number}" for name, number in numbers)
+        self._console.print(f"  {view.seconds:4.1f} s  {line}")
 
     def end(self, lines: Sequence[str]) -> None:
         for line in ("", *lines):

@@ -1,1 +1,0 @@
-"""The demo: a shop to read and copy (shop.py), and the story that runs it (story.py)."""
