@@ -6,11 +6,12 @@ A block's header says which names it needs and which it defines. A block never u
 
 The signature is read from the script's own first lines, so no Python file holds a position:
 
-    local payload = KEYS[1]  -- HASH  id -> record        a key, by the name it has in keys.py
-    local high, low = KEYS[2], KEYS[3]  -- LIST  ids       keys of one type and meaning
-    local worker  = ARGV[3]  -- who holds the leases      an argument
-    local each    = 4        -- per message: id, token    the rest, repeated for each item
-    local stride  = 8        -- keys per topic            all keys, repeated for each topic
+    -- keys: payload | processing expire_monitor           keys, by their names in keys.py
+    local worker = ARGV[3]      -- who holds the leases    an argument
+    local each, width = 4, 2    -- per message: id, token  the rest, repeated for each item
+    local stride = 9            -- keys per topic          all keys, repeated for each topic
+
+A `-- keys:` line becomes `local payload, processing, … = KEYS[1], KEYS[2], …`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mx_rmq.store.keys import TYPES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mx_rmq.net.connection import Value
 
-_KEYS: Final = re.compile(
-    r"^local (\w+(?:, \w+)*) *= (KEYS\[\d+\](?:, KEYS\[\d+\])*) *-- (\w+)", re.MULTILINE
-)
-_NUMBER: Final = re.compile(r"\d+")
+_KEYS: Final = re.compile(r"-- keys: ([\w |]+)")
+_NAMED: Final = re.compile(r"^local ([\w, ]+) = KEYS\[", re.MULTILINE)
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
-_EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
+_EACH: Final = re.compile(
+    r"^local each(?:, width)? *= (\d+)(?:, \d+)? *-- per \w+: (.+)$", re.MULTILINE
+)
 _STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTILINE)
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
 _CALL: Final = re.compile(r"redis\.p?call\('([A-Z]+)', (\w+)")
@@ -47,8 +50,7 @@ class Line(NamedTuple):
     """One line of a composed script, and where it comes from."""
 
     text: str
-    file: str
-    """Relative to the lua folder."""
+    file: str  # relative to the lua folder
     number: int
 
     @property
@@ -74,28 +76,22 @@ class Script:
     """The names of one item's arguments, if the script takes a batch."""
     commands: frozenset[str]
     """The server commands that it calls."""
-    place: dict[str, int] = field(init=False, hash=False)
+    place: dict[str, int] = field(hash=False)
     """The index of each key, from 0."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "place", {key: at for at, key in enumerate(self.keys)})
 
     @classmethod
     def parse(cls, name: str, source: str) -> Script:
-        """Compose a script and read its signature; refuse one with a gap."""
+        """Compose a script and read its signature; refuse one with a gap or an unknown key."""
         lines = compose(name, source)
         source = "".join(f"{line.text}\n" for line in lines)
-        keys = [
-            (key, number, kind)
-            for named, numbered, kind in _KEYS.findall(source)
-            for key, number in zip(named.split(", "), _NUMBER.findall(numbered), strict=True)
-        ]
+        keys = tuple(key for named in _NAMED.findall(source) for key in named.split(", "))
         args = _ARG.findall(source)
         each = _EACH.search(source)
         stride = _STRIDE.search(source)
-        numbers = [int(number) for _, number, _ in keys]
-        if numbers != list(range(1, len(keys) + 1)):
-            raise ValueError(f"{name}.lua: KEYS are numbered {numbers}")
+        if unknown := [key for key in keys if key not in TYPES]:
+            raise ValueError(f"{name}.lua: {unknown[0]} is not a key in keys.py")
+        if len(keys) != len(set(keys)):
+            raise ValueError(f"{name}.lua: a key is named twice: {keys}")
         numbers = [int(number) for _, number in args]
         if numbers != list(range(1, len(args) + 1)):
             raise ValueError(f"{name}.lua: ARGV are numbered {numbers}")
@@ -108,11 +104,12 @@ class Script:
             source=source,
             lines=lines,
             sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
-            keys=tuple(key for key, _, _ in keys),
-            types=tuple(kind for _, _, kind in keys),
+            keys=keys,
+            types=tuple(TYPES[key] for key in keys),
             args=tuple(arg for arg, _ in args),
             each=tuple(part.strip() for part in each[2].split(",")) if each else (),
             commands=frozenset(_COMMAND.findall(source)),
+            place={key: at for at, key in enumerate(keys)},
         )
 
     def call_at(self, words: str, keys: Sequence[str]) -> str | None:
@@ -149,14 +146,20 @@ class Script:
 
 
 def compose(name: str, source: str) -> tuple[Line, ...]:
-    """Replace each `-- use: block` with that block."""
+    """Replace each `-- use: block` with that block, and number the keys."""
     lines = list[Line]()
+    count = 0
     for number, text in enumerate(source.splitlines(), 1):
         if use := _USE.fullmatch(text):
             for line in block(use[2]):
                 lines.append(line._replace(text=f"{use[1]}{line.text}".rstrip()))
-        else:
-            lines.append(Line(text, f"{name}.lua", number))
+            continue
+        if named := _KEYS.fullmatch(text):
+            keys = named[1].replace("|", " ").split()
+            places = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
+            count += len(keys)
+            text = f"local {', '.join(keys)} = {', '.join(places)}"  # noqa: PLW2901
+        lines.append(Line(text, f"{name}.lua", number))
     return tuple(lines)
 
 

@@ -7,7 +7,7 @@
 -- Returns  now (ms)
 -- Cost     O(1), with forget_ms O(W), W workers
 
-local workers = KEYS[1] -- HASH  name -> last seen (ms), a space, info
+-- keys: workers
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local worker    = ARGV[2]           -- who is alive

@@ -12,19 +12,8 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local processing = KEYS[10] -- HASH  id -> lease, token:worker
-
-local recent  = KEYS[11] -- ZSET  custom id -> until when it is taken (ms)
-local maker   = KEYS[12] -- STRING  receipt of the lane that generated the id
-local receipt = KEYS[13] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[14] -- HASH  what happened -> how often, ever
-local history = KEYS[15] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing | recent maker receipt totals history
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local call     = tonumber(ARGV[2]) -- this call's number in its lane

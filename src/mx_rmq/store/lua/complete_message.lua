@@ -7,18 +7,12 @@
 --          worker no longer holds it
 -- Cost     O(log P) per message, P in processing
 
-local payload        = KEYS[1] -- HASH  id -> record
-local processing     = KEYS[2] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[3] -- ZSET  id -> lease deadline (ms)
-local receipt        = KEYS[4] -- STRING  number and answer of the lane's last call
-local totals         = KEYS[5] -- HASH  what happened -> how often, ever
-local history        = KEYS[6] -- STREAM  what happened, newest last
+-- keys: payload | processing expire_monitor | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
-local each     = 4                 -- per message: id, token
-local width    = 2
+local each, width = 4, 2 -- per message: id, token
 
 -- use: first_answer
 -- use: held_messages

@@ -7,14 +7,7 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
 
-local archive         = KEYS[1] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[2] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[3] -- HASH  bytes of each archive, and how far they are counted
-local recent          = KEYS[4] -- ZSET  custom id -> until when it is taken (ms)
-local maker           = KEYS[5] -- STRING  receipt of the lane that generated the id
-local receipt         = KEYS[6] -- STRING  number and answer of the lane's last call
-local totals          = KEYS[7] -- HASH  what happened -> how often, ever
-local history         = KEYS[8] -- STREAM  what happened, newest last
+-- keys: archive archive_payload archive_bytes | recent maker receipt totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- this call's number in its lane

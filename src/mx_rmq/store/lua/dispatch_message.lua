@@ -17,20 +17,8 @@
 --          call again gives the same messages, as far as the worker still holds them.
 -- Cost     O(log P) per message, P in processing
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local cancelled = KEYS[5] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[6] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[7] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[8] -- ZSET  id -> lease deadline (ms)
-
-local doorbell = KEYS[9]  -- LIST  at most one ring: something is pending
-local meta     = KEYS[10] -- HASH  token, turn, paused, dropped, tick
-
-local receipt = KEYS[11] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[12] -- HASH  what happened -> how often, ever
-local history = KEYS[13] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | cancelled expiry | processing expire_monitor
+-- keys: doorbell meta | receipt totals history
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- this call's number in its lane

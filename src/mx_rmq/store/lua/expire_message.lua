@@ -17,14 +17,8 @@
 --          none; then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
 
-local payload        = KEYS[1]  -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled      = KEYS[8]  -- SET  ids with one place in a pending list that does not count
-local expiry         = KEYS[9]  -- ZSET  waiting id -> when it expires (ms)
-local processing     = KEYS[10] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
-local meta           = KEYS[12] -- HASH  token, turn, paused, dropped, tick
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing expire_monitor | meta
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- who takes them

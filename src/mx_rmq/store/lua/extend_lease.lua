@@ -6,14 +6,12 @@
 -- Returns  a string, one digit per message: 1 extended, 0 the worker no longer holds it
 -- Cost     O(log P) per message, P in processing
 
-local processing     = KEYS[1] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[2] -- ZSET  id -> lease deadline (ms)
+-- keys: processing expire_monitor
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local worker   = ARGV[2]           -- who holds the leases
 local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
-local each     = 4                 -- per message: id, token
-local width    = 2
+local each, width = 4, 2 -- per message: id, token
 
 -- use: clock
 -- use: held_messages

@@ -7,7 +7,7 @@
 --          place, what, by and about; newest first
 -- Cost     O(step)
 
-local history = KEYS[1] -- STREAM  what happened, newest last
+-- keys: history
 
 local before = ARGV[1] -- where to continue, '+' at first
 local step   = ARGV[2] -- how many entries to look at

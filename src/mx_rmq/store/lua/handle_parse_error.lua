@@ -7,18 +7,8 @@
 -- Returns  same as move_to_dlq
 -- Cost     same as move_to_dlq, plus the length of the bytes
 
-local payload = KEYS[1] -- HASH  id -> record
-
-local processing     = KEYS[2] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[3] -- ZSET  id -> lease deadline (ms)
-
-local archive         = KEYS[4] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[5] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[6] -- HASH  bytes of each archive, and how far they are counted
-
-local receipt = KEYS[7] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[8] -- HASH  what happened -> how often, ever
-local history = KEYS[9] -- STREAM  what happened, newest last
+-- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
+-- keys: receipt totals history
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local call      = tonumber(ARGV[2]) -- this call's number in its lane

@@ -16,12 +16,7 @@
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing
 
-local payload        = KEYS[1] -- HASH  id -> record
-local processing     = KEYS[2] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[3] -- ZSET  id -> lease deadline (ms)
-local meta           = KEYS[4] -- HASH  token, turn, paused, dropped, tick
-local totals         = KEYS[5] -- HASH  what happened -> how often, ever
-local history        = KEYS[6] -- STREAM  what happened, newest last
+-- keys: payload | processing expire_monitor | meta | totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local worker      = ARGV[2]           -- the monitor

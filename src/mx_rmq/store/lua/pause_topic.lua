@@ -5,10 +5,7 @@
 -- Returns  1 paused now, 2 paused by an earlier copy of this call, 0 it was paused already
 -- Cost     O(1)
 
-local meta    = KEYS[1] -- HASH  token, turn, paused, dropped, tick
-local receipt = KEYS[2] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[3] -- HASH  what happened -> how often, ever
-local history = KEYS[4] -- STREAM  what happened, newest last
+-- keys: meta | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it

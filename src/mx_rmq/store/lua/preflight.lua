@@ -6,7 +6,7 @@
 -- Returns  for each command that is missing: its name and the server's words
 -- Cost     O(1)
 
-local scratch = KEYS[1] -- SET  one member, for the moment of this call
+-- keys: scratch
 
 local each = 1 -- per command: name
 

@@ -6,13 +6,8 @@
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
 
-local payload  = KEYS[1]  -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local doorbell = KEYS[8]  -- LIST  at most one ring: something is pending
-local meta     = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
-local totals   = KEYS[10] -- HASH  what happened -> how often, ever
-local history  = KEYS[11] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: doorbell meta | totals history
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local max_count = tonumber(ARGV[2]) -- how many of each level at most

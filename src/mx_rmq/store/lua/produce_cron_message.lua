@@ -10,18 +10,8 @@
 --          if the tick is not due yet, has fired, or its id is taken
 -- Cost     O(1)
 
-local payload = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local expiry  = KEYS[5] -- ZSET  waiting id -> when it expires (ms)
-
-local dlq_payload         = KEYS[6] -- HASH  id -> final record
-local error_parse_payload = KEYS[7] -- HASH  id -> error and exact bytes
-
-local doorbell = KEYS[8] -- LIST  at most one ring: something is pending
-local meta     = KEYS[9] -- HASH  token, turn, paused, dropped, tick
-
-local totals  = KEYS[10] -- HASH  what happened -> how often, ever
-local history = KEYS[11] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | expiry | dlq_payload error_parse_payload
+-- keys: doorbell meta | totals history
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local id       = ARGV[2]           -- the message's

@@ -19,29 +19,16 @@
 --          refuses the whole call.
 -- Cost     O(1) per message
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local dlq_payload         = KEYS[10] -- HASH  id -> final record
-local error_parse_payload = KEYS[11] -- HASH  id -> error and exact bytes
-
-local doorbell = KEYS[12] -- LIST  at most one ring: something is pending
-
-local recent  = KEYS[13] -- ZSET  custom id -> until when it is taken (ms)
-local receipt = KEYS[14] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[15] -- HASH  what happened -> how often, ever
-local history = KEYS[16] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell
+-- keys: recent receipt totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- this call's number in its lane
 local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: not at all
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
 local remember    = ARGV[5]           -- history entries to keep, 0: write none
-local each        = 6                 -- per message: id, how, record
-local width       = 3
+local each, width = 6, 3 -- per message: id, how, record
 
 -- use: clock
 -- use: first_answer

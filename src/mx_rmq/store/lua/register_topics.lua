@@ -6,7 +6,7 @@
 -- Returns  for each topic: how many partitions it has
 -- Cost     O(1) per topic
 
-local topics = KEYS[1] -- HASH  topic -> number of partitions
+-- keys: topics
 
 local each = 1 -- per topic: name, partitions
 

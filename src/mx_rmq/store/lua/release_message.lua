@@ -6,20 +6,13 @@
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local expiry         = KEYS[4]  -- ZSET  waiting id -> when it expires (ms)
-local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
-local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
-local receipt        = KEYS[8]  -- STRING  number and answer of the lane's last call
-local totals         = KEYS[9]  -- HASH  what happened -> how often, ever
-local history        = KEYS[10] -- STREAM  what happened, newest last
+-- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
+-- keys: receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
-local each     = 4                 -- per message: id, token, priority, expires_ms
-local width    = 4
+local each, width = 4, 4 -- per message: id, token, priority, expires_ms
 
 -- use: first_answer
 -- use: held_messages

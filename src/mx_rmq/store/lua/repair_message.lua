@@ -11,25 +11,9 @@
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[10] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
-
-local dlq                 = KEYS[12] -- ZSET  id -> time of death (ms)
-local dlq_payload         = KEYS[13] -- HASH  id -> final record
-local error_parse_queue   = KEYS[14] -- ZSET  id -> time of quarantine (ms)
-local error_parse_payload = KEYS[15] -- HASH  id -> error and exact bytes
-
-local doorbell = KEYS[16] -- LIST  at most one ring: something is pending
-local meta     = KEYS[17] -- HASH  token, turn, paused, dropped, tick
-
-local totals  = KEYS[18] -- HASH  what happened -> how often, ever
-local history = KEYS[19] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing expire_monitor
+-- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
 
 local now_ms     = ARGV[1]           -- the time (ms), or '' for the server's
 local id         = ARGV[2]           -- the message

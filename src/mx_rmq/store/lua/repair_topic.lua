@@ -8,10 +8,7 @@
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(1)
 
-local archive_bytes  = KEYS[1] -- HASH  bytes of each archive, and how far they are counted
-local doorbell       = KEYS[2] -- LIST  at most one ring: something is pending
-local doorbell_delay = KEYS[3] -- LIST  at most one ring: an earlier due time
-local meta           = KEYS[4] -- HASH  token, turn, paused, dropped, tick
+-- keys: archive_bytes | doorbell doorbell_delay meta
 
 local now_ms  = ARGV[1]           -- the time (ms), or '' for the server's
 local least   = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0

@@ -8,19 +8,8 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
 
-local payload = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local expiry  = KEYS[5] -- ZSET  waiting id -> when it expires (ms)
-
-local archive         = KEYS[6] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[7] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[8] -- HASH  bytes of each archive, and how far they are counted
-
-local doorbell = KEYS[9] -- LIST  at most one ring: something is pending
-
-local receipt = KEYS[10] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[11] -- HASH  what happened -> how often, ever
-local history = KEYS[12] -- STREAM  what happened, newest last
+-- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes
+-- keys: doorbell | receipt totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
 local call        = tonumber(ARGV[2]) -- this call's number in its lane

@@ -5,12 +5,7 @@
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local doorbell = KEYS[4] -- LIST  at most one ring: something is pending
-local meta     = KEYS[5] -- HASH  token, turn, paused, dropped, tick
-local receipt  = KEYS[6] -- STRING  number and answer of the lane's last call
-local totals   = KEYS[7] -- HASH  what happened -> how often, ever
-local history  = KEYS[8] -- STREAM  what happened, newest last
+-- keys: pending_high pending pending_low | doorbell meta | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it

@@ -7,8 +7,7 @@
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local doorbell = KEYS[4] -- LIST  at most one ring: something is pending
+-- keys: pending_high pending pending_low | doorbell
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do

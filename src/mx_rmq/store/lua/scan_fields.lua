@@ -5,7 +5,7 @@
 -- Returns  the next cursor ('0': that was the last step), then fields; some may come twice
 -- Cost     O(step)
 
-local hash = KEYS[1] -- HASH  field -> value
+-- keys: hash
 
 local cursor = ARGV[1] -- where to continue, '0' at first
 local step   = ARGV[2] -- about how many fields

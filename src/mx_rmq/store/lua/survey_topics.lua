@@ -9,12 +9,9 @@
 --          has come, -1: there is none
 -- Cost     O(log N) per topic, N delayed or in processing
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
-local expire_monitor = KEYS[7] -- ZSET  id -> lease deadline (ms)
-local expiry         = KEYS[8] -- ZSET  waiting id -> when it expires (ms)
-local meta           = KEYS[9] -- HASH  token, turn, paused, dropped, tick
-local stride           = 9 -- keys per topic: those above are the first one's, the next follow
+-- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: expire_monitor expiry | meta
+local stride = 9 -- keys per topic: those above are the first topic's, the others follow
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 

@@ -8,8 +8,7 @@
 -- Returns  nothing if another worker has the turn, else for each topic: name, partitions
 -- Cost     O(T), T topics; O(1) if another worker has the turn
 
-local caretaker = KEYS[1] -- STRING  the worker that has the turn
-local topics    = KEYS[2] -- HASH  topic -> number of partitions
+-- keys: caretaker topics
 
 local worker  = ARGV[1]           -- who asks
 local turn_ms = tonumber(ARGV[2]) -- how long a turn lasts

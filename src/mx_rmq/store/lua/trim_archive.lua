@@ -8,11 +8,7 @@
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
 
-local archive         = KEYS[1] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[2] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[3] -- HASH  bytes of each archive, and how far they are counted
-local totals          = KEYS[4] -- HASH  what happened -> how often, ever
-local history         = KEYS[5] -- STREAM  what happened, newest last
+-- keys: archive archive_payload archive_bytes | totals history
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local kind     = ARGV[2]           -- which archive: dead or quarantined

@@ -5,7 +5,7 @@
 -- Returns  the bytes of each value; 0: there is none
 -- Cost     O(1) per field
 
-local hash = KEYS[1] -- HASH  field -> value
+-- keys: hash
 
 local each = 1 -- per value: field
 

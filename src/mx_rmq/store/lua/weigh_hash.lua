@@ -6,7 +6,7 @@
 -- Returns  the number of fields, then of bytes
 -- Cost     O(1)
 
-local hash = KEYS[1] -- HASH  field -> value
+-- keys: hash
 
 local sample = ARGV[1] -- how many values to look at
 
