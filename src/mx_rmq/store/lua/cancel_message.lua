@@ -73,7 +73,7 @@ end
 
 -- use: free_id
 
-local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil
 -- use: history
+note('cancelled', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

@@ -23,7 +23,7 @@ redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
 
-local what, by, done, about = 'completed', worker, held, nil
 -- use: history
+note('completed', worker, held)
 -- use: receipt
 return answer

@@ -40,7 +40,7 @@ redis.call('ZREMRANGEBYRANK', archive, 1, 0)
 -- use: drop_victims
 -- use: free_id
 
-local what, done, about = 'discarded', {answer == '1' and id or nil}, nil
 -- use: history
+note('discarded', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

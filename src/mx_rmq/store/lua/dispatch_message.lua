@@ -202,7 +202,7 @@ if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 
-local what, by, done, about = 'dispatched', worker, taken, nil
 -- use: history
+note('dispatched', worker, taken)
 -- use: receipt
 return reply

@@ -78,6 +78,6 @@ if #leases > 0 then
   redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
 end
 
-local what, by, done, about = 'taken_over', worker, taken, lost_by
 -- use: history
+note('taken_over', worker, taken, lost_by)
 return reply

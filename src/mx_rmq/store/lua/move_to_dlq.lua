@@ -45,9 +45,9 @@ redis.call('HDEL', processing, id)
 redis.call('HDEL', payload, id)
 -- use: drop_victims
 -- use: archive_message
--- use: trimmed
 
-local what, by, done, about = 'died', worker, {id}, {why}
 -- use: history
+note('trimmed', '', victims)
+note('died', worker, {id}, {why})
 -- use: receipt
 return answer

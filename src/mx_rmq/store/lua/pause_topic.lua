@@ -19,7 +19,7 @@ local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'
 redis.call('HDEL', meta, 'paused')
 redis.call('HSET', meta, 'paused', '1')
 
-local what, done, about = 'paused', {answer == '1' and '' or nil}, nil
 -- use: history
+note('paused', by, {answer == '1' and '' or nil})
 -- use: receipt
 return answer

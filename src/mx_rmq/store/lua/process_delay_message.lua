@@ -45,6 +45,6 @@ for _, move in ipairs(moves) do
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
-local what, by, done, about = 'due', '', moved, nil
 -- use: history
+note('due', '', moved)
 return moved

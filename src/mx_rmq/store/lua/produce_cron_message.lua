@@ -50,6 +50,6 @@ redis.call('LPUSH', behind, id)
 redis.call('HSET', meta, 'tick', tick)
 if live_ms then redis.call('ZADD', expiry, now + live_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
-local what, by, done, about = 'produced', 'cron', {id}, nil
 -- use: history
+note('produced', 'cron', {id})
 return {time, tick, 1}

@@ -50,9 +50,7 @@ end
 -- use: store_new
 -- use: delay
 
-local what, by, done, about = 'delayed', '', {}, nil
-for n = 1, #fresh do done[n] = ARGV[fresh[n]] end
-
 -- use: history
+note('delayed', '', stored)
 -- use: receipt
 return answer

@@ -58,9 +58,7 @@ if #behind.normal > 0 then redis.call('LPUSH', pending, unpack(behind.normal)) e
 if #behind.low > 0 then redis.call('LPUSH', pending_low, unpack(behind.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-local what, by, done, about = 'produced', '', {}, nil
-for n = 1, #fresh do done[n] = ARGV[fresh[n]] end
-
 -- use: history
+note('produced', '', stored)
 -- use: receipt
 return answer

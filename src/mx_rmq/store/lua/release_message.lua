@@ -40,7 +40,7 @@ if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
-local what, by, done, about = 'released', worker, held, nil
 -- use: history
+note('released', worker, held)
 -- use: receipt
 return answer

@@ -144,6 +144,6 @@ if listed then
 end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end
 
-local what, done, about = 'repaired', {id}, {table.concat(done_what, '; ')}
 -- use: history
+note('repaired', by, {id}, {table.concat(done_what, '; ')})
 return done_what

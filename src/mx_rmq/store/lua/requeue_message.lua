@@ -54,7 +54,7 @@ if answer == '1' then
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 end
 
-local what, done, about = 'requeued', {answer == '1' and id or nil}, why ~= '' and {why} or nil
 -- use: history
+note('requeued', by, {answer == '1' and id or nil}, why ~= '' and {why} or nil)
 -- use: receipt
 return answer

@@ -23,7 +23,7 @@ local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '1' or '0'
 redis.call('HDEL', meta, 'paused')
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-local what, done, about = 'resumed', {answer == '1' and '' or nil}, nil
 -- use: history
+note('resumed', by, {answer == '1' and '' or nil})
 -- use: receipt
 return answer

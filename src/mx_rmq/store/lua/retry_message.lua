@@ -52,7 +52,7 @@ redis.call('HSET', payload, unpack(records))
 -- use: delay
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
-local by, done = worker, held
 -- use: history
+note(what, worker, held, about)
 -- use: receipt
 return answer

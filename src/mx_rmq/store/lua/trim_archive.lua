@@ -30,7 +30,8 @@ redis.pcall('XLEN', history)
 redis.call('ZREMRANGEBYRANK', archive, 1, 0)
 
 -- use: drop_victims
--- use: trimmed
+-- use: history
+note('trimmed', '', victims)
 
 -- The limit may have been lowered, and perhaps nothing else is ever added.
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
