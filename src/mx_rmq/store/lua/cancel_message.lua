@@ -1,17 +1,14 @@
 -- cancel_message: pending | delayed -> (gone)
---
--- Removes a message that no worker has started, and frees its id, which can be produced again at
--- once. A refusal leaves a receipt too: otherwise a late copy of the call could still cancel what
--- its caller believes to be alive. To take an id out of a list, Redis walks the list while every
--- client waits. So the id is looked up at both ends only, up to `walk` places. An id that is deeper
--- keeps its place, and dispatch_message skips it. An id has at most one such place; before it would
--- get a second one, the whole list is walked. If the id is produced again with a higher priority,
--- dispatch_message may skip the new place and give the message at the old one: it still runs
--- exactly once.
+-- Removes a message that no worker has started, and frees its id. To take an id out of a list,
+-- Redis walks the list while every client waits, so only `walk` places at each end are searched. An
+-- id that is deeper keeps its place, and dispatch_message skips it. An id has at most one such
+-- place; before it would get a second one, the whole list is walked. If the id is produced again
+-- with a higher priority, dispatch_message may skip the new place and give the message at the old
+-- one: it still runs exactly once. A refusal leaves a receipt, too: otherwise a late copy of the
+-- call could still cancel what its caller believes to be alive.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
-
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | processing | recent maker receipt totals history
 
@@ -22,7 +19,6 @@ local made     = ARGV[4]           -- '1': a lane generated the id
 local walk     = tonumber(ARGV[5]) -- how far a list is walked from each end
 local by       = ARGV[6]           -- who asks for it
 local remember = ARGV[7]           -- history entries to keep, 0: write none
-
 -- use: clock
 -- use: first_answer
 
@@ -53,8 +49,7 @@ local expires = redis.call('ZSCORE', expiry, id)
 -- use: taken_id
 if answer ~= '1' then marked, taken_until = false, false end
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
+redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 if answer == '1' then redis.call('HDEL', payload, id) end
 if answer == '1' and expires then redis.call('ZREM', expiry, id) end
 if answer == '1' and delayed then

@@ -1,19 +1,15 @@
 -- complete_message: processing -> (gone)
+-- Removes what a worker has handled: lease, deadline and record. A worker that has lost the lease
+-- changes nothing and gets a 0.
 --
--- Removes what a worker has handled: lease, deadline and record. Only the holder of the lease can
--- do this. A worker that has lost the lease changes nothing and gets a 0.
---
--- Returns  a string, one digit per message: 1 done, 2 done by an earlier copy of this call, 0 the
---          worker no longer holds it
+-- Returns  one digit per message: 1 done, 2 done by an earlier copy of this call, 0 not its lease
 -- Cost     O(log P) per message, P in processing
-
 -- keys: payload | processing expire_monitor | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
 local each, width = 4, 2 -- per message: id, token
-
 -- use: first_answer
 -- use: held_messages
 

@@ -1,19 +1,16 @@
 -- count_messages: read
---
 -- How many messages of a topic are in each state, all at one moment.
 --
--- Returns  pending, delayed, processing, dead, quarantined; 1 if the topic is paused; how many ids
---          without a message were ever dropped; how long the first delayed message has been due and
---          the first lease has been over (ms, -1: none is); a list of the bytes of dead and
---          quarantined messages and when each archive last dropped some for its bytes; and a list
---          of what happened and how often, ever
+-- Returns  pending, delayed, processing, dead, quarantined; 1 if paused; how many ids without a
+--          message were ever dropped; for how long the first delayed message has been due and the
+--          first lease has been over (ms, -1: none is); a list: the bytes of dead and quarantined
+--          messages and when each archive last dropped some for its bytes; a list: what happened
+--          and how often, ever
 -- Cost     O(log N), N delayed or in processing
-
 -- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low | cancelled
 -- keys: processing expire_monitor | dlq error_parse_queue archive_bytes | meta | totals
 
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
-
 -- use: clock
 
 local waiting, delayed, due = 0, 0, math.huge

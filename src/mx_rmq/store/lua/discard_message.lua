@@ -1,12 +1,9 @@
 -- discard_message: dead | quarantined -> (gone)
---
--- Deletes an archived message and frees its id, which can be produced again at once. The
--- archived_ms that the operator saw must still be true. A refusal leaves a receipt too, so that a
--- late copy of the call changes nothing.
+-- Deletes an archived message and frees its id, if the archived_ms that the operator saw is still
+-- true. A refusal leaves a receipt too, so that a late copy of the call changes nothing.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
-
 -- keys: archive archive_payload archive_bytes | recent maker receipt totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
@@ -17,7 +14,6 @@ local made        = ARGV[5]           -- '1': a lane generated the id
 local archived_ms = tonumber(ARGV[6]) -- when it was archived, as the operator saw it
 local by          = ARGV[7]           -- who asks for it
 local remember    = ARGV[8]           -- history entries to keep, 0: write none
-
 -- use: clock
 -- use: first_answer
 
@@ -34,9 +30,7 @@ if answer == '0' or weights[1] == 0 then marked, taken_until = false, false end
 -- use: archive_size
 -- use: size_without_victims
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', archive, 1, 0)
-
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
 -- use: free_id
 

@@ -1,18 +1,15 @@
 -- extend_lease: processing -> processing
+-- Moves the deadlines of a worker's leases: of running messages and of those in its local slots.
+-- Safe to repeat, so it needs no receipt.
 --
--- Moves the deadlines of a worker's leases, both of running messages and of those that still wait
--- in its local slots. Safe to repeat, so it needs no receipt.
---
--- Returns  a string, one digit per message: 1 extended, 0 the worker no longer holds it
+-- Returns  one digit per message: 1 extended, 0 not its lease
 -- Cost     O(log P) per message, P in processing
-
 -- keys: processing expire_monitor
 
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local worker   = ARGV[2]           -- who holds the leases
 local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
 local each, width = 4, 2 -- per message: id, token
-
 -- use: clock
 -- use: held_messages
 

@@ -1,12 +1,9 @@
 -- handle_parse_error: processing -> quarantined
---
 -- Sets aside a message whose bytes cannot be read: one line about the error, a newline, then the
--- exact bytes, which the server copies without looking at them. Caps, budget and TTL work as in
--- move_to_dlq, but bytes beyond the whole budget are cut off.
+-- exact bytes. Works as move_to_dlq, but bytes beyond the whole budget are cut off.
 --
 -- Returns  same as move_to_dlq
 -- Cost     same as move_to_dlq, plus the length of the bytes
-
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
@@ -23,7 +20,6 @@ local token     = ARGV[10]          -- of its lease
 local info      = ARGV[11]          -- the line about the error
 local why       = ARGV[12]          -- in a few words, for the history
 local remember  = ARGV[13]          -- history entries to keep, 0: write none
-
 -- use: clock
 -- use: first_answer
 

@@ -1,5 +1,4 @@
 -- handle_timeout_message: processing -> processing, held by the monitor
---
 -- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and a
 -- short recovery deadline. Nothing is removed. The caller decides and calls retry_message or
 -- move_to_dlq with the new token; if it dies first, the recovery deadline brings the message back.
@@ -15,7 +14,6 @@
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing
-
 -- keys: payload | processing expire_monitor | meta | totals history
 
 local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
@@ -27,7 +25,6 @@ local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
 local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
 local grace_ms    = tonumber(ARGV[8]) -- how long ago a lease must have run out
 local remember    = ARGV[9]           -- history entries to keep, 0: write none
-
 -- use: clock
 
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))

@@ -1,13 +1,11 @@
 -- inspect_message: read
---
--- Where messages stand, all of one moment: how the audit confirms what it suspects. The place of a
--- cancelled one in a list does not count.
+-- Where messages are, all at one moment: how the audit confirms what it suspects.
 --
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes, expiry, and 1 if a place was cancelled
---          that is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
+--          that is not there. Pending counts to 2, without a cancelled place; it and the last stay
+--          0 unless walk is 1.
 -- Cost     O(log N) per id; with walk O(N), N pending
-
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload

@@ -1,5 +1,4 @@
 -- move_to_dlq: processing -> dead
---
 -- Archives a message that gets no further attempt. Its final record carries the reason and the
 -- errors. The oldest dead letters are dropped if there are too many, if they are too old, or if
 -- they take more bytes than the budget; a letter larger than the whole budget is kept alone. A TTL
@@ -8,7 +7,6 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 the worker no longer holds it
 -- Cost     O(log P + D log A), P in processing, A archived, D dropped: at most 200 for age and
 --          count, and 10,000 for bytes
-
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
@@ -24,7 +22,6 @@ local token     = ARGV[9]           -- of its lease
 local record    = ARGV[10]          -- its final record
 local why       = ARGV[11]          -- in a few words, for the history
 local remember  = ARGV[12]          -- history entries to keep, 0: write none
-
 -- use: clock
 -- use: first_answer
 

@@ -1,16 +1,13 @@
 -- pause_topic: dispatch_message gives nothing until resume_topic
---
 -- Producing, settling and delays go on.
 --
 -- Returns  1 paused now, 2 paused by an earlier copy of this call, 0 it was paused already
 -- Cost     O(1)
-
 -- keys: meta | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it
 local remember = ARGV[3]           -- history entries to keep, 0: write none
-
 -- use: first_answer
 
 local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'

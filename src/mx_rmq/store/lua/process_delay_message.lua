@@ -1,18 +1,15 @@
 -- process_delay_message: delayed -> pending
---
--- Moves what is due behind the pending messages, at most max_count per level, earliest first. An id
--- without a record is dropped and counted. A level with a key of a wrong type is skipped.
+-- Moves what is due behind the pending messages, earliest first. An id without a record is dropped
+-- and counted. A level with a key of a wrong type is skipped.
 --
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
-
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: doorbell meta | totals history
 
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local max_count = tonumber(ARGV[2]) -- how many of each level at most
 local remember  = ARGV[3]           -- history entries to keep, 0: write none
-
 -- use: clock
 
 local moves, moved, dropped = {}, {}, 0

@@ -1,5 +1,4 @@
 -- produce_cron_message: (new) -> pending, once per tick
---
 -- Every worker calls this at each tick of a topic's timetable; the first call makes the message.
 -- The last tick that fired is kept and only a later one fires, so the call needs no receipt.
 -- Without a record it only looks. The first look ever notes the time, so that a tick that every
@@ -9,7 +8,6 @@
 -- Returns  now (ms); the last tick (ms) after this call, or ''; 1 if this call made the message, 0
 --          if the tick is not due yet, has fired, or its id is taken
 -- Cost     O(1)
-
 -- keys: payload | pending_high pending pending_low | expiry | dlq_payload error_parse_payload
 -- keys: doorbell meta | totals history
 
@@ -20,7 +18,6 @@ local record   = ARGV[4]           -- without its first brace; '' only to look
 local priority = ARGV[5]           -- high, normal or low
 local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
 local remember = ARGV[7]           -- history entries to keep, 0: write none
-
 -- use: clock
 
 local look = record == ''

@@ -1,12 +1,9 @@
 -- produce_delay_message: (new) -> delayed
---
--- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. See
--- produce_normal_message for `how`, records and which ids are new. Rings the scheduler only if one
--- of them is due before everything that already waits.
+-- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. Works as
+-- produce_normal_message. Rings the scheduler only if one of them is due before all that wait.
 --
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
-
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell_delay
 -- keys: recent receipt totals history
@@ -17,7 +14,6 @@ local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: no
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
 local remember    = ARGV[5]           -- history entries to keep, 0: write none
 local each, width = 6, 5 -- per message: id, how, record, delay_ms, at_ms
-
 -- use: clock
 -- use: first_answer
 -- use: new_messages

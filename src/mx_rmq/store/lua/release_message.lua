@@ -1,11 +1,9 @@
 -- release_message: processing -> pending
---
 -- Hands unfinished work back at shutdown: to the front of its level, in the order in which it was
--- taken. The attempt does not count. A worker can only release its own messages.
+-- taken. The attempt does not count.
 --
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
-
 -- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
 -- keys: receipt totals history
 
@@ -13,7 +11,6 @@ local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
 local each, width = 4, 4 -- per message: id, token, priority, expires_ms
-
 -- use: first_answer
 -- use: held_messages
 

@@ -1,16 +1,14 @@
 -- repair_message: any -> one state
---
 -- Brings a message that the audit found in no state, or in several, back into exactly one. It
 -- checks all places again, atomically, and changes nothing if they are right by now. A message with
 -- a record stays alive: a lease wins over a due time, and a due time over a place in a list; with
 -- none of them it becomes pending. The archived copy of a live message is removed. So is a record
 -- without a place if the message is archived. If neither record nor archived copy is left, the rest
--- is dropped and counted. Only a waiting message keeps its expiry time. With dry, nothing changes.
--- The archives' bytes need no repair here: they are recounted automatically.
+-- is dropped and counted. Only a waiting message keeps its expiry time. The archives' bytes need no
+-- repair here: they are recounted automatically.
 --
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
-
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
@@ -22,7 +20,6 @@ local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
 local dry        = ARGV[5]           -- '1': only say what would be done
 local by         = ARGV[6]           -- who requested it
 local remember   = ARGV[7]           -- history entries to keep, 0: write none
-
 -- use: clock
 
 local record = redis.call('HEXISTS', payload, id) == 1

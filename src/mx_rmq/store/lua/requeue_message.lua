@@ -1,13 +1,10 @@
 -- requeue_message: dead | quarantined -> pending
---
--- Queues an archived message again, with the record that the operator saw or edited. The
--- archived_ms that the operator saw must still be true; otherwise another call was faster and
--- nothing is done. The server stamps the time into the record, so that its waiting time is known. A
--- refusal leaves a receipt too, so that a late copy of the call changes nothing.
+-- Queues an archived message again, with the record that the operator saw or edited, if the
+-- archived_ms that the operator saw is still true. The server stamps the time into the record, so
+-- that its waiting time is known. A refusal leaves a receipt, as in discard_message.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
-
 -- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes
 -- keys: doorbell | receipt totals history
 
@@ -22,7 +19,6 @@ local expires_ms  = tonumber(ARGV[8]) -- when it expires (ms), or '': never
 local why         = ARGV[9]           -- a note for the history, or ''
 local by          = ARGV[10]          -- who asks for it
 local remember    = ARGV[11]          -- history entries to keep, 0: write none
-
 -- use: clock
 -- use: first_answer
 
@@ -42,9 +38,7 @@ local overflow = false
 -- use: archive_size
 -- use: size_without_victims
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', archive, 1, 0)
-
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
 
 if answer == '1' then

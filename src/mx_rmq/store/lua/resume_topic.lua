@@ -1,16 +1,13 @@
 -- resume_topic: dispatch_message gives messages again
---
 -- Rings the doorbell if something waits.
 --
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
-
 -- keys: pending_high pending pending_low | doorbell meta | receipt totals history
 
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it
 local remember = ARGV[3]           -- history entries to keep, 0: write none
-
 -- use: first_answer
 
 local waiting = 0

@@ -1,11 +1,9 @@
 -- retry_message: processing -> delayed
---
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
--- messages that only a newer release can read are postponed. The caller decides how long to wait.
+-- messages that only a newer release can read are postponed.
 --
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
-
 -- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor
 -- keys: doorbell_delay | receipt totals history
 
@@ -15,7 +13,6 @@ local worker   = ARGV[3]           -- who holds the leases
 local remember = ARGV[4]           -- history entries to keep, 0: write none
 local what     = ARGV[5]           -- what the history calls it: retried or postponed
 local each, width = 6, 7 -- per message: id, token, record, priority, delay_ms, expires_ms, why
-
 -- use: clock
 -- use: first_answer
 -- use: held_messages

@@ -1,20 +1,17 @@
 -- survey_topics: read
---
--- Tells a worker what comes next in each of many topics. A key of a wrong type counts as empty, so
--- that one broken topic does not hide the others. A level that process_delay_message skips has
--- nothing due here either. In a cluster one call takes topics of one slot.
+-- Tells a worker what comes next in each of many topics, in a cluster those of one slot. A key of a
+-- wrong type counts as empty, so that one broken topic does not hide the others. A level that
+-- process_delay_message skips has nothing due here either.
 --
 -- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until the
 --          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
 --          has come, -1: there is none
 -- Cost     O(log N) per topic, N delayed or in processing
-
 -- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: expire_monitor expiry | meta
+
 local stride = 9 -- keys per topic: those above are the first topic's, the others follow
-
 local now_ms = ARGV[1] -- the time (ms), or '' for the server's
-
 -- use: clock
 
 local reply = {string.format('%.0f', now)}
