@@ -139,9 +139,9 @@ class Walk(RuleBasedStateMachine):
         # A list of three has a middle that is too deep to be walked to.
         self.shallow = [
             patch("mx_rmq.store.operator_calls.WALK", 1),
-            patch("mx_rmq.store.worker_calls.WINDOW", 1),
-            patch("mx_rmq.store.worker_calls.WALK", 1),
-            patch("mx_rmq.store.worker_calls.SPARE", 1),
+            patch("mx_rmq.store.upkeep_calls.WINDOW", 1),
+            patch("mx_rmq.store.upkeep_calls.WALK", 1),
+            patch("mx_rmq.store.upkeep_calls.SPARE", 1),
         ]
         for one in self.shallow:
             one.start()

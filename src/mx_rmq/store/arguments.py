@@ -5,16 +5,16 @@ Ids from the server are decoded so that any bytes survive the round trip. Times 
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core import names
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq.core.message import Message
 
 MAX_BATCH: Final = 1000
@@ -44,17 +44,22 @@ def check_level(priority: str) -> str:
     return priority
 
 
-def check_batch(items: Sequence[object], width: int = 1) -> bool:
-    """Refuse too many messages; return whether there are any. Each takes `width` items."""
-    if len(items) > MAX_BATCH * width:
-        raise InvalidInput(f"{len(items) // width} messages in one call; the limit is {MAX_BATCH}")
-    return bool(items)
+def too_many(count: int) -> InvalidInput:
+    return InvalidInput(f"{count} messages in one call; the limit is {MAX_BATCH}")
 
 
+@lru_cache(1000, typed=True)
 def check_range(what: str, value: int, least: int, most: int = 2**52) -> int:
+    """Refuse a value once: a worker passes the same lease and the same counts in every call."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{what}={value!r} is not a whole number from {least} to {most}")
     return value
+
+
+@lru_cache(1000, typed=True)
+def check_worker(worker: str) -> str:
+    """Refuse a name once: a worker passes its own in every call."""
+    return names.check_worker(worker)
 
 
 def wait_of(ms: int) -> int | None:
@@ -65,5 +70,5 @@ def to_ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def id_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+id_of: Final = partial(str, encoding="utf-8", errors="surrogateescape")
+"""Decode an id from the server."""

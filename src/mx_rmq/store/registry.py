@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
-from mx_rmq.core.names import TOPIC, check_topic, check_worker
+from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, partitions, partitions_of
-from mx_rmq.store.arguments import MAX_TOPICS, check_range, id_of
+from mx_rmq.store.arguments import MAX_TOPICS, check_range, check_worker, id_of
 from mx_rmq.store.keys import LAYOUT
 from mx_rmq.store.script import load
 

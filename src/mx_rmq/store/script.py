@@ -23,6 +23,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mx_rmq.store.arguments import MAX_BATCH, too_many
 from mx_rmq.store.keys import TYPES
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class Script:
         count, rest = divmod(len(items), len(self.each) or 1)
         if rest or (count and not self.each):
             raise TypeError(f"{self.name} takes {self.each} per item, not {len(items)} values")
+        if count > MAX_BATCH:
+            raise too_many(count)
         try:
             return [*[named[name] for name in self.args], *items]
         except KeyError:
