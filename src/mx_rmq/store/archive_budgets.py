@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.settings import Limits
     from mx_rmq.store.keys import Keys
 
-EVERY: Final = 60.0
-"""Seconds after which maxmemory and the topics are read again."""
-
-ASK_WITHIN: Final = 0.5
-"""Seconds that a server has to report its maxmemory."""
+EVERY: Final = 60.0  # seconds after which maxmemory and the topics are read again
+ASK_WITHIN: Final = 0.5  # seconds that a server has to report its maxmemory
 
 SHARE: Final = 0.1
 """The part of maxmemory for all dead letters on a server; the quarantine gets the same."""
@@ -47,12 +44,9 @@ class Budgets:
         self._caller = caller
         self._keys = keys
         self._next_look = float("-inf")
-        self._maxmemory: dict[str | None, int] = {}
-        """Bytes, by server; 0: no limit is set."""
-        self._parts: Counter[str | None] = Counter()
-        """How many partitions live on each server."""
-        self._counts: dict[str, int] = {}
-        """How many partitions each topic has."""
+        self._maxmemory: dict[str | None, int] = {}  # bytes, by server; 0: no limit is set
+        self._parts: Counter[str | None] = Counter()  # how many partitions live on each server
+        self._counts: dict[str, int] = {}  # how many partitions each topic has
 
     async def refresh(self) -> None:
         """Read maxmemory and the registry, at most once per minute. A failure changes nothing."""

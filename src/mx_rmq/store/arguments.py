@@ -17,11 +17,8 @@ from mx_rmq.store.results import Settled
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
 
-MAX_BATCH: Final = 1000
-"""Messages in one call: `unpack` in Lua takes at most 7,999 values."""
-
-MAX_TOPICS: Final = 1000
-"""Topics in one call."""
+MAX_BATCH: Final = 1000  # messages in one call: `unpack` in Lua takes at most 7,999 values
+MAX_TOPICS: Final = 1000  # topics in one call
 
 SETTLED: Final = {ord(settled): settled for settled in Settled}
 """Results, by the character that the scripts return for each message."""

@@ -19,24 +19,16 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-STEP: Final = 500
-"""Entries per reply: at most about 800 KiB."""
-
-LOOK: Final = 200
-"""Entries per step of a search: 0.5 to 1.5 ms of the server's time."""
-
-BEGINNING: Final = "0-0"
-"""The position before the first entry."""
-
-BIRTHS: Final = frozenset(("produced", "delayed"))
-"""The events that begin a message's life."""
+STEP: Final = 500  # entries per reply: at most about 800 KiB
+LOOK: Final = 200  # entries per step of a search: 0.5 to 1.5 ms of the server's time
+BEGINNING: Final = "0-0"  # the position before the first entry
+BIRTHS: Final = frozenset(("produced", "delayed"))  # the events that begin a message's life
 
 
 class HistoryEntry(NamedTuple):
     """One line of a history."""
 
-    place: str
-    """Its stream id: the server's time (ms) and a number."""
+    place: str  # its stream id: the server's time (ms) and a number
     what: str
     by: str
     ids: tuple[str, ...]
@@ -54,8 +46,7 @@ class History:
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
-        self._told: set[str] = set()
-        """Topics whose histories could not be read."""
+        self._told: set[str] = set()  # topics whose histories could not be read
 
     async def of(self, topic: str, id: str) -> list[HistoryEntry]:
         """Return what happened to a message since it was produced, oldest first."""

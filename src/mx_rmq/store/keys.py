@@ -113,12 +113,10 @@ class Keys:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
         """Every topic that was ever produced to -> how many partitions it has."""
-        self.workers = f"{prefix}:workers"
-        """Name -> last seen (ms), a space, info (JSON)."""
+        self.workers = f"{prefix}:workers"  # name -> last seen (ms), a space, info (JSON)
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
         """The worker that looks after topics that it does not serve; in the slot of topics."""
-        self.layout = f"{prefix}:layout"
-        """The number of the layout that these keys have."""
+        self.layout = f"{prefix}:layout"  # the number of the layout that these keys have
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:

@@ -19,17 +19,12 @@ if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
-MOST: Final = 100
-"""Topics to look at."""
+MOST: Final = 100  # topics to look at
 AT_ONCE: Final = 16
-SAMPLE: Final = 20
-"""Values to read for an estimate of the bytes of all messages."""
-WITHIN: Final = 2.0
-"""Seconds that an explanation may take: a refused produce waits for it."""
-KEEP: Final = 5.0
-"""Seconds for which an explanation is reused: many callers may be refused at once."""
-MUCH: Final = 0.1
-"""The part of the used memory below which a holder is not the cause."""
+SAMPLE: Final = 20  # values to read for an estimate of the bytes of all messages
+WITHIN: Final = 2.0  # seconds that an explanation may take: a refused produce waits for it
+KEEP: Final = 5.0  # seconds for which an explanation is reused: many callers may be refused at once
+MUCH: Final = 0.1  # the part of the used memory below which a holder is not the cause
 
 ARCHIVES: Final = {
     State.DEAD: ("dead letters", "dlq_max_bytes"),
@@ -42,8 +37,7 @@ class Holder(NamedTuple):
 
     bytes: int
     topic: str
-    state: State | None
-    """The archive; None: messages that are waiting or being handled."""
+    state: State | None  # the archive; None: messages that are waiting or being handled
 
     def __str__(self) -> str:
         what = "waiting messages" if self.state is None else ARCHIVES[self.state][0]

@@ -17,16 +17,12 @@ from mx_rmq.store.script import load
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.net.caller import Caller
-    from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.store import Store
 
-MAX_PAGE: Final = 1000
-"""The most messages that one call returns."""
-
-LONGEST_STEP: Final = 100
-"""Contents read by one command; fewer when they are long."""
-NEXT: Final = 20
-"""Ids to search for the next message to dispatch."""
+MAX_PAGE: Final = 1000  # the most messages that one call returns
+LONGEST_STEP: Final = 100  # contents read by one command; fewer when they are long
+NEXT: Final = 20  # ids to search for the next message to dispatch
 REPLY_BYTES: Final = 4 * 1_048_576
 """The most bytes in one reply with contents, unless a single one is longer."""
 
@@ -37,44 +33,40 @@ class Found:
 
     id: str
     state: State
-    data: bytes
-    """Its record. If quarantined, the line about the error, then the bytes."""
-    due: int | None = None
-    """When it is due, ms. Only if delayed."""
-    lease: bytes | None = None
-    """`token:worker`. Only if in processing."""
-    deadline: int | None = None
-    """When the lease ends, ms. Only if in processing."""
-    archived: int | None = None
-    """When it was archived, ms. Only if dead or quarantined."""
+    data: bytes  # its record. If quarantined, the line about the error, then the bytes
+    due: int | None = None  # when it is due, ms. Only if delayed
+    lease: bytes | None = None  # `token:worker`. Only if in processing
+    deadline: int | None = None  # when the lease ends, ms. Only if in processing
+    archived: int | None = None  # when it was archived, ms. Only if dead or quarantined
 
 
 class ListedId(NamedTuple):
     """An id and its place. Entries of a state sort in its order, also across partitions."""
 
-    rank: float
-    """The time that the state is ordered by, or 0 if it is not ordered by time."""
+    rank: float  # the time that the state is ordered by, or 0 if it is not ordered by time
     level: int
-    position: int
-    """Its position within the level."""
+    position: int  # its position within the level
     partition: int
     id: bytes
-    at: float | None
-    """Its score in the index, ms; None if pending."""
+    at: float | None  # its score in the index, ms; None if pending
 
 
 class Pages:
     """Finds and reads messages in any state."""
 
-    def __init__(self, caller: Caller, keys: Keys) -> None:
-        self._caller = caller
-        self._keys = keys
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._caller = store.caller
+        self._keys = store.keys
 
     async def find(self, topic: str, id: str) -> Found | None:
         """Return one message, in any state."""
         keys = self._keys.of(topic)
         for _ in range(2):  # twice: it may move between two reads
-            if not await self._is_there(keys, id):
+            # One call, since most topics lack it.
+            wanted = [id.encode("utf-8", "surrogateescape")]
+            (places,) = await self._store.run("inspect_message", topic, {"walk": 0}, wanted)
+            if not places.strip(b"0"):
                 break
             if found := await self._find_live(keys, id):
                 return found
@@ -82,14 +74,6 @@ class Pages:
                 if found := await self.find_archived(topic, state, id):
                     return found
         return None
-
-    async def _is_there(self, keys: TopicKeys, id: str) -> bool:
-        """Return whether a message exists in any state. One call, since most topics lack it."""
-        script = load("inspect_message")
-        names = [getattr(keys, name) for name in script.keys]
-        args = script.arguments({"walk": 0}, [id.encode("utf-8", "surrogateescape")])
-        (places,) = await self._caller.run(script, names, args)
-        return bool(places.strip(b"0"))
 
     async def _find_live(self, keys: TopicKeys, id: str) -> Found | None:
         data = await self._caller.command("HGET", keys.payload, id)

@@ -35,10 +35,8 @@ AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 class Preflight:
     """What the preflight found."""
 
-    hexpire: bool
-    """Whether the server can expire a single field of a hash."""
-    warnings: tuple[str, ...]
-    """What the server may lose, and what to do about it."""
+    hexpire: bool  # whether the server can expire a single field of a hash
+    warnings: tuple[str, ...]  # what the server may lose, and what to do about it
 
 
 async def preflight(caller: Caller, keys: Keys) -> Preflight:

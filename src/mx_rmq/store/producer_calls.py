@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.lanes import Lane
     from mx_rmq.store.store import Store
 
-MAX_ENVELOPE: Final = 65_536
-"""The most bytes of a record in addition to its payload."""
+MAX_ENVELOPE: Final = 65_536  # the most bytes of a record in addition to its payload
 
 _CLOSED: Final = b"9007199254740992 full 9007199254740992"
 """The receipt that closes an unused lane: no call has a higher number, and the answer to all of
@@ -52,8 +51,7 @@ class Prepared(NamedTuple):
     lane: Lane
     ids: list[str]
     items: list[Value]
-    makers: list[str]
-    """The receipts of lanes whose generated ids callers pass as custom ids."""
+    makers: list[str]  # the receipts of lanes whose generated ids callers pass as custom ids
 
 
 def draft(store: Store, payload: Any, **fields: Any) -> Message:

@@ -15,8 +15,7 @@ class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     error_type: str
     error: str
-    length: int
-    """The original number of bytes; fewer may have been kept."""
+    length: int  # the original number of bytes; fewer may have been kept
     worker: str = ""
 
     @classmethod

@@ -64,21 +64,15 @@ class Script:
     """One script, as its file describes it."""
 
     name: str
-    source: str
-    """The composed text."""
-    lines: tuple[Line, ...] = field(repr=False)
-    """The composed text, line by line."""
+    source: str  # the composed text
+    lines: tuple[Line, ...] = field(repr=False)  # the composed text, line by line
     sha: str
     keys: tuple[str, ...]
-    types: tuple[str, ...]
-    """The type of each key."""
+    types: tuple[str, ...]  # the type of each key
     args: tuple[str, ...]
-    each: tuple[str, ...]
-    """The names of one item's arguments, if the script takes a batch."""
-    commands: frozenset[str]
-    """The server commands that it calls."""
-    place: dict[str, int] = field(hash=False)
-    """The index of each key, from 0."""
+    each: tuple[str, ...]  # the names of one item's arguments, if the script takes a batch
+    commands: frozenset[str]  # the server commands that it calls
+    place: dict[str, int] = field(hash=False)  # the index of each key, from 0
 
     @classmethod
     def parse(cls, name: str, source: str) -> Script:

@@ -39,8 +39,7 @@ logger = get_logger(__name__)
 MAX_PATIENCE: Final = 300
 """Seconds for which a call may be retried; the server remembers the first try for ten minutes."""
 
-PATIENCE: Final = 10.0
-"""Seconds that a call waits for a server that is away, before it gives up."""
+PATIENCE: Final = 10.0  # seconds that a call waits for a server that is away, before it gives up
 
 SHORTEST: Final = 100
 """The fewest entries of a partition's history: the server drops them in blocks of a hundred."""
@@ -65,16 +64,15 @@ class Store:
         self.caller = caller
         self.keys = keys
         self.limits = limits or Limits()
-        self.links = caller.links
-        """Whether the servers are reachable."""
+        self.links = caller.links  # whether the servers are reachable
         self.warnings = found.warnings
         self.hexpire = found.hexpire
         self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
         """How many partitions each topic used here has, as the server last said."""
         self.memory = Memory(caller, keys)
-        self.views = Views(caller, keys, clock=clock)
-        self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
+        self.views = Views(self)
+        self.audit = Audit(self)
         self._found = found
         self._clock = clock
         self._budgets = Budgets(caller, keys)
@@ -224,6 +222,10 @@ class Store:
     def now(self) -> Value:
         """Return the time to pass to a script; empty: it uses the server's."""
         return "" if self._clock is None else self._clock()
+
+    async def time(self, key: str) -> int:
+        """Return the time of a key's server, ms."""
+        return await self.caller.time(key) if self._clock is None else self._clock()
 
     def _remember(self, topic: str) -> int:
         """Return how many history entries a partition may have: its share of the topic's."""

@@ -12,7 +12,7 @@ from mx_rmq.store.arguments import (
     id_of,
     wait_of,
 )
-from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TakenMessage, TimedOut
+from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TimedOut
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
 
-WINDOW: Final = 1000
-"""Places at the end of each list to search for expired messages."""
+WINDOW: Final = 1000  # places at the end of each list to search for expired messages
 
 WALK: Final = 20_000
 """How far beyond them an expired message may be for LREM to remove it: about 0.3 ms of the server's
 time."""
 
-SPARE: Final = 1000
-"""Expired messages that may keep their place in a list before LREM removes any."""
+SPARE: Final = 1000  # expired messages that may keep their place in a list before LREM removes any
 
 
 async def handle_timeout_message(
@@ -63,7 +61,7 @@ async def handle_timeout_message(
     fields = iter(await store.run("handle_timeout_message", topic, named))
     now, surprised, behind = (int(next(fields)) for _ in range(3))
     messages = [
-        TakenMessage(id_of(id), int(token), id_of(lost_by), record)
+        Leased(id_of(id), int(token), record, id_of(lost_by))
         for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
     ]
     return TimedOut(now, messages, bool(surprised), behind)

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.quarantine import QuarantineReason
     from mx_rmq.store.store import Store
 
-CENTURY: Final = 100 * 365 * 86_400
-"""Seconds; servers refuse a much longer TTL of a hash field."""
+CENTURY: Final = 100 * 365 * 86_400  # seconds; servers refuse a much longer TTL of a hash field
 
 
 # pending -> processing
