@@ -135,4 +135,4 @@ async def test_many_refused_at_once_look_once(
     finally:
         await raw.config_set("maxmemory", 0)
     assert (await raw.info("commandstats"))["cmdstat_hkeys"]["calls"] == 1
-    assert memory.KEEP > 1
+    assert memory.REUSE_FOR > 1

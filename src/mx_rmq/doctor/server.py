@@ -24,8 +24,8 @@ from mx_rmq.net.caller import REPLY_WITHIN, Caller
 from mx_rmq.net.redis_errors import cannot_use
 from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
-from mx_rmq.store.memory_use import MUCH, Memory
-from mx_rmq.store.preflight import check_layout, look_over
+from mx_rmq.store.memory_use import SIGNIFICANT, Memory
+from mx_rmq.store.preflight import check_layout, check_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +144,7 @@ async def _saves(caller: Caller, scratch: str) -> bool | None:
 
 async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[Finding | None, bool]:
     try:
-        found = await look_over(caller, keys, scratch)
+        found = await check_server(caller, keys, scratch)
     except MissingRights as error:
         return Finding(Severity.BAD, str(error)), False
     except UnsafeServer:
@@ -290,7 +290,7 @@ async def _with_holder(caller: Caller, keys: Keys, scratch: str, info: dict[str,
     if found.severity is Severity.OK:
         return found
     held = await Memory(caller, keys).holders(scratch)
-    large = [one for one in held if one.bytes >= MUCH * info.get("used_memory", 0)]
+    large = [one for one in held if one.bytes >= SIGNIFICANT * info.get("used_memory", 0)]
     if not large:
         return found
     named = "; ".join(map(str, large[:3]))

@@ -5,7 +5,7 @@ Ids from the server are decoded so that any bytes survive the round trip. Times 
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import names
@@ -67,5 +67,5 @@ def to_ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-id_of: Final = partial(str, encoding="utf-8", errors="surrogateescape")
-"""Decode an id from the server."""
+def id_of(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

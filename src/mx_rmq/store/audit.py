@@ -27,15 +27,13 @@ STEP: Final = 200
 
 SUSPECTS: Final = 100  # suspects checked in one call
 
-LOOKS: Final = 3
+CHECKS: Final = 3
 """How often suspects are checked before the lists are walked for the rest: a message that keeps
 moving may look wrong twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken invariant."""
-
     topic: str
     id: str  # the message, or '' for the topic itself
     what: str
@@ -117,7 +115,6 @@ class _Waiting:
         self.after: set[bytes] = set()
 
     def count(self, id: bytes) -> int:
-        """Return how many places of an id count."""
         return max(0, self.places[id] - (id in self.before or id in self.after))
 
     def is_astray(self, id: bytes) -> bool:
@@ -126,8 +123,6 @@ class _Waiting:
 
 
 class _Reading:
-    """Everything read of a topic, step by step."""
-
     def __init__(self) -> None:
         self.records: set[bytes] = set()
         self.waiting = _Waiting()
@@ -143,7 +138,6 @@ class _Reading:
         """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
 
     def suspects(self) -> list[bytes]:
-        """Return the ids that look wrong."""
         ids = self.records.union(
             self.waiting.places,
             self.waiting.after,
@@ -159,7 +153,6 @@ class _Reading:
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
     def wrongs(self, id: bytes, places: Places) -> list[str]:
-        """Return what is wrong with an id in these places."""
         return places.wrongs(aged=id in self.aged)
 
     def _places(self, id: bytes) -> Places:
@@ -179,8 +172,6 @@ class _Reading:
 
 
 class Audit:
-    """Finds violations, one topic at a time."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._caller = store.caller
@@ -195,7 +186,7 @@ class Audit:
         try:
             reading = await self._read(keys)
             wrongs = await self._wrong_counters(keys, reading)
-            for _ in range(LOOKS):
+            for _ in range(CHECKS):
                 miscounts = await self._miscounts(keys)
                 if not miscounts:
                     break
@@ -204,7 +195,7 @@ class Audit:
             return Examined([Violation(topic, "", one) for one in wrongs], [], 0, wrong_types=True)
         found = [Violation(topic, "", wrong) for wrong in (*wrongs, *miscounts)]
         suspects = reading.suspects()
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             suspects = await self._still_wrong(keys, reading, suspects)
         for id in suspects:  # atomically now; that walks the lists, so one at a time
             (walked,) = await self._inspect(keys, [id], walk=True)

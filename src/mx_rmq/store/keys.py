@@ -76,7 +76,6 @@ class TopicKeys:
         return {getattr(self, name): kind.lower() for name, kind in _TOPIC_TYPES.items()}
 
     def receipt(self, lane: str) -> str:
-        """Return the key of a lane's receipt."""
         return self._receipt + lane
 
     def archive_of(self, state: State) -> tuple[str, str]:
@@ -107,8 +106,6 @@ TYPES: Final = {
 
 
 class Keys:
-    """The keys under one prefix."""
-
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"

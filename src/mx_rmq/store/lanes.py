@@ -65,8 +65,6 @@ class Lane:
 
 
 class Lanes:
-    """The idle lanes of each topic."""
-
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._idle: dict[str, list[Lane]] = {}

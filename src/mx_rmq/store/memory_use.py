@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
-MOST: Final = 100  # topics to look at
-AT_ONCE: Final = 16
+MAX_MEASURED: Final = 100  # topics
+CONCURRENCY: Final = 16
 SAMPLE: Final = 20  # values to read for an estimate of the bytes of all messages
-WITHIN: Final = 2.0  # seconds that an explanation may take: a refused produce waits for it
-KEEP: Final = 5.0  # seconds for which an explanation is reused: many callers may be refused at once
-MUCH: Final = 0.1  # the part of the used memory below which a holder is not the cause
+EXPLAIN_WITHIN: Final = 2.0  # seconds that an explanation may take: a refused produce waits for it
+REUSE_FOR: Final = (
+    5.0  # seconds for which an explanation is reused: many callers may be refused at once
+)
+SIGNIFICANT: Final = 0.1  # the part of the used memory below which a holder is not the cause
 
 ARCHIVES: Final = {
     State.DEAD: ("dead letters", "dlq_max_bytes"),
@@ -33,8 +35,6 @@ ARCHIVES: Final = {
 
 
 class Holder(NamedTuple):
-    """A part of the queue that uses memory."""
-
     bytes: int
     topic: str
     state: State | None  # the archive; None: messages that are waiting or being handled
@@ -45,35 +45,32 @@ class Holder(NamedTuple):
 
     @property
     def cure(self) -> str:
-        """What to do about it."""
         if self.state is None:
             return "Let workers catch up, or raise maxmemory"
         return f"Discard them, set a lower {ARCHIVES[self.state][1]}, or raise maxmemory"
 
 
 class Memory:
-    """Finds out what the topics of a queue hold."""
-
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
-        self._looking = asyncio.Lock()
-        self._said: tuple[float, str] | None = None
+        self._lock = asyncio.Lock()
+        self._explained: tuple[float, str] | None = None
 
     async def explain(self, topic: str, known: Iterable[str]) -> str:
         """Say why a topic's server stores nothing more, and what to do about it.
 
-        `known`: topics to look at if this user may not list all of them.
+        `known`: topics to measure if this user may not list all of them.
         """
-        async with self._looking:
-            if self._said is None or time.monotonic() - self._said[0] > KEEP:
+        async with self._lock:
+            if self._explained is None or time.monotonic() - self._explained[0] > REUSE_FOR:
                 try:
-                    async with asyncio.timeout(WITHIN):
+                    async with asyncio.timeout(EXPLAIN_WITHIN):
                         text = await self._explain(topic, [topic, *known])
                 except (MxRmqError, TimeoutError):
                     text = _GENERIC
-                self._said = time.monotonic(), text
-            return self._said[1]
+                self._explained = time.monotonic(), text
+            return self._explained[1]
 
     async def _explain(self, topic: str, known: list[str]) -> str:
         key = self._keys.of(topic).payload
@@ -82,7 +79,7 @@ class Memory:
         if limit:
             full = f"{full} ({size(used)} used, maxmemory is {size(limit)})"
         found = await self.holders(key, known)
-        if not found or (used and found[0].bytes < MUCH * used):
+        if not found or (used and found[0].bytes < SIGNIFICANT * used):
             return f"{full}; {_CURE}" if not found else f"{full}; only {found[0]}; {_CURE}"
         return f"{full}; {found[0]}. {found[0].cure}"
 
@@ -108,14 +105,14 @@ class Memory:
             for name in dict.fromkeys(names)
             if TOPIC.fullmatch(topic_of(name))
             and self._caller.server_of(self._keys.of(name).payload) == here
-        ][:MOST]
-        free = asyncio.Semaphore(AT_ONCE)
+        ][:MAX_MEASURED]
+        free = asyncio.Semaphore(CONCURRENCY)
 
-        async def look(name: str) -> list[Holder]:
+        async def measure(name: str) -> list[Holder]:
             async with free:
                 return [*await self._archives(name), *await self._live(name)]
 
-        found = await asyncio.gather(*map(look, chosen))
+        found = await asyncio.gather(*map(measure, chosen))
         held = (one for some in found for one in some if one.bytes)
         return sorted(held, key=lambda one: one.bytes, reverse=True)
 

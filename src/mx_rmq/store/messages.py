@@ -21,16 +21,14 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
 
 MAX_PAGE: Final = 1000  # the most messages that one call returns
-LONGEST_STEP: Final = 100  # contents read by one command; fewer when they are long
-NEXT: Final = 20  # ids to search for the next message to dispatch
+MAX_STEP: Final = 100  # contents read by one command; fewer when they are long
+SEARCHED: Final = 20  # ids searched for the next message to dispatch
 REPLY_BYTES: Final = 4 * 1_048_576
 """The most bytes in one reply with contents, unless a single one is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A message and its state."""
-
     id: str
     state: State
     data: bytes  # its record. If quarantined, the line about the error, then the bytes
@@ -52,15 +50,12 @@ class ListedId(NamedTuple):
 
 
 class Pages:
-    """Finds and reads messages in any state."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._caller = store.caller
         self._keys = store.keys
 
     async def find(self, topic: str, id: str) -> Found | None:
-        """Return one message, in any state."""
         keys = self._keys.of(topic)
         for _ in range(2):  # twice: it may move between two reads
             # One call, since most topics lack it.
@@ -93,7 +88,6 @@ class Pages:
         return Found(id=id, state=State.PENDING, data=data) if still else None
 
     async def find_archived(self, topic: str, state: State, id: str) -> Found | None:
-        """Return one dead letter or quarantined message."""
         index, payload = self._keys.of(topic).archive_of(state)
         # Time first: if the message is replaced in between, requeue sees that the time is old.
         at = _ms(await self._caller.command("ZSCORE", index, id))
@@ -196,7 +190,7 @@ class Pages:
         keys = self._keys.of(topic)
         records: list[bytes] = []
         for key in _indexes(keys, State.PENDING):
-            for id in reversed(await self._caller.command("LRANGE", key, -NEXT, -1)):
+            for id in reversed(await self._caller.command("LRANGE", key, -SEARCHED, -1)):
                 record = await self._caller.command("HGET", keys.payload, id)
                 if record is not None:
                     records.append(record)
@@ -232,7 +226,7 @@ class Pages:
             chunk = ids[start : start + MAX_PAGE]
             weights = await self._caller.run(script, [key], script.arguments({}, chunk))
             for id, weight in zip(chunk, weights, strict=True):
-                if not steps or len(steps[-1]) == LONGEST_STEP or size + weight > REPLY_BYTES:
+                if not steps or len(steps[-1]) == MAX_STEP or size + weight > REPLY_BYTES:
                     steps.append([])
                     size = 0
                 steps[-1].append(id)
@@ -262,7 +256,6 @@ def levels(state: State) -> int:
 
 
 def check_count(count: int) -> int:
-    """Return a page size, or refuse it."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PAGE:
         raise InvalidInput(f"{count!r} messages: a page has from 1 to {MAX_PAGE}")
     return count

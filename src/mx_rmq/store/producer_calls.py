@@ -165,9 +165,9 @@ async def has_made_ids(store: Store, topic: str, lane: str) -> bool:
 async def produce_cron_message(
     store: Store, topic: str, tick: int, message: Message | None = None
 ) -> Ticked:
-    """Produce the message of a tick, once, when it is due; without a message, only look.
+    """Produce the message of a tick, once, when it is due. It is safe to repeat.
 
-    It is safe to repeat, also when the outcome is unknown: a tick fires once.
+    Without a message, this only returns the last tick.
     """
     check_range("tick", tick, 0)
     id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None

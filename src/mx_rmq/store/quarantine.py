@@ -9,8 +9,6 @@ from mx_rmq.core.text import storable, text_of
 
 
 class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a message was quarantined."""
-
     id: str
     topic: str
     error_type: str
@@ -22,7 +20,6 @@ class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, *, id: str, topic: str, error: BaseException, data: bytes, worker: str = ""
     ) -> QuarantineReason:
-        """Describe an error in decoding some bytes."""
         return cls(
             id=storable(id),
             topic=topic,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
 
 
-WORKERS: Final = 100  # workers read at a time, about: each may describe twenty handlers
+WORKERS_PER_STEP: Final = 100  # workers read at a time, about: each may describe twenty handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """How many messages there are in all states together."""
         return self.pending + self.delayed + self.processing + self.dead + self.quarantined
 
 
@@ -78,8 +77,6 @@ class ServerView:
 
 
 class Views:
-    """The reads."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._caller = store.caller
@@ -128,16 +125,14 @@ class Views:
         )
 
     async def record(self, topic: str, id: str) -> bytes | None:
-        """Return the record of a live message."""
         data: bytes | None = await self._caller.command("HGET", self._keys.of(topic).payload, id)
         return data
 
     async def workers(self) -> list[WorkerSeen]:
-        """Return the registered workers, sorted by name."""
         entries: dict[bytes, bytes] = {}
         cursor = 0
         while True:
-            words = (self._keys.workers, cursor, "COUNT", WORKERS)
+            words = (self._keys.workers, cursor, "COUNT", WORKERS_PER_STEP)
             cursor, some = await self._caller.command("HSCAN", *words)
             entries.update(some)
             if cursor == 0:

@@ -95,8 +95,6 @@ class HandedBack(NamedTuple):
 
 
 class RetryRequest(NamedTuple):
-    """A failed message and the delay until its next attempt."""
-
     claim: Held
     message: Message
     delay: int
@@ -123,6 +121,6 @@ class Ticked(NamedTuple):
     """The result for one tick of a topic's schedule."""
 
     now: int
-    last: int | None  # the last tick that fired, this call included, or the time of the first look
+    last: int | None  # the last tick that fired, or the time of the first call if none has
     id: str | None
     """The message, if this call made it. None also if an earlier try made it and lost its reply."""

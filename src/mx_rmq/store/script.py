@@ -61,8 +61,6 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One script, as its file describes it."""
-
     name: str
     source: str  # the composed text
     lines: tuple[Line, ...] = field(repr=False)  # the composed text, line by line
@@ -162,7 +160,6 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
 
 @cache
 def block(name: str) -> tuple[Line, ...]:
-    """Return the lines of a shared block."""
     return parse_block(name, (LUA / "shared" / f"{name}.lua").read_text(encoding="utf-8"))
 
 
@@ -178,16 +175,13 @@ def parse_block(name: str, source: str) -> tuple[Line, ...]:
 
 @cache
 def load(name: str) -> Script:
-    """Load a script by its name."""
     return Script.parse(name, (LUA / f"{name}.lua").read_text(encoding="utf-8"))
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of all scripts."""
     return tuple(sorted(file.name[:-4] for file in LUA.iterdir() if file.name.endswith(".lua")))
 
 
 def sources() -> list[str]:
-    """Return the text of every script."""
     return [load(name).source for name in names()]

@@ -136,7 +136,6 @@ class Store:
         load_scripts: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> Self:
-        """Connect and run the preflight."""
         keys = Keys(prefix)
         if not 0 <= patience <= MAX_PATIENCE:
             raise InvalidInput(f"patience={patience!r} is not from 0 to {MAX_PATIENCE} seconds")
@@ -224,7 +223,6 @@ class Store:
         return "" if self._clock is None else self._clock()
 
     async def time(self, key: str) -> int:
-        """Return the time of a key's server, ms."""
         return await self.caller.time(key) if self._clock is None else self._clock()
 
     def _remember(self, topic: str) -> int:

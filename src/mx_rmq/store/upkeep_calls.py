@@ -148,5 +148,4 @@ async def beat_worker(store: Store, worker: str, info: bytes, *, forget: int = 0
 
 
 async def forget_worker(store: Store, worker: str) -> None:
-    """Remove a worker that stops."""
     await store.caller.command("HDEL", store.keys.workers, check_worker(worker))

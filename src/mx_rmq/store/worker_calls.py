@@ -19,7 +19,6 @@ from mx_rmq.store.arguments import (
     check_level,
     check_range,
     check_same,
-    id_of,
 )
 from mx_rmq.store.results import (
     Claim,
@@ -60,10 +59,11 @@ async def dispatch_message(
     }
     fields = iter(await store.run("dispatch_message", topic, named))
     now = int(next(fields))
-    messages = zip(fields, fields, fields, strict=True)
-    return Dispatched(
-        now, [Leased(id_of(id), int(token), record) for id, token, record in messages]
-    )
+    messages = [
+        Leased(id.decode("utf-8", "surrogateescape"), int(token), record)
+        for id, token, record in zip(fields, fields, fields, strict=True)
+    ]
+    return Dispatched(now, messages)
 
 
 # processing -> gone, delayed, pending, processing
@@ -72,7 +72,6 @@ async def dispatch_message(
 async def complete_message(
     store: Store, topic: str, worker: str, held: Sequence[Held]
 ) -> list[Settled]:
-    """Remove handled messages."""
     items: list[Value] = []
     for one in held:
         items += (one.id, one.token)
