@@ -296,7 +296,7 @@ def test_the_lint_refuses_a_block_without_its_name() -> None:
 
 
 def test_the_lint_refuses_a_block_that_is_used_once() -> None:
-    scripts = {"one": "-- use: x\n-- use: y\n", "two": "if a then\n  -- use: x\nend\n"}
+    scripts = {"one": "-- use: x, y\n", "two": "if a then\n  -- use: x\nend\n"}
     assert lint_uses(scripts, ["x", "y", "z"]) == [
         "shared/y.lua is used 1 times",
         "shared/z.lua is used 0 times",

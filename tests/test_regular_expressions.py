@@ -97,7 +97,7 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("Redis 1.1.", "1", ""),
     ],
     ("store/lanes.py", "_GENERATED"): [("", "k", "!"), ("k" * 13 + "-", "1", "x")],
-    ("store/script.py", r"( *)-- use: (\w+)"): [("", " ", "!"), ("-- use: ", "a", "!")],
+    ("store/script.py", r"( *)-- use: ([\w, ]+)"): [("", " ", "!"), ("-- use: ", "a, ", "!")],
     ("store/script.py", r"@?user_script: ?(\d+)"): [
         ("", "@user_script: ", ""),
         ("user_script:", "1", ""),

@@ -145,7 +145,8 @@ def lint_block(name: str, source: str) -> list[str]:
 
 def lint_uses(scripts: Mapping[str, str], blocks: Iterable[str]) -> list[str]:
     """Return which blocks are used in fewer than two places: those need no file."""
-    used = Counter(name for text in scripts.values() for name in re.findall("-- use: (.+)", text))
+    uses = (line for text in scripts.values() for line in re.findall("-- use: (.+)", text))
+    used = Counter(name for line in uses for name in line.split(", "))
     return [f"shared/{name}.lua is used {used[name]} times" for name in blocks if used[name] < 2]
 
 

@@ -131,7 +131,7 @@ USER = """\
 -- keys: pending
 local id = ARGV[1] -- the message
 
--- use: size
+-- use: size, empty
 if size > 0 then
   -- use: push
   return redis.call('LLEN', id)
@@ -148,6 +148,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Script:
         "-- size: x\n-- needs: pending\n-- defines: size\n\n"
         "local size = redis.call('LLEN', pending)\n",
     )
+    with_block(monkeypatch, "empty", "-- empty: x\n\nif size == 0 then return 0 end\n")
     with_block(
         monkeypatch,
         "push",
@@ -172,6 +173,7 @@ def test_every_line_knows_its_file_and_number(composed: Script) -> None:
     assert places["local pending = KEYS[1]"] == "example.lua:2"
     assert places["local id = ARGV[1] -- the message"] == "example.lua:3"
     assert places["local size = redis.call('LLEN', pending)"] == "shared/size.lua:5"
+    assert places["if size == 0 then return 0 end"] == "shared/empty.lua:3"
     assert places["redis.call('RPUSH', pending, id)"] == "shared/push.lua:5"
     assert places["return 0"] == "example.lua:10"
 

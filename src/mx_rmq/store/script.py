@@ -1,6 +1,6 @@
 """A Lua script: its composed text and its signature.
 
-A line `-- use: clock` in a script stands for the block `lua/shared/clock.lua`. The text for the
+A line `-- use: clock, history` in a script stands for blocks in `lua/shared`. The text for the
 server is composed here, once per process, and each of its lines knows which file it comes from.
 A block's header says which names it needs and which it defines. A block never uses another block.
 
@@ -41,7 +41,7 @@ _STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTI
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
 _CALL: Final = re.compile(r"redis\.p?call\('([A-Z]+)', (\w+)")
 
-_USE: Final = re.compile(r"( *)-- use: (\w+)")
+_USE: Final = re.compile(r"( *)-- use: ([\w, ]+)")
 _LINE: Final = re.compile(r"@?user_script: ?(\d+)")
 
 LUA: Final = resources.files("mx_rmq.store") / "lua"
@@ -146,7 +146,7 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
     count = 0
     for number, text in enumerate(source.splitlines(), 1):
         if use := _USE.fullmatch(text):
-            for line in block(use[2]):
+            for line in (line for one in use[2].split(", ") for line in block(one)):
                 lines.append(line._replace(text=f"{use[1]}{line.text}".rstrip()))
             continue
         if named := _KEYS.fullmatch(text):

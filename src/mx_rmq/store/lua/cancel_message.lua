@@ -19,8 +19,7 @@ local made     = ARGV[4]           -- '1': a lane generated the id
 local walk     = tonumber(ARGV[5]) -- how far a list is walked from each end
 local by       = ARGV[6]           -- who asks for it
 local remember = ARGV[7]           -- history entries to keep, 0: write none
--- use: clock
--- use: first_answer
+-- use: clock, first_answer, history
 
 local answer = '1'
 if redis.call('HEXISTS', processing, id) == 1 then
@@ -68,7 +67,6 @@ end
 
 -- use: free_id
 
--- use: history
 note('cancelled', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

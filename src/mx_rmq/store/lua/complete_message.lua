@@ -10,8 +10,7 @@ local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
 local each, width = 4, 2 -- per message: id, token
--- use: first_answer
--- use: held_messages
+-- use: first_answer, history, held_messages
 
 redis.call('HLEN', payload)
 
@@ -19,7 +18,6 @@ redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
 
--- use: history
 note('completed', worker, held)
 -- use: receipt
 return answer

@@ -14,8 +14,7 @@ local made        = ARGV[5]           -- '1': a lane generated the id
 local archived_ms = tonumber(ARGV[6]) -- when it was archived, as the operator saw it
 local by          = ARGV[7]           -- who asks for it
 local remember    = ARGV[8]           -- history entries to keep, 0: write none
--- use: clock
--- use: first_answer
+-- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)
 local weights = {redis.call('HSTRLEN', archive_payload, id)}
@@ -27,14 +26,11 @@ local overflow = false
 -- Without contents, only the index was left of it: the id may belong to a live message by now.
 if answer == '0' or weights[1] == 0 then marked, taken_until = false, false end
 
--- use: archive_size
--- use: size_without_victims
+-- use: archive_size, size_without_victims
 
 redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
--- use: drop_victims
--- use: free_id
+-- use: drop_victims, free_id
 
--- use: history
 note('discarded', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

@@ -25,7 +25,7 @@ local max_count = tonumber(ARGV[4]) -- how many at most
 local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
 local alone     = ARGV[6]           -- '1': give nothing while a message is in processing
 local remember  = ARGV[7]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local reply = {string.format('%.0f', now)}
 local lease_end = ':' .. worker
@@ -199,7 +199,6 @@ if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 
--- use: history
 note('dispatched', worker, taken)
 -- use: receipt
 return reply

@@ -10,8 +10,7 @@ local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local worker   = ARGV[2]           -- who holds the leases
 local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
 local each, width = 4, 2 -- per message: id, token
--- use: clock
--- use: held_messages
+-- use: clock, held_messages
 
 local deadline, deadlines = string.format('%.0f', now + lease_ms), {}
 for n = 1, count do

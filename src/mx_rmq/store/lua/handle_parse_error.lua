@@ -20,8 +20,7 @@ local token     = ARGV[10]          -- of its lease
 local info      = ARGV[11]          -- the line about the error
 local why       = ARGV[12]          -- in a few words, for the history
 local remember  = ARGV[13]          -- history entries to keep, 0: write none
--- use: clock
--- use: first_answer
+-- use: clock, first_answer, history
 
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end
 redis.call('ZCARD', expire_monitor)
@@ -34,16 +33,13 @@ local weight, recount_ms = #kept, math.huge
 -- use: archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims
--- use: size_without_victims
+-- use: victims, size_without_victims
 
 redis.call('ZREM', expire_monitor, id)
 redis.call('HDEL', processing, id)
 redis.call('HDEL', payload, id)
--- use: drop_victims
--- use: archive_message
+-- use: drop_victims, archive_message
 
--- use: history
 note('trimmed', '', victims)
 note('quarantined', worker, {id}, {why})
 -- use: receipt

@@ -25,7 +25,7 @@ local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
 local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
 local grace_ms    = tonumber(ARGV[8]) -- how long ago a lease must have run out
 local remember    = ARGV[9]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 -- use: next_token
@@ -75,6 +75,5 @@ if #leases > 0 then
   redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
 end
 
--- use: history
 note('taken_over', worker, taken, lost_by)
 return reply

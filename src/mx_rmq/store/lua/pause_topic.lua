@@ -8,7 +8,7 @@
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it
 local remember = ARGV[3]           -- history entries to keep, 0: write none
--- use: first_answer
+-- use: first_answer, history
 
 local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'
 
@@ -16,7 +16,6 @@ local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'
 redis.call('HDEL', meta, 'paused')
 redis.call('HSET', meta, 'paused', '1')
 
--- use: history
 note('paused', by, {answer == '1' and '' or nil})
 -- use: receipt
 return answer

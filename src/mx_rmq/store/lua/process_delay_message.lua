@@ -10,7 +10,7 @@
 local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
 local max_count = tonumber(ARGV[2]) -- how many of each level at most
 local remember  = ARGV[3]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local moves, moved, dropped = {}, {}, 0
 local levels = {
@@ -42,6 +42,5 @@ for _, move in ipairs(moves) do
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
--- use: history
 note('due', '', moved)
 return moved

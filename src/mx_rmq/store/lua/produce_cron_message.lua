@@ -18,7 +18,7 @@ local record   = ARGV[4]           -- without its first brace; '' only to look
 local priority = ARGV[5]           -- high, normal or low
 local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
 local remember = ARGV[7]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local look = record == ''
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
@@ -47,6 +47,5 @@ redis.call('LPUSH', behind, id)
 redis.call('HSET', meta, 'tick', tick)
 if live_ms then redis.call('ZADD', expiry, now + live_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
--- use: history
 note('produced', 'cron', {id})
 return {time, tick, 1}

@@ -14,9 +14,7 @@ local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: no
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
 local remember    = ARGV[5]           -- history entries to keep, 0: write none
 local each, width = 6, 5 -- per message: id, how, record, delay_ms, at_ms
--- use: clock
--- use: first_answer
--- use: new_messages
+-- use: clock, first_answer, history, new_messages
 
 local rung = redis.call('LLEN', doorbell_delay)
 local soonest = math.huge
@@ -36,17 +34,14 @@ for _, key in ipairs(#fresh > 0 and {delay_tasks_high, delay_tasks, delay_tasks_
   if type(before) == 'number' and before > 0 then earliest = soonest end
 end
 
--- use: due_types
--- use: admission
+-- use: due_types, admission
 if full or #fresh == 0 then
   -- use: receipt
   return answer
 end
 
--- use: store_new
--- use: delay
+-- use: store_new, delay
 
--- use: history
 note('delayed', '', stored)
 -- use: receipt
 return answer

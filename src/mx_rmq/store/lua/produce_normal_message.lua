@@ -27,9 +27,7 @@ local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: no
 local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
 local remember    = ARGV[5]           -- history entries to keep, 0: write none
 local each, width = 6, 3 -- per message: id, how, record
--- use: clock
--- use: first_answer
--- use: new_messages
+-- use: clock, first_answer, history, new_messages
 
 local behind = {high = {}, normal = {}, low = {}}
 for n = 1, #fresh do
@@ -55,7 +53,6 @@ if #behind.normal > 0 then redis.call('LPUSH', pending, unpack(behind.normal)) e
 if #behind.low > 0 then redis.call('LPUSH', pending_low, unpack(behind.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
--- use: history
 note('produced', '', stored)
 -- use: receipt
 return answer

@@ -11,8 +11,7 @@ local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local worker   = ARGV[2]           -- who holds the leases
 local remember = ARGV[3]           -- history entries to keep, 0: write none
 local each, width = 4, 4 -- per message: id, token, priority, expires_ms
--- use: first_answer
--- use: held_messages
+-- use: first_answer, history, held_messages
 
 local front, expiries = {high = {}, normal = {}, low = {}}, {}
 for n = #mine, 1, -1 do
@@ -37,7 +36,6 @@ if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
--- use: history
 note('released', worker, held)
 -- use: receipt
 return answer

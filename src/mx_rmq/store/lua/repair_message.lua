@@ -20,7 +20,7 @@ local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
 local dry        = ARGV[5]           -- '1': only say what would be done
 local by         = ARGV[6]           -- who requested it
 local remember   = ARGV[7]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local record = redis.call('HEXISTS', payload, id) == 1
 local lease = redis.call('HGET', processing, id)
@@ -103,8 +103,7 @@ did(expiring, 'time of expiry set again')
 did(lost, 'dropped, for nothing is left of it')
 if dry == '1' or #done_what == 0 then return done_what end
 
--- use: next_token
--- use: at_maxmemory
+-- use: next_token, at_maxmemory
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end
@@ -141,6 +140,5 @@ if listed then
 end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end
 
--- use: history
 note('repaired', by, {id}, {table.concat(done_what, '; ')})
 return done_what

@@ -19,8 +19,7 @@ local expires_ms  = tonumber(ARGV[8]) -- when it expires (ms), or '': never
 local why         = ARGV[9]           -- a note for the history, or ''
 local by          = ARGV[10]          -- who asks for it
 local remember    = ARGV[11]          -- history entries to keep, 0: write none
--- use: clock
--- use: first_answer
+-- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)
 local kept = redis.call('HEXISTS', archive_payload, id) == 1
@@ -35,8 +34,7 @@ redis.call('ZCARD', expiry)
 local victims, arriving, weight, recount_ms = {answer == '1' and id or nil}, 0, 0, math.huge
 local overflow = false
 
--- use: archive_size
--- use: size_without_victims
+-- use: archive_size, size_without_victims
 
 redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
@@ -48,7 +46,6 @@ if answer == '1' then
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 end
 
--- use: history
 note('requeued', by, {answer == '1' and id or nil}, why ~= '' and {why} or nil)
 -- use: receipt
 return answer

@@ -8,7 +8,7 @@
 local call     = tonumber(ARGV[1]) -- this call's number in its lane
 local by       = ARGV[2]           -- who asks for it
 local remember = ARGV[3]           -- history entries to keep, 0: write none
--- use: first_answer
+-- use: first_answer, history
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
@@ -20,7 +20,6 @@ local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '1' or '0'
 redis.call('HDEL', meta, 'paused')
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
--- use: history
 note('resumed', by, {answer == '1' and '' or nil})
 -- use: receipt
 return answer

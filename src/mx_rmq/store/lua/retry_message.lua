@@ -13,9 +13,7 @@ local worker   = ARGV[3]           -- who holds the leases
 local remember = ARGV[4]           -- history entries to keep, 0: write none
 local what     = ARGV[5]           -- what the history calls it: retried or postponed
 local each, width = 6, 7 -- per message: id, token, record, priority, delay_ms, expires_ms, why
--- use: clock
--- use: first_answer
--- use: held_messages
+-- use: clock, first_answer, history, held_messages
 
 local earliest = math.huge
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -49,7 +47,6 @@ redis.call('HSET', payload, unpack(records))
 -- use: delay
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
--- use: history
 note(what, worker, held, about)
 -- use: receipt
 return answer

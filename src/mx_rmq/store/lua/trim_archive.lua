@@ -14,18 +14,15 @@ local keep     = tonumber(ARGV[3]) -- archived messages to keep, 0: all
 local ttl_ms   = tonumber(ARGV[4]) -- age at which they are dropped, 0: never
 local budget   = tonumber(ARGV[5]) -- bytes that the archive may hold, 0: no limit
 local remember = ARGV[6]           -- history entries to keep, 0: write none
--- use: clock
+-- use: clock, history
 
 local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
 
--- use: archive_size
--- use: victims
--- use: size_without_victims
+-- use: archive_size, victims, size_without_victims
 
 redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
--- use: history
 note('trimmed', '', victims)
 
 -- The limit may have been lowered, and perhaps nothing else is ever added.
