@@ -1,7 +1,4 @@
-"""Check the arguments of scripts and convert their replies.
-
-Ids from the server are decoded so that any bytes survive the round trip. Times are milliseconds.
-"""
+"""Limits and checks of what scripts take. Times are milliseconds."""
 
 from __future__ import annotations
 
@@ -12,16 +9,12 @@ from mx_rmq.core import names
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Priority
 from mx_rmq.core.partition import topic_of
-from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message
 
 MAX_BATCH: Final = 1000  # messages in one call: `unpack` in Lua takes at most 7,999 values
 MAX_TOPICS: Final = 1000  # topics in one call
-
-SETTLED: Final = {ord(settled): settled for settled in Settled}
-"""Results, by the character that the scripts return for each message."""
 
 _LEVELS: Final = frozenset(Priority)
 
@@ -47,7 +40,7 @@ def too_many(count: int) -> InvalidInput:
 
 @lru_cache(1000, typed=True)
 def check_range(what: str, value: int, least: int, most: int = 2**52) -> int:
-    """Refuse a value once: a worker passes the same lease and the same counts in every call."""
+    """Check a number. Cached: a worker passes the same lease and counts in every call."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{what}={value!r} is not a whole number from {least} to {most}")
     return value
@@ -55,17 +48,5 @@ def check_range(what: str, value: int, least: int, most: int = 2**52) -> int:
 
 @lru_cache(1000, typed=True)
 def check_worker(worker: str) -> str:
-    """Refuse a name once: a worker passes its own in every call."""
+    """Check a name. Cached: a worker passes its own in every call."""
     return names.check_worker(worker)
-
-
-def wait_of(ms: int) -> int | None:
-    return None if ms < 0 else ms
-
-
-def to_ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def id_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")

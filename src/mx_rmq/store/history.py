@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import WrongType
 from mx_rmq.safe_log import get_logger
+from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ class History:
         script, found = load("find_history"), list[HistoryEntry]()
         before = "+"
         while before and " " not in id:  # spaces separate ids, so no id contains one
-            args = script.arguments({"before": before, "step": SEARCH_STEP, "id": _bytes(id)})
+            args = script.arguments(
+                {"before": before, "step": SEARCH_STEP, "id": id.encode("utf-8", "surrogateescape")}
+            )
             try:
                 reply = await self._caller.run(script, [self._keys.of(topic).history], args)
             except WrongType as error:
                 self._skip(topic, error)
                 break
-            before, *words = (_text(word) for word in reply)
+            before, *words = (decoded(word) for word in reply)
             fields = iter(words)
             for place, what, by, about in zip(fields, fields, fields, fields, strict=True):
                 found.append(HistoryEntry(place, what, by, (id,), about))
@@ -139,14 +142,6 @@ def _streams(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, byte
 
 def _entry(place: bytes, fields: Mapping[bytes, bytes]) -> HistoryEntry:
     """Parse an entry; fields that are missing are empty."""
-    ids = tuple(id for id in _text(fields.get(b"ids", b"")).split(" ") if id)
-    what, by, about = (_text(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
+    ids = tuple(id for id in decoded(fields.get(b"ids", b"")).split(" ") if id)
+    what, by, about = (decoded(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
     return HistoryEntry(place.decode(), what, by, ids, about)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import MxRmqError, ScriptFailed
@@ -95,11 +96,9 @@ class Memory:
         """Return what the topics on a key's server hold, largest first."""
         here = self._caller.server_of(key)
         names = [*known]
-        try:
+        with suppress(ScriptFailed):  # a producer may not list them
             registered = await self._caller.command("HKEYS", self._keys.topics)
-        except ScriptFailed:  # a producer may not list them
-            registered = []
-        names += [name.decode("utf-8", "replace") for name in registered]
+            names += [name.decode("utf-8", "replace") for name in registered]
         chosen = [
             name
             for name in dict.fromkeys(names)
@@ -110,33 +109,26 @@ class Memory:
 
         async def measure(name: str) -> list[Holder]:
             async with free:
-                return [*await self._archives(name), *await self._live(name)]
+                return await self._measure(name)
 
         found = await asyncio.gather(*map(measure, chosen))
         held = (one for some in found for one in some if one.bytes)
         return sorted(held, key=lambda one: one.bytes, reverse=True)
 
-    async def _archives(self, name: str) -> list[Holder]:
-        try:
-            key = self._keys.of(name).archive_bytes
-            noted = await self._caller.command("HMGET", key, *ARCHIVES)
-        except ScriptFailed:
-            return []
-        return [
-            Holder(int(count), topic_of(name), state)
-            for state, count in zip(ARCHIVES, noted, strict=True)
-            if count and count.isdigit()
-        ]
-
-    async def _live(self, name: str) -> list[Holder]:
-        script = load("weigh_hash")
-        try:
-            _, count = await self._caller.run(
-                script, [self._keys.of(name).payload], script.arguments({"sample": SAMPLE})
-            )
-        except ScriptFailed:
-            return []
-        return [Holder(int(count), topic_of(name), None)]
+    async def _measure(self, name: str) -> list[Holder]:
+        """Return what a topic or partition holds, as far as this user may read it."""
+        keys, topic, script = self._keys.of(name), topic_of(name), load("weigh_hash")
+        found: list[Holder] = []
+        with suppress(ScriptFailed):
+            noted = await self._caller.command("HMGET", keys.archive_bytes, *ARCHIVES)
+            for state, count in zip(ARCHIVES, noted, strict=True):
+                if count and count.isdigit():
+                    found.append(Holder(int(count), topic, state))
+        with suppress(ScriptFailed):
+            args = script.arguments({"sample": SAMPLE})
+            _, count = await self._caller.run(script, [keys.payload], args)
+            found.append(Holder(int(count), topic, None))
+        return found
 
 
 _CURE: Final = (

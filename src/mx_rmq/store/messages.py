@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
+from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Pages:
 def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | None = None) -> Found:
     """Combine an entry with what was read of its message."""
     return Found(
-        id=_id(entry.id),
+        id=decoded(entry.id),
         state=state,
         data=data,
         due=_ms(entry.at) if state is State.DELAYED else None,
@@ -282,7 +283,3 @@ def _rank(state: State, at: float | None) -> float:
 def _ms(score: float | None) -> int | None:
     """Return a score as a time; None: missing, or not a time that we wrote."""
     return int(score) if score is not None and math.isfinite(score) else None
-
-
-def _id(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")

@@ -22,7 +22,7 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
 from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
 from mx_rmq.store.lanes import maker_of
-from mx_rmq.store.results import Placed, Produced, Ticked
+from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -38,9 +38,6 @@ MAX_ENVELOPE: Final = 65_536  # the most bytes of a record in addition to its pa
 _CLOSED: Final = b"9007199254740992 full 9007199254740992"
 """The receipt that closes an unused lane: no call has a higher number, and the answer to all of
 them is that the queue is full."""
-
-_PLACED: Final = {ord(placed): placed for placed in Placed}
-"""Results, by the character that the scripts return for each message."""
 
 
 class Prepared(NamedTuple):
@@ -148,7 +145,7 @@ async def produce(
         raise QueueFull(topic, limits.max_pending)
     if missing and confirm is not None:
         raise NotConfirmed(missing, confirm.level, confirm.within, ids)
-    return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+    return [Produced(id, PLACED[code]) for id, code in zip(ids, answer, strict=True)]
 
 
 async def has_made_ids(store: Store, topic: str, lane: str) -> bool:

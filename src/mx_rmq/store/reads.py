@@ -10,10 +10,10 @@ import msgspec
 
 from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.archive_budgets import OVERHEAD
-from mx_rmq.store.arguments import wait_of
 from mx_rmq.store.history import History
 from mx_rmq.store.messages import Pages
 from mx_rmq.store.preflight import AWAY
+from mx_rmq.store.results import wait_of
 
 if TYPE_CHECKING:
     from mx_rmq.store.store import Store
@@ -156,27 +156,23 @@ class Views:
         return [one for one in found if isinstance(one, ServerView)]
 
     async def _server(self, key: str) -> ServerView:
-        info = await self._caller.command("INFO", at=key)
-        return _server_view(self._caller.server_of(key) or "", info)
-
-
-def _server_view(name: str, info: dict[str, Any]) -> ServerView:
-    written = info.get("master_repl_offset", 0)
-    replicas = (info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0)))
-    offsets = [one.get("offset", 0) for one in replicas if isinstance(one, dict)]
-    return ServerView(
-        name=name,
-        memory=info.get("used_memory", 0),
-        maxmemory=info.get("maxmemory", 0),
-        aof=bool(info.get("aof_enabled")),
-        aof_write_ok=info.get("aof_last_write_status", "ok") == "ok",
-        aof_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
-        snapshot_ok=info.get("rdb_last_bgsave_status", "ok") == "ok",
-        delayed_fsyncs=info.get("aof_delayed_fsync", 0),
-        evicted=info.get("evicted_keys", 0),
-        replicas=len(offsets),
-        behind=max((max(0, written - offset) for offset in offsets), default=0),
-    )
+        info: dict[str, Any] = await self._caller.command("INFO", at=key)
+        written = info.get("master_repl_offset", 0)
+        replicas = (info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0)))
+        offsets = [one.get("offset", 0) for one in replicas if isinstance(one, dict)]
+        return ServerView(
+            name=self._caller.server_of(key) or "",
+            memory=info.get("used_memory", 0),
+            maxmemory=info.get("maxmemory", 0),
+            aof=bool(info.get("aof_enabled")),
+            aof_write_ok=info.get("aof_last_write_status", "ok") == "ok",
+            aof_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
+            snapshot_ok=info.get("rdb_last_bgsave_status", "ok") == "ok",
+            delayed_fsyncs=info.get("aof_delayed_fsync", 0),
+            evicted=info.get("evicted_keys", 0),
+            replicas=len(offsets),
+            behind=max((max(0, written - offset) for offset in offsets), default=0),
+        )
 
 
 def _number(data: bytes | None) -> int:

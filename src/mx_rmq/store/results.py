@@ -1,9 +1,9 @@
-"""What scripts return and what callers pass to them: plain values."""
+"""What scripts return and what callers pass to them: plain values. Times are milliseconds."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.message import Priority
 
@@ -38,6 +38,20 @@ class Settled(StrEnum):
 
     def __bool__(self) -> bool:
         return self in (Settled.DONE, Settled.REPEATED)
+
+
+PLACED: Final = {ord(placed): placed for placed in Placed}
+SETTLED: Final = {ord(settled): settled for settled in Settled}
+"""Results, by the character that the scripts return for each message."""
+
+
+def decoded(data: bytes) -> str:
+    """Decode an id or a name from the server, so that any bytes survive the round trip."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def wait_of(ms: int) -> int | None:
+    return None if ms < 0 else ms
 
 
 class Produced(NamedTuple):

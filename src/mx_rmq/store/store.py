@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import REPLY_WITHIN, Caller
@@ -22,7 +22,7 @@ from mx_rmq.store.audit import Audit
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
 from mx_rmq.store.lanes import Lanes, Withdrawn
 from mx_rmq.store.memory_use import Memory
-from mx_rmq.store.preflight import Preflight, preflight
+from mx_rmq.store.preflight import AWAY, Preflight, preflight
 from mx_rmq.store.reads import Views
 from mx_rmq.store.script import load
 
@@ -146,11 +146,10 @@ class Store:
                 servers, patience=patience, reply_within=reply_within, load_scripts=load_scripts
             )
             found = await preflight(caller, keys)
-        except (OutcomeUnknown, ServerUnavailable) as error:
+        except BaseException as error:
             await servers.close()
-            raise cannot_use(url, error, patience) from error
-        except BaseException:
-            await servers.close()
+            if isinstance(error, AWAY):
+                raise cannot_use(url, error, patience) from error
             raise
         for warning in found.warnings:
             logger.warning("%s", warning)

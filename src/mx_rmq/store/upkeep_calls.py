@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.store.arguments import (
-    MAX_BATCH,
-    MAX_TOPICS,
-    check_range,
-    check_worker,
-    id_of,
-    wait_of,
-)
-from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TimedOut
+from mx_rmq.store.arguments import MAX_BATCH, MAX_TOPICS, check_range, check_worker
+from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TimedOut, decoded, wait_of
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -61,7 +54,7 @@ async def handle_timeout_message(
     fields = iter(await store.run("handle_timeout_message", topic, named))
     now, surprised, behind = (int(next(fields)) for _ in range(3))
     messages = [
-        Leased(id_of(id), int(token), record, id_of(lost_by))
+        Leased(decoded(id), int(token), record, decoded(lost_by))
         for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
     ]
     return TimedOut(now, messages, bool(surprised), behind)
@@ -85,7 +78,7 @@ async def expire_message(
     fields = iter(await store.run("expire_message", topic, named))
     now, wait = int(next(fields)), wait_of(next(fields))
     messages = zip(fields, fields, fields, strict=True)
-    leased = [Leased(id_of(id), int(token), record) for id, token, record in messages]
+    leased = [Leased(decoded(id), int(token), record) for id, token, record in messages]
     return Expired(now, leased, wait)
 
 
@@ -97,7 +90,7 @@ async def get_next_delay_task(store: Store, topic: str) -> int | None:
 async def process_delay_message(store: Store, topic: str, *, count: int) -> list[str]:
     """Make due messages pending, up to `count` per priority; return their ids."""
     named: dict[str, Value] = {"max_count": check_range("count", count, 1, MAX_BATCH)}
-    return [id_of(id) for id in await store.run("process_delay_message", topic, named)]
+    return [decoded(id) for id in await store.run("process_delay_message", topic, named)]
 
 
 async def trim_archive(store: Store, topic: str, state: State) -> int:

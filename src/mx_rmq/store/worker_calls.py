@@ -15,12 +15,12 @@ from mx_rmq.core.text import brief
 from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.arguments import (
     MAX_BATCH,
-    SETTLED,
     check_level,
     check_range,
     check_same,
 )
 from mx_rmq.store.results import (
+    SETTLED,
     Claim,
     Dispatched,
     HandedBack,

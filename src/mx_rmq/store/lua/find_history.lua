@@ -7,7 +7,7 @@
 -- keys: history
 
 local before = ARGV[1] -- where to continue, '+' at first
-local step   = ARGV[2] -- how many entries to look at
+local step   = ARGV[2] -- how many entries to search
 local id     = ARGV[3] -- the message
 
 local entries = redis.call('XREVRANGE', history, before, '-', 'COUNT', step)
@@ -20,10 +20,10 @@ for _, entry in ipairs(entries) do
   end
   -- The plain search comes first: the id is rarely there, and then nothing is copied.
   if string.find(ids, id, 1, true) and string.find(' ' .. ids .. ' ', alone, 1, true) then
-    local told = {}
-    for at = 1, #fields, 2 do told[fields[at]] = fields[at + 1] end
+    local named = {}
+    for at = 1, #fields, 2 do named[fields[at]] = fields[at + 1] end
     reply[#reply + 1] = entry[1]
-    for _, name in ipairs({'what', 'by', 'about'}) do reply[#reply + 1] = told[name] or '' end
+    for _, name in ipairs({'what', 'by', 'about'}) do reply[#reply + 1] = named[name] or '' end
   end
 end
 return reply

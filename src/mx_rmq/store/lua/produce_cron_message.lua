@@ -1,7 +1,7 @@
 -- produce_cron_message: (new) -> pending, once per tick
 -- Every worker calls this at each tick of a topic's timetable; the first call makes the message.
 -- The last tick that fired is kept and only a later one fires, so the call needs no receipt.
--- Without a record it only looks. The first look ever notes the time, so that a tick that every
+-- Without a record it only reports. The first report ever notes the time, so that a tick that every
 -- worker misses can be noticed later. A last tick more than a minute ahead comes from a clock that
 -- was set back since, and is ignored. The cap on waiting messages does not apply.
 --
@@ -14,13 +14,13 @@
 local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
 local id       = ARGV[2]           -- the message's
 local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
-local record   = ARGV[4]           -- without its first brace; '' only to look
+local record   = ARGV[4]           -- without its first brace; '': only report
 local priority = ARGV[5]           -- high, normal or low
 local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
 local remember = ARGV[7]           -- history entries to keep, 0: write none
 -- use: clock, history
 
-local look = record == ''
+local report = record == ''
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 local last = tonumber(redis.call('HGET', meta, 'tick'))
 if last and last > now + 60000 then last = nil end
@@ -32,12 +32,12 @@ local rung = redis.call('LLEN', doorbell)
 redis.call('ZCARD', expiry)
 
 local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
-if look and last then return {time, before, 0} end
-if not look and tick_ms > now then return {time, before, 0} end
-if not look and last and last >= tick_ms then return {time, before, 0} end
+if report and last then return {time, before, 0} end
+if not report and tick_ms > now then return {time, before, 0} end
+if not report and last and last >= tick_ms then return {time, before, 0} end
 
-local tick = string.format('%.0f', look and now or tick_ms)
-if look or live or dead or quarantined then
+local tick = string.format('%.0f', report and now or tick_ms)
+if report or live or dead or quarantined then
   redis.call('HSET', meta, 'tick', tick)
   return {time, tick, 0}
 end
