@@ -140,7 +140,13 @@ class Pages:
     ) -> list[ListedId]:
         """Return some ids of one level of a state, in order, from a position on."""
         key = _indexes(self._keys.of(topic), state)[level]
-        ids = await self._slice(key, state, start, count)
+        last = start + count - 1
+        if state is State.PENDING:  # from the right, where ids are taken
+            found = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
+            ids = [(id, None) for id in reversed(found)]
+        else:
+            command = "ZREVRANGE" if state.is_archive else "ZRANGE"
+            ids = await self._caller.command(command, key, start, last, "WITHSCORES")
         return [
             ListedId(_rank(state, at), level, position, number_of(topic), id, at)
             for position, (id, at) in enumerate(ids, start)
@@ -197,18 +203,6 @@ class Pages:
                     records.append(record)
                     break
         return records
-
-    async def _slice(
-        self, key: str, state: State, start: int, count: int
-    ) -> list[tuple[bytes, float | None]]:
-        """Return `count` ids of an index and their times, from a position on."""
-        last = start + count - 1
-        if state is State.PENDING:  # from the right, where ids are taken
-            ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
-            return [(id, None) for id in reversed(ids)]
-        command = "ZREVRANGE" if state.is_archive else "ZRANGE"
-        found = await self._caller.command(command, key, start, last, "WITHSCORES")
-        return [(id, at) for id, at in found]
 
     async def _contents(
         self, key: str, ids: Sequence[bytes], most: int | None = None
