@@ -37,8 +37,8 @@ HEAD = """\
 
 -- keys: hash | pending
 -- keys: pending_low
-local id    = ARGV[1]           -- the message
-local delay = tonumber(ARGV[2]) -- how long
+local id    = ARGV.id              -- the message
+local delay = tonumber(ARGV.delay) -- how long
 
 """
 BODY = """\
@@ -171,17 +171,23 @@ BAD_HEADS = {
     "a key with a position": (
         "-- keys: pending_low",
         "local pending_low = KEYS[3]",
-        "good.lua:9: name the key in a line that begins with -- keys:",
+        "good.lua:9: name it in -- keys: or as ARGV.name, not KEYS[…]",
     ),
     "keys below ARGV": (
         "local delay",
         "-- keys: meta\nlocal delay",
         "meta comes after ARGV",
     ),
-    "ARGV exchanged": ("ARGV[1]", "ARGV[2]", "ARGV[2] is out of order"),
+    "an argument with a position": ("ARGV.id", "ARGV[1]", "or as ARGV.name, not ARGV[…]"),
+    "an argument by another name": ("ARGV.id", "ARGV.token", "must have its argument's name"),
+    "an argument that is taken twice": (
+        "local delay",
+        "local id = ARGV.id\nlocal delay",
+        "id is taken twice",
+    ),
     "a wrong width": (
         "local delay",
-        "local each, width = 2, 3 -- per message: id, token\nlocal delay",
+        "local each, width = ARGV.each, 3 -- per message: id, token\nlocal delay",
         "width is 3, but an item is id, token",
     ),
     "a wrong stride": (

@@ -109,6 +109,7 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("local a", " ", "!"),
         ("", "local a = KEYS[1] \n", ""),
     ],
+    ("store/script.py", r"\bARGV\.(\w+)"): [("ARGV.", "a", "!"), ("", "ARGV.", "")],
     ("store/script.py", r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]"): [
         ("local ", "a", "!"),
         ("local a", " ", "!"),

@@ -97,9 +97,8 @@ Problem = tuple[int, str]
 
 def lint(name: str, source: str) -> list[str]:
     """Return what is wrong with a script, each with its file and line."""
-    if by_hand := re.search(r"^(?!--).*KEYS\[\d", source, re.MULTILINE):
-        line = source.count("\n", 0, by_hand.start()) + 1
-        return [f"{name}.lua:{line}: name the key in a line that begins with -- keys:"]
+    if by_hand := list(_numbered(f"{name}.lua", source)):
+        return by_hand
     lines = compose(name, source)
     source = "".join(f"{line.text}\n" for line in lines)
     problems = [*_header(name, source), *_width(lines), *_items(source), *_repetition(source)]
@@ -128,19 +127,38 @@ def lint_block(name: str, source: str) -> list[str]:
     }
     tree = ast.parse(source)
     reading = Reading(tree)
-    free = [used.partition(".")[0] for _, used in reading.globals if used not in NAMES]
+    used = [one for _, one in reading.globals if one not in NAMES and not one.startswith("ARGV.")]
+    free = [one.partition(".")[0] for one in used]
     free += [assigned for _, assigned in reading.assigned]
     true = {
         "needs": set(free),
         "defines": {one for node in tree.body.body for one in _defined_by(node)},
     }
     unnamed = not re.match(f"-- {name}: .", source)
-    return [f"shared/{name}.lua: the header does not begin with {name}: …"] * unnamed + [
-        f"shared/{name}.lua: {about} {', '.join(sorted(true[about])) or 'nothing'}, "
-        f"not {', '.join(said[about]) or 'nothing'}"
-        for about in said
-        if sorted(said[about]) != sorted(true[about])
-    ]
+    return (
+        [*_numbered(f"shared/{name}.lua", source)]
+        + [f"shared/{name}.lua: the header does not begin with {name}: …"] * unnamed
+        + [
+            f"shared/{name}.lua: {about} {', '.join(sorted(true[about])) or 'nothing'}, "
+            f"not {', '.join(said[about]) or 'nothing'}"
+            for about in said
+            if sorted(said[about]) != sorted(true[about])
+        ]
+    )
+
+
+def _numbered(file: str, source: str) -> Iterator[str]:
+    """No file holds a position of KEYS or ARGV, and a local has its argument's name."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if line.startswith("--"):
+            continue
+        if table := re.search(r"\b(KEYS|ARGV)\[\d", line):
+            yield f"{file}:{number}: name it in -- keys: or as ARGV.name, not {table[1]}[…]"
+        if len(line) > MAX_LINE:
+            yield f"{file}:{number}: {len(line)} characters; the limit is {MAX_LINE}"
+        named = re.match(r"local (\w+).*\bARGV\.(\w+)", line)
+        if "ARGV." in line and not (named and named[1] == named[2]):
+            yield f"{file}:{number}: a local must have its argument's name"
 
 
 def lint_uses(scripts: Mapping[str, str], blocks: Iterable[str]) -> list[str]:
@@ -181,8 +199,8 @@ def _width(lines: Iterable[Line]) -> Iterator[Problem]:
 
 
 def _signature(lines: Iterable[Line]) -> Iterator[Problem]:
-    """Keys have names from keys.py, each once. Then come ARGV, in their order."""
-    keys, args = list[str](), 0
+    """Keys have names from keys.py, and come before ARGV. Each is named once."""
+    keys, args = list[str](), list[str]()
     for number, line in enumerate(lines, 1):
         for key in _names_in(line.text):
             if args:
@@ -192,10 +210,10 @@ def _signature(lines: Iterable[Line]) -> Iterator[Problem]:
             if key in keys:
                 yield number, f"{key} is named twice"
             keys.append(key)
-        if position := re.match(r"local \w+ *= (?:tonumber\()?ARGV\[(\d+)\]", line.text):
-            args += 1
-            if int(position[1]) != args:
-                yield number, f"ARGV[{position[1]}] is out of order"
+        if arg := re.match(r"local (\w+) *= (?:tonumber\()?ARGV\[\d+\]", line.text):
+            if arg[1] in args:
+                yield number, f"{arg[1]} is taken twice"
+            args.append(arg[1])
 
 
 def _keys(source: str) -> list[str]:

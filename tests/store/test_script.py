@@ -35,9 +35,9 @@ SOURCE = """\
 -- example: pending -> processing
 -- keys: payload | pending_low
 -- keys: receipt
-local now_ms = ARGV[1]           -- the time
-local call   = tonumber(ARGV[2]) -- its number
-local each, width = 3, 3         -- per message: id, token ,record
+local now_ms = ARGV.now_ms         -- the time
+local call   = tonumber(ARGV.call) -- its number
+local each, width = ARGV.each, 3   -- per message: id, token ,record
 
 local other = ARGV[each]
 redis.call('HSET', payload, 'KEYS[9]', redis.pcall('LLEN', pending_low))
@@ -45,9 +45,15 @@ return redis.call('GET', receipt)
 """
 
 
-COMPOSED = SOURCE.replace(
-    "-- keys: payload | pending_low", "local payload, pending_low = KEYS[1], KEYS[2]"
-).replace("-- keys: receipt", "local receipt = KEYS[3]")
+COMPOSED = SOURCE
+for written, sent in {
+    "-- keys: payload | pending_low": "local payload, pending_low = KEYS[1], KEYS[2]",
+    "-- keys: receipt": "local receipt = KEYS[3]",
+    "ARGV.now_ms": "ARGV[1]",
+    "ARGV.call": "ARGV[2]",
+    "ARGV.each": "3",
+}.items():
+    COMPOSED = COMPOSED.replace(written, sent)
 
 
 def test_the_signature_is_read_from_the_source() -> None:
@@ -78,10 +84,9 @@ def test_a_script_may_take_nothing() -> None:
     [
         ("keys: receipt", "keys: receipts", "example.lua: receipts is not a key in keys.py"),
         ("keys: receipt", "keys: payload", "example.lua: a key is named twice"),
-        ("ARGV[2]", "ARGV[3]", r"example.lua: ARGV are numbered \[1, 3\]"),
-        ("ARGV[1] ", "ARGV[2] ", r"example.lua: ARGV are numbered \[2, 2\]"),
-        ("= 3, 3", "= 4, 3", "example.lua: each = 4, but 2 arguments precede it"),
-        ("= 3, 3", "= 2, 3", "example.lua: each = 2, but 2 arguments precede it"),
+        ("ARGV.call", "ARGV.now_ms", r"example.lua: ARGV are numbered \[2, 2\]"),
+        ("ARGV.call", "ARGV[3]", r"example.lua: ARGV are numbered \[1, 3\]"),
+        ("ARGV.each", "4", "example.lua: each = 4, but 2 arguments precede it"),
     ],
 )
 def test_a_gap_or_a_wrong_order_is_refused(there: str, instead: str, message: str) -> None:
@@ -129,7 +134,7 @@ def test_a_script_without_items_refuses_one() -> None:
 USER = """\
 -- example: pending -> processing
 -- keys: pending
-local id = ARGV[1] -- the message
+local id = ARGV.id -- the message
 
 -- use: size, empty
 if size > 0 then

@@ -6,12 +6,13 @@ A block's header says which names it needs and which it defines. A block never u
 
 The signature is read from the script's own first lines, so no Python file holds a position:
 
-    -- keys: payload | processing expire_monitor           keys, by their names in keys.py
-    local worker = ARGV[3]      -- who holds the leases    an argument
-    local each, width = 4, 2    -- per message: id, token  the rest, repeated for each item
-    local stride = 9            -- keys per topic          all keys, repeated for each topic
+    -- keys: payload | processing expire_monitor                     keys, by their names in keys.py
+    local worker = ARGV.worker       -- who holds the leases         an argument
+    local each, width = ARGV.each, 2 -- per message: id, token       the rest, repeated per item
+    local stride = 9                 -- keys per topic               all keys, repeated per topic
 
-A `-- keys:` line becomes `local payload, processing, … = KEYS[1], KEYS[2], …`.
+The text for the server says `local payload, processing, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the
+first argument, and for `ARGV.each` where the items begin. A block may take an argument, too.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _KEYS: Final = re.compile(r"-- keys: ([\w |]+)")
 _NAMED: Final = re.compile(r"^local ([\w, ]+) = KEYS\[", re.MULTILINE)
+_NAMED_ARG: Final = re.compile(r"\bARGV\.(\w+)")
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
 _EACH: Final = re.compile(
     r"^local each(?:, width)? *= (\d+)(?:, \d+)? *-- per \w+: (.+)$", re.MULTILINE
@@ -141,7 +143,7 @@ class Script:
 
 
 def compose(name: str, source: str) -> tuple[Line, ...]:
-    """Replace each `-- use: block` with that block, and number the keys."""
+    """Replace each `-- use: block` with that block, and number the keys and arguments."""
     lines = list[Line]()
     count = 0
     for number, text in enumerate(source.splitlines(), 1):
@@ -151,11 +153,16 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
             continue
         if named := _KEYS.fullmatch(text):
             keys = named[1].replace("|", " ").split()
-            places = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
+            numbered = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
             count += len(keys)
-            text = f"local {', '.join(keys)} = {', '.join(places)}"  # noqa: PLW2901
+            text = f"local {', '.join(keys)} = {', '.join(numbered)}"  # noqa: PLW2901
         lines.append(Line(text, f"{name}.lua", number))
-    return tuple(lines)
+    args = [arg for line in lines for arg in _NAMED_ARG.findall(line.text) if arg != "each"]
+    places = {arg: f"ARGV[{place}]" for place, arg in enumerate(args, 1)}
+    places["each"] = str(len(args) + 1)
+    return tuple(
+        line._replace(text=_NAMED_ARG.sub(lambda arg: places[arg[1]], line.text)) for line in lines
+    )
 
 
 @cache

@@ -6,10 +6,9 @@
 -- Cost     O(1), with forget_ms O(W), W workers
 -- keys: workers
 
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local worker    = ARGV[2]           -- who is alive
-local info      = ARGV[3]           -- what it says of itself, one line of JSON
-local forget_ms = tonumber(ARGV[4]) -- how long the others may be silent, 0: forever
+local worker    = ARGV.worker              -- who is alive
+local info      = ARGV.info                -- what it says of itself, one line of JSON
+local forget_ms = tonumber(ARGV.forget_ms) -- how long the others may be silent, 0: forever
 -- use: clock
 
 redis.call('HLEN', workers)

@@ -12,13 +12,10 @@
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | processing | recent maker receipt totals history
 
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local call     = tonumber(ARGV[2]) -- this call's number in its lane
-local id       = ARGV[3]           -- the message
-local made     = ARGV[4]           -- '1': a lane generated the id
-local walk     = tonumber(ARGV[5]) -- how far a list is walked from each end
-local by       = ARGV[6]           -- who asks for it
-local remember = ARGV[7]           -- history entries to keep, 0: write none
+local id   = ARGV.id             -- the message
+local made = ARGV.made           -- '1': a lane generated the id
+local walk = tonumber(ARGV.walk) -- how far a list is walked from each end
+local by   = ARGV.by             -- who asks for it
 -- use: clock, first_answer, history
 
 local answer = '1'

@@ -6,10 +6,8 @@
 -- Cost     O(log P) per message, P in processing
 -- keys: payload | processing expire_monitor | receipt totals history
 
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local worker   = ARGV[2]           -- who holds the leases
-local remember = ARGV[3]           -- history entries to keep, 0: write none
-local each, width = 4, 2 -- per message: id, token
+local worker = ARGV.worker -- who holds the leases
+local each, width = ARGV.each, 2 -- per message: id, token
 -- use: first_answer, history, held_messages
 
 redis.call('HLEN', payload)

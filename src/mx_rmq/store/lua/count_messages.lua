@@ -10,7 +10,6 @@
 -- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low | cancelled
 -- keys: processing expire_monitor | dlq error_parse_queue archive_bytes | meta | totals
 
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 -- use: clock
 
 local waiting, delayed, due = 0, 0, math.huge

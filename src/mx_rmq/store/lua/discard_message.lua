@@ -6,14 +6,11 @@
 -- Cost     O(log A), A archived
 -- keys: archive archive_payload archive_bytes | recent maker receipt totals history
 
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local kind        = ARGV[3]           -- which archive: dead or quarantined
-local id          = ARGV[4]           -- the message
-local made        = ARGV[5]           -- '1': a lane generated the id
-local archived_ms = tonumber(ARGV[6]) -- when it was archived, as the operator saw it
-local by          = ARGV[7]           -- who asks for it
-local remember    = ARGV[8]           -- history entries to keep, 0: write none
+local kind        = ARGV.kind                  -- which archive: dead or quarantined
+local id          = ARGV.id                    -- the message
+local made        = ARGV.made                  -- '1': a lane generated the id
+local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
+local by          = ARGV.by                    -- who asks for it
 -- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)

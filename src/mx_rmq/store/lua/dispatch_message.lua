@@ -18,13 +18,11 @@
 -- keys: payload | pending_high pending pending_low | cancelled expiry | processing expire_monitor
 -- keys: doorbell meta | receipt totals history
 
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local call      = tonumber(ARGV[2]) -- this call's number in its lane
-local worker    = ARGV[3]           -- who takes them
-local max_count = tonumber(ARGV[4]) -- how many at most
-local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
-local alone     = ARGV[6]           -- '1': give nothing while a message is in processing
-local remember  = ARGV[7]           -- history entries to keep, 0: write none
+local call      = tonumber(ARGV.call)      -- this call's number in its lane
+local worker    = ARGV.worker              -- who takes them
+local max_count = tonumber(ARGV.max_count) -- how many at most
+local lease_ms  = tonumber(ARGV.lease_ms)  -- how long until the leases run out
+local alone     = ARGV.alone               -- '1': give nothing while a message is in processing
 -- use: clock, history
 
 local reply = {string.format('%.0f', now)}

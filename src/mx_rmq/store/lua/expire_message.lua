@@ -17,13 +17,12 @@
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: cancelled expiry | processing expire_monitor | meta
 
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local worker      = ARGV[2]           -- who takes them
-local max_count   = tonumber(ARGV[3]) -- how many at most
-local recovery_ms = tonumber(ARGV[4]) -- how long the caller may take to decide
-local window      = tonumber(ARGV[5]) -- how many places at the end of each list are read
-local walk        = tonumber(ARGV[6]) -- how many further ones an LREM may walk past
-local spare       = tonumber(ARGV[7]) -- how many places that do not count may be left
+local worker      = ARGV.worker                -- who takes them
+local max_count   = tonumber(ARGV.max_count)   -- how many at most
+local recovery_ms = tonumber(ARGV.recovery_ms) -- how long the caller may take to decide
+local window      = tonumber(ARGV.window)      -- how many places at the end of each list are read
+local walk        = tonumber(ARGV.walk)        -- how many further ones an LREM may walk past
+local spare       = tonumber(ARGV.spare)       -- how many places that do not count may be left
 -- use: clock
 
 local ids = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, max_count)

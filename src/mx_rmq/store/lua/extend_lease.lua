@@ -6,10 +6,9 @@
 -- Cost     O(log P) per message, P in processing
 -- keys: processing expire_monitor
 
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local worker   = ARGV[2]           -- who holds the leases
-local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
-local each, width = 4, 2 -- per message: id, token
+local worker   = ARGV.worker             -- who holds the leases
+local lease_ms = tonumber(ARGV.lease_ms) -- how long until the leases run out
+local each, width = ARGV.each, 2 -- per message: id, token
 -- use: clock, held_messages
 
 local deadline, deadlines = string.format('%.0f', now + lease_ms), {}

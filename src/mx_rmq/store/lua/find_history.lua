@@ -6,9 +6,9 @@
 -- Cost     O(step)
 -- keys: history
 
-local before = ARGV[1] -- where to continue, '+' at first
-local step   = ARGV[2] -- how many entries to search
-local id     = ARGV[3] -- the message
+local before = ARGV.before -- where to continue, '+' at first
+local step   = ARGV.step   -- how many entries to search
+local id     = ARGV.id     -- the message
 
 local entries = redis.call('XREVRANGE', history, before, '-', 'COUNT', step)
 local reply, alone = {''}, ' ' .. id .. ' '

@@ -6,7 +6,6 @@
 -- Cost     O(1)
 -- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 -- use: clock
 
 local levels = {

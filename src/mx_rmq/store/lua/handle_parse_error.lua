@@ -7,19 +7,16 @@
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local call      = tonumber(ARGV[2]) -- this call's number in its lane
-local worker    = ARGV[3]           -- who holds the leases
-local keep      = tonumber(ARGV[4]) -- archived messages to keep, 0: all
-local ttl_ms    = tonumber(ARGV[5]) -- age at which they are dropped, 0: never
-local budget    = tonumber(ARGV[6]) -- bytes that the archive may hold, 0: no limit
-local hexpire_s = tonumber(ARGV[7]) -- TTL of the archived field, 0: the server has no HEXPIRE
-local max_bytes = tonumber(ARGV[8]) -- how many of the bytes to keep, 0: all
-local id        = ARGV[9]           -- the message
-local token     = ARGV[10]          -- of its lease
-local info      = ARGV[11]          -- the line about the error
-local why       = ARGV[12]          -- in a few words, for the history
-local remember  = ARGV[13]          -- history entries to keep, 0: write none
+local worker    = ARGV.worker              -- who holds the leases
+local keep      = tonumber(ARGV.keep)      -- archived messages to keep, 0: all
+local ttl_ms    = tonumber(ARGV.ttl_ms)    -- age at which they are dropped, 0: never
+local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
+local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of the archived field (s), 0: none
+local max_bytes = tonumber(ARGV.max_bytes) -- how many of the bytes to keep, 0: all
+local id        = ARGV.id                  -- the message
+local token     = ARGV.token               -- of its lease
+local info      = ARGV.info                -- the line about the error
+local why       = ARGV.why                 -- in a few words, for the history
 -- use: clock, first_answer, history
 
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end

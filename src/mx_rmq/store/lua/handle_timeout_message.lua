@@ -16,15 +16,13 @@
 -- Cost     O(log P) per message, P in processing
 -- keys: payload | processing expire_monitor | meta | totals history
 
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local worker      = ARGV[2]           -- the monitor
-local max_count   = tonumber(ARGV[3]) -- how many at most
-local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
-local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
-local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
-local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
-local grace_ms    = tonumber(ARGV[8]) -- how long ago a lease must have run out
-local remember    = ARGV[9]           -- history entries to keep, 0: write none
+local worker      = ARGV.worker                -- the monitor
+local max_count   = tonumber(ARGV.max_count)   -- how many at most
+local recovery_ms = tonumber(ARGV.recovery_ms) -- how long the monitor may take to decide
+local expected_ms = tonumber(ARGV.expected_ms) -- what the time should be (ms), or '': unknown
+local jump_ms     = tonumber(ARGV.jump_ms)     -- how far from that the time may be
+local far_ms      = tonumber(ARGV.far_ms)      -- how far ahead a deadline can be, or '': any
+local grace_ms    = tonumber(ARGV.grace_ms)    -- how long ago a lease must have run out
 -- use: clock, history
 
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))

@@ -10,8 +10,8 @@
 -- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload
 
-local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
-local each = 2                 -- per message: id
+local walk = tonumber(ARGV.walk) -- 1: walk the pending lists too
+local each = ARGV.each -- per message: id
 
 local reply = {}
 for i = each, #ARGV do

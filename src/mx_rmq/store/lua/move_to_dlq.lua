@@ -10,18 +10,15 @@
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local call      = tonumber(ARGV[2]) -- this call's number in its lane
-local worker    = ARGV[3]           -- who holds the leases
-local keep      = tonumber(ARGV[4]) -- archived messages to keep, 0: all
-local ttl_ms    = tonumber(ARGV[5]) -- age at which they are dropped, 0: never
-local budget    = tonumber(ARGV[6]) -- bytes that the archive may hold, 0: no limit
-local hexpire_s = tonumber(ARGV[7]) -- TTL of the archived field, 0: the server has no HEXPIRE
-local id        = ARGV[8]           -- the message
-local token     = ARGV[9]           -- of its lease
-local record    = ARGV[10]          -- its final record
-local why       = ARGV[11]          -- in a few words, for the history
-local remember  = ARGV[12]          -- history entries to keep, 0: write none
+local worker    = ARGV.worker              -- who holds the leases
+local keep      = tonumber(ARGV.keep)      -- archived messages to keep, 0: all
+local ttl_ms    = tonumber(ARGV.ttl_ms)    -- age at which they are dropped, 0: never
+local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
+local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of the archived field (s), 0: none
+local id        = ARGV.id                  -- the message
+local token     = ARGV.token               -- of its lease
+local record    = ARGV.record              -- its final record
+local why       = ARGV.why                 -- in a few words, for the history
 -- use: clock, first_answer, history
 
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end

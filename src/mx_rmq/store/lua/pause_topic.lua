@@ -5,9 +5,7 @@
 -- Cost     O(1)
 -- keys: meta | receipt totals history
 
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local by       = ARGV[2]           -- who asks for it
-local remember = ARGV[3]           -- history entries to keep, 0: write none
+local by = ARGV.by -- who asks for it
 -- use: first_answer, history
 
 local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'

@@ -6,7 +6,7 @@
 -- Cost     O(1)
 -- keys: scratch
 
-local each = 1 -- per command: name
+local each = ARGV.each -- per command: name
 
 local forms = {
   GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,

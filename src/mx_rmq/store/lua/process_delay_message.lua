@@ -7,9 +7,7 @@
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 -- keys: doorbell meta | totals history
 
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local max_count = tonumber(ARGV[2]) -- how many of each level at most
-local remember  = ARGV[3]           -- history entries to keep, 0: write none
+local max_count = tonumber(ARGV.max_count) -- how many of each level at most
 -- use: clock, history
 
 local moves, moved, dropped = {}, {}, 0

@@ -11,13 +11,11 @@
 -- keys: payload | pending_high pending pending_low | expiry | dlq_payload error_parse_payload
 -- keys: doorbell meta | totals history
 
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local id       = ARGV[2]           -- the message's
-local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
-local record   = ARGV[4]           -- without its first brace; '': only report
-local priority = ARGV[5]           -- high, normal or low
-local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
-local remember = ARGV[7]           -- history entries to keep, 0: write none
+local id       = ARGV.id                -- the message's
+local tick_ms  = tonumber(ARGV.tick_ms) -- when it is due (ms)
+local record   = ARGV.record            -- without its first brace; '': only report
+local priority = ARGV.priority          -- high, normal or low
+local live_ms  = tonumber(ARGV.live_ms) -- its time to live (ms), or '': none
 -- use: clock, history
 
 local report = record == ''

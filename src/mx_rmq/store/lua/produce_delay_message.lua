@@ -8,12 +8,9 @@
 -- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell_delay
 -- keys: recent receipt totals history
 
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: not at all
-local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local remember    = ARGV[5]           -- history entries to keep, 0: write none
-local each, width = 6, 5 -- per message: id, how, record, delay_ms, at_ms
+local dedup_ms    = tonumber(ARGV.dedup_ms)    -- how long a custom id stays taken, 0: not at all
+local max_pending = tonumber(ARGV.max_pending) -- cap on waiting messages, 0: none
+local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
 local rung = redis.call('LLEN', doorbell_delay)

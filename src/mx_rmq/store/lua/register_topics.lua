@@ -6,7 +6,7 @@
 -- Cost     O(1) per topic
 -- keys: topics
 
-local each = 1 -- per topic: name, partitions
+local each = ARGV.each -- per topic: name, partitions
 
 local answer, grown = {}, {}
 for i = each, #ARGV, 2 do

@@ -7,10 +7,8 @@
 -- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
 -- keys: receipt totals history
 
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local worker   = ARGV[2]           -- who holds the leases
-local remember = ARGV[3]           -- history entries to keep, 0: write none
-local each, width = 4, 4 -- per message: id, token, priority, expires_ms
+local worker = ARGV.worker -- who holds the leases
+local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: first_answer, history, held_messages
 
 local front, expiries = {high = {}, normal = {}, low = {}}, {}

@@ -13,13 +13,11 @@
 -- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
 
-local now_ms     = ARGV[1]           -- the time (ms), or '' for the server's
-local id         = ARGV[2]           -- the message
-local priority   = ARGV[3]           -- the list for it if it becomes pending: high, normal or low
-local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
-local dry        = ARGV[5]           -- '1': only say what would be done
-local by         = ARGV[6]           -- who requested it
-local remember   = ARGV[7]           -- history entries to keep, 0: write none
+local id         = ARGV.id                   -- the message
+local priority   = ARGV.priority             -- its list if it becomes pending
+local expires_ms = tonumber(ARGV.expires_ms) -- when it expires (ms), or '': never
+local dry        = ARGV.dry                  -- '1': only say what would be done
+local by         = ARGV.by                   -- who requested it
 -- use: clock, history
 
 local record = redis.call('HEXISTS', payload, id) == 1

@@ -7,10 +7,9 @@
 -- Cost     O(1)
 -- keys: archive_bytes | doorbell doorbell_delay meta
 
-local now_ms  = ARGV[1]           -- the time (ms), or '' for the server's
-local least   = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0
-local recount = ARGV[3]           -- '1': the recorded bytes are wrong
-local dry     = ARGV[4]           -- '1': only say what would be done
+local least   = tonumber(ARGV.least) -- the highest token of a lease that was seen, or 0
+local recount = ARGV.recount         -- '1': the recorded bytes are wrong
+local dry     = ARGV.dry             -- '1': only say what would be done
 -- use: clock
 
 local token = redis.call('HGET', meta, 'token')

@@ -8,17 +8,14 @@
 -- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes
 -- keys: doorbell | receipt totals history
 
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local kind        = ARGV[3]           -- which archive: dead or quarantined
-local id          = ARGV[4]           -- the message
-local archived_ms = tonumber(ARGV[5]) -- when it was archived, as the operator saw it
-local priority    = ARGV[6]           -- high, normal or low
-local record      = ARGV[7]           -- its new one, without its first brace and when it is due
-local expires_ms  = tonumber(ARGV[8]) -- when it expires (ms), or '': never
-local why         = ARGV[9]           -- a note for the history, or ''
-local by          = ARGV[10]          -- who asks for it
-local remember    = ARGV[11]          -- history entries to keep, 0: write none
+local kind        = ARGV.kind                  -- which archive: dead or quarantined
+local id          = ARGV.id                    -- the message
+local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
+local priority    = ARGV.priority              -- high, normal or low
+local record      = ARGV.record                -- without its first brace and its due time
+local expires_ms  = tonumber(ARGV.expires_ms)  -- when it expires (ms), or '': never
+local why         = ARGV.why                   -- a note for the history, or ''
+local by          = ARGV.by                    -- who asks for it
 -- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)

@@ -5,9 +5,7 @@
 -- Cost     O(1)
 -- keys: pending_high pending pending_low | doorbell meta | receipt totals history
 
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local by       = ARGV[2]           -- who asks for it
-local remember = ARGV[3]           -- history entries to keep, 0: write none
+local by = ARGV.by -- who asks for it
 -- use: first_answer, history
 
 local waiting = 0

@@ -7,12 +7,9 @@
 -- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor
 -- keys: doorbell_delay | receipt totals history
 
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local call     = tonumber(ARGV[2]) -- this call's number in its lane
-local worker   = ARGV[3]           -- who holds the leases
-local remember = ARGV[4]           -- history entries to keep, 0: write none
-local what     = ARGV[5]           -- what the history calls it: retried or postponed
-local each, width = 6, 7 -- per message: id, token, record, priority, delay_ms, expires_ms, why
+local worker = ARGV.worker -- who holds the leases
+local what   = ARGV.what   -- what the history calls it: retried or postponed
+local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
 -- use: clock, first_answer, history, held_messages
 
 local earliest = math.huge

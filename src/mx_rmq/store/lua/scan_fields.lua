@@ -5,8 +5,8 @@
 -- Cost     O(step)
 -- keys: hash
 
-local cursor = ARGV[1] -- where to continue, '0' at first
-local step   = ARGV[2] -- about how many fields
+local cursor = ARGV.cursor -- where to continue, '0' at first
+local step   = ARGV.step   -- about how many fields
 
 local found, stride = redis.pcall('HSCAN', hash, cursor, 'COUNT', step, 'NOVALUES'), 1
 if found.err then

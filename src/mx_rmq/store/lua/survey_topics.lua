@@ -11,7 +11,6 @@
 -- keys: expire_monitor expiry | meta
 
 local stride = 9 -- keys per topic: those above are the first topic's, the others follow
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
 -- use: clock
 
 local reply = {string.format('%.0f', now)}

@@ -7,8 +7,8 @@
 -- Cost     O(T), T topics; O(1) if another worker has the turn
 -- keys: caretaker topics
 
-local worker  = ARGV[1]           -- who asks
-local turn_ms = tonumber(ARGV[2]) -- how long a turn lasts
+local worker  = ARGV.worker            -- who asks
+local turn_ms = tonumber(ARGV.turn_ms) -- how long a turn lasts
 
 local holder, left = redis.call('GET', caretaker), redis.call('PTTL', caretaker)
 if holder and holder ~= worker and left >= 0 and left <= turn_ms then return false end

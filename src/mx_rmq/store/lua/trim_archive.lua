@@ -8,12 +8,10 @@
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
 -- keys: archive archive_payload archive_bytes | totals history
 
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local kind     = ARGV[2]           -- which archive: dead or quarantined
-local keep     = tonumber(ARGV[3]) -- archived messages to keep, 0: all
-local ttl_ms   = tonumber(ARGV[4]) -- age at which they are dropped, 0: never
-local budget   = tonumber(ARGV[5]) -- bytes that the archive may hold, 0: no limit
-local remember = ARGV[6]           -- history entries to keep, 0: write none
+local kind   = ARGV.kind             -- which archive: dead or quarantined
+local keep   = tonumber(ARGV.keep)   -- archived messages to keep, 0: all
+local ttl_ms = tonumber(ARGV.ttl_ms) -- age at which they are dropped, 0: never
+local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 -- use: clock, history
 
 local arriving, weight, recount_ms = 0, 0, 21600000

@@ -5,7 +5,7 @@
 -- Cost     O(1) per field
 -- keys: hash
 
-local each = 1 -- per value: field
+local each = ARGV.each -- per value: field
 
 local reply = {}
 for i = each, #ARGV do reply[i] = redis.call('HSTRLEN', hash, ARGV[i]) end

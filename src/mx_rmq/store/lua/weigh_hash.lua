@@ -6,7 +6,7 @@
 -- Cost     O(1)
 -- keys: hash
 
-local sample = ARGV[1] -- how many values to read
+local sample = ARGV.sample -- how many values to read
 
 local fields, found, bytes = redis.call('HLEN', hash), {}, 0
 if fields > 0 then found = redis.call('HRANDFIELD', hash, sample) end
