@@ -13,7 +13,6 @@
 -- keys: cancelled expiry | processing | recent maker receipt totals history
 
 local id   = ARGV.id             -- the message
-local made = ARGV.made           -- '1': a lane generated the id
 local walk = tonumber(ARGV.walk) -- how far a list is walked from each end
 local by   = ARGV.by             -- who asks for it
 -- use: clock, first_answer, history

@@ -8,7 +8,6 @@
 
 local kind        = ARGV.kind                  -- which archive: dead or quarantined
 local id          = ARGV.id                    -- the message
-local made        = ARGV.made                  -- '1': a lane generated the id
 local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
 local by          = ARGV.by                    -- who asks for it
 -- use: clock, first_answer, history

@@ -8,10 +8,7 @@
 -- keys: receipt totals history
 
 local worker    = ARGV.worker              -- who holds the leases
-local keep      = tonumber(ARGV.keep)      -- archived messages to keep, 0: all
-local ttl_ms    = tonumber(ARGV.ttl_ms)    -- age at which they are dropped, 0: never
 local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
-local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of the archived field (s), 0: none
 local max_bytes = tonumber(ARGV.max_bytes) -- how many of the bytes to keep, 0: all
 local id        = ARGV.id                  -- the message
 local token     = ARGV.token               -- of its lease

@@ -11,7 +11,7 @@
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload
 
 local walk = tonumber(ARGV.walk) -- 1: walk the pending lists too
-local each = ARGV.each -- per message: id
+local each = ARGV.each           -- per message: id
 
 local reply = {}
 for i = each, #ARGV do

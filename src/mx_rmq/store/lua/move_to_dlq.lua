@@ -10,15 +10,12 @@
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
-local worker    = ARGV.worker              -- who holds the leases
-local keep      = tonumber(ARGV.keep)      -- archived messages to keep, 0: all
-local ttl_ms    = tonumber(ARGV.ttl_ms)    -- age at which they are dropped, 0: never
-local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
-local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of the archived field (s), 0: none
-local id        = ARGV.id                  -- the message
-local token     = ARGV.token               -- of its lease
-local record    = ARGV.record              -- its final record
-local why       = ARGV.why                 -- in a few words, for the history
+local worker = ARGV.worker           -- who holds the leases
+local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
+local id     = ARGV.id               -- the message
+local token  = ARGV.token            -- of its lease
+local record = ARGV.record           -- its final record
+local why    = ARGV.why              -- in a few words, for the history
 -- use: clock, first_answer, history
 
 if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end

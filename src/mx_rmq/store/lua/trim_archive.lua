@@ -9,8 +9,6 @@
 -- keys: archive archive_payload archive_bytes | totals history
 
 local kind   = ARGV.kind             -- which archive: dead or quarantined
-local keep   = tonumber(ARGV.keep)   -- archived messages to keep, 0: all
-local ttl_ms = tonumber(ARGV.ttl_ms) -- age at which they are dropped, 0: never
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 -- use: clock, history
 
