@@ -66,7 +66,7 @@ def shop() -> MessageQueue:
 
 @pytest.fixture
 def mq(shop: MessageQueue, mx_rmq_use: Use) -> MessageQueue:
-    """The same, in test use."""
+    """The same, in test mode."""
     return mx_rmq_use(shop)
 
 
@@ -329,7 +329,7 @@ def test_the_queue_is_what_it_was_and_nothing_is_left(mx_rmq_server: str) -> Non
         assert list(mq.handlers) == ["flaky"]
         with Redis.from_url(mx_rmq_server) as raw:
             assert raw.keys() == []
-    with pytest.raises(InvalidInput, match="not in test use"):
+    with pytest.raises(InvalidInput, match="not in test mode"):
         testing.produced(mq)
 
 
@@ -343,7 +343,7 @@ WRONG = "audit: mail: m-1: a state without a record: pending"
 
 
 async def broken(mq: MessageQueue, url: str, *, then: Exception | None = None) -> None:
-    """Lose a record while the queue is in test use."""
+    """Lose a record while the queue is in test mode."""
     async with testing.use(mq, url):
         await mq.produce("mail", 1, id="m-1")
         with Redis.from_url(url) as raw:

@@ -70,7 +70,7 @@ def assert_not_produced(mq: MessageQueue, topic: str, payload: Any = ANY, **opti
 
 
 def produced(mq: MessageQueue, topic: str | None = None) -> list[Outgoing]:
-    """Return the messages produced in test use, to one topic or to all, in order.
+    """Return the messages produced in test mode, to one topic or to all, in order.
 
     Payloads are JSON values, and ids are set. Messages of crons and operators are not included.
     """
@@ -78,7 +78,7 @@ def produced(mq: MessageQueue, topic: str | None = None) -> list[Outgoing]:
     for one in reversed(mq.middleware):
         if isinstance(one, ProduceRecorder):
             return [message for message in one.messages if topic in (None, message.topic)]
-    raise InvalidInput("the queue is not in test use: put `with testing.use(mq):` around this")
+    raise InvalidInput("the queue is not in test mode: put `with testing.use(mq):` around this")
 
 
 def _matching(

@@ -1,4 +1,4 @@
-"""The pytest plugin: one server per session, and queues in test use."""
+"""The pytest plugin: one server per session, and queues in test mode."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
-    """A function that puts a queue into test use until the test ends; options as in `use`."""
+    """A function that puts a queue into test mode until the test ends; options as in `use`."""
     with ExitStack() as stack:
 
         def use_until_the_end(mq: MessageQueue, **options: Any) -> MessageQueue:
@@ -51,7 +51,7 @@ def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
 def mx_rmq_queue(
     pytestconfig: pytest.Config, mx_rmq_use: Callable[..., MessageQueue]
 ) -> MessageQueue:
-    """The queue that the setting `mx_rmq_queue` names, in test use."""
+    """The queue that the setting `mx_rmq_queue` names, in test mode."""
     return mx_rmq_use(named(pytestconfig.getini("mx_rmq_queue")))
 
 

@@ -46,7 +46,7 @@ def use(
     instant_retries: bool = True,
     instant_delays: bool = False,
 ) -> Use:
-    """Put a queue that is not open into test use, for a `with` or `async with` block.
+    """Put a queue that is not open into test mode, for a `with` or `async with` block.
 
     Its messages go to the server at `url`, under a random prefix; without a URL, to a server that
     runs only for the block. Everything it produces is recorded for `assert_produced`. At the end
@@ -61,7 +61,7 @@ def use(
 
 
 class Use:
-    """What `use` returns: `with` puts the queue into test use, `async with` also opens it."""
+    """What `use` returns: `with` puts the queue into test mode, `async with` also opens it."""
 
     def __init__(self, mq: MessageQueue, used: AbstractContextManager[None]) -> None:
         self._mq = mq
@@ -102,7 +102,7 @@ def _used(
     mq: MessageQueue, url: str | None, *, instant_retries: bool, instant_delays: bool
 ) -> Iterator[None]:
     if mq.is_open:
-        raise InvalidInput("the queue is open already; put it into test use before it is opened")
+        raise InvalidInput("the queue is open already; put it into test mode before it is opened")
     with ExitStack() as stack:
         url = url or stack.enter_context(server())
         _close_sync(mq)
