@@ -249,7 +249,7 @@ class Consumer:
             return _RELEASE  # we stood still or were cut off: another worker may have it
         handler = held.topic.handler
         try:
-            message = held.message = codec.decode_as(held.record, handler.topic, held.claim.id)
+            message = held.message = codec.decode(held.record, handler.topic, held.claim.id)
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
                 if dead is not None:

@@ -392,7 +392,7 @@ def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
 def handed_back(held: Held) -> HandedBack:
     """Return an unfinished message as it goes back: to its level, with its time to live."""
     try:
-        message = held.message or codec.decode_as(held.record, held.topic.topic, held.claim.id)
+        message = held.message or codec.decode(held.record, held.topic.topic, held.claim.id)
     except DecodeError:
         created_at, priority, ttl = codec.glance(held.record)
         return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)

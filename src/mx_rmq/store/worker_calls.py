@@ -85,7 +85,7 @@ async def retry_message(
     items: list[Value] = []
     for claim, message, delay in retries:
         check_same(message, topic, claim.id)
-        why = message.errors[-1].said if message.errors else message.reason
+        why = message.errors[-1].summary if message.errors else message.reason
         items += (claim.id, claim.token, codec.encode(message))
         items += _due(message.priority, delay, message.expires_at, why)
     return await _settle(

@@ -32,8 +32,8 @@ def mx_rmq_server() -> Iterator[str]:
 def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
     """The URL of an empty server, for code that creates its own queue with the prefix mx-rmq."""
     yield mx_rmq_server
-    if wrongs := run(clean(QueueSettings(url=mx_rmq_server))):
-        raise AssertionError("\n".join(wrongs))
+    if problems := run(clean(QueueSettings(url=mx_rmq_server))):
+        raise AssertionError("\n".join(problems))
 
 
 @pytest.fixture
@@ -60,8 +60,9 @@ def named(name: str) -> MessageQueue:
     found = resolve_name(name) if name else None
     if not isinstance(found, MessageQueue):
         pytest.fail(
-            f"mx_rmq_queue = {name!r} names no MessageQueue: write module:attribute, such as"
-            ' "shop:mq", into the configuration of pytest, or use the fixture mx_rmq_use',
+            f"mx_rmq_queue = {name!r} is not the name of a MessageQueue: set it to "
+            'module:attribute, such as "shop:mq", in the pytest configuration, or use the fixture '
+            "mx_rmq_use",
             pytrace=False,
         )
     return found
