@@ -97,30 +97,28 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("Redis 1.1.", "1", ""),
     ],
     ("store/lanes.py", "_GENERATED"): [("", "k", "!"), ("k" * 13 + "-", "1", "x")],
-    ("store/script.py", r"( *)-- use: (\w+)"): [("", " ", "!"), ("-- use: ", "a", "!")],
+    ("store/script.py", r"( *)-- use: ([\w, ]+)"): [("", " ", "!"), ("-- use: ", "a, ", "!")],
     ("store/script.py", r"@?user_script: ?(\d+)"): [
         ("", "@user_script: ", ""),
         ("user_script:", "1", ""),
     ],
-    (
-        "store/script.py",
-        r"^local (\w+(?:, \w+)*) *= (KEYS\[\d+\](?:, KEYS\[\d+\])*) *-- (\w+)",
-    ): [
+    ("store/script.py", r"-- keys: ([\w |]+)"): [("-- keys: ", "a", "!"), ("-- keys: ", " |", "!")],
+    ("store/script.py", r"^local ([\w, ]+) = KEYS\["): [
         ("local ", "a", "!"),
         ("local a", ", a", "!"),
         ("local a", " ", "!"),
-        ("local a = KEYS[1]", ", KEYS[1]", "!"),
-        ("local a = KEYS[1]", " ", "!"),
         ("", "local a = KEYS[1] \n", ""),
     ],
-    ("store/script.py", r"\d+"): [("", "1", ""), ("", "1, ", "")],
+    ("store/script.py", r"\bARGV\.(\w+)"): [("ARGV.", "a", "!"), ("", "ARGV.", "")],
     ("store/script.py", r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]"): [
         ("local ", "a", "!"),
         ("local a", " ", "!"),
         ("local a = ARGV[", "1", "!"),
     ],
-    ("store/script.py", r"^local each *= (\d+) *-- per \w+: (.+)$"): [
+    ("store/script.py", r"^local each(?:, width)? *= (\d+)(?:, \d+)? *-- per \w+: (.+)$"): [
         ("local each", " ", "!"),
+        ("local each = ", "1", "!"),
+        ("local each = 1, ", "1", "!"),
         ("local each = 1", " ", "!"),
         ("local each = 1 -- per ", "a", "!"),
         ("local each = 1 -- per a: ", "a", ""),

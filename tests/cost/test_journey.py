@@ -9,8 +9,8 @@ from tests.cost.journey import journey
 if TYPE_CHECKING:
     from tests.lab.servers import Server
 
-FILES: Final = 22
-FUNCTIONS: Final = 85
+FILES: Final = 19
+FUNCTIONS: Final = 72
 """Limits to lower when the path gets shorter. The goal is 14 files and 60 functions."""
 
 

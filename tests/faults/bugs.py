@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.store import producer_calls as producing
 from mx_rmq.store import store as scripted
-from mx_rmq.store import worker_calls as handling
 from mx_rmq.store.script import Script, load
 from mx_rmq.store.store import Store
 from tests.lab.mutants import MUTANTS, Mutant
@@ -66,7 +65,7 @@ def switch_on(bug: str) -> None:
     def load_mutated(name: str) -> Script:
         return mutated.get(name) or load(name)
 
-    for module in (scripted, producing, handling):
+    for module in (scripted, producing):
         vars(module)["load"] = load_mutated
 
 

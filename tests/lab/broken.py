@@ -33,10 +33,10 @@ def key_named(store: Store, name: str) -> str:
     """Return a key of the topic by its name in the scripts; `receipt` is that of the next call."""
     keys = store.keys.of(TOPIC)
     if name == "receipt":
-        idle = store.lanes._idle[TOPIC]
+        idle = store.lanes._idle.setdefault(TOPIC, [])
         if not idle:
-            idle.append(Lane([]))
-        return keys.receipt(idle[-1].name)
+            idle.append(Lane(idle, keys))
+        return idle[-1].receipt
     key: str = getattr(keys, name)
     return key
 

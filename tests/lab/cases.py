@@ -123,7 +123,7 @@ async def die(store: Store, topic: str, taken: list[Leased]) -> Settled:
 
 async def set_aside(store: Store, topic: str, taken: list[Leased]) -> Settled:
     """Quarantine the first one."""
-    id, token, record = taken[0]
+    id, token, record, _ = taken[0]
     error = DecodeError("no", record)
     about = QuarantineReason.of(id=id, topic=topic, error=error, data=record, worker=WORKER)
     return await store.handle_parse_error(topic, WORKER, Claim(id, token), about)

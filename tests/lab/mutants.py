@@ -300,13 +300,13 @@ MUTANTS = [
     Mutant(
         "a tick fires again and again",
         "produce_cron_message",
-        "if not look and last and last >= tick_ms then return {time, before, 0} end\n",
+        "if not report and last and last >= tick_ms then return {time, before, 0} end\n",
         "",
     ),
     Mutant(
         "a tick fires before it is due",
         "produce_cron_message",
-        "if not look and tick_ms > now then return {time, before, 0} end\n",
+        "if not report and tick_ms > now then return {time, before, 0} end\n",
         "",
     ),
     Mutant(
@@ -324,8 +324,8 @@ MUTANTS = [
     Mutant(
         "a tick's message is stored over a living one",
         "produce_cron_message",
-        "if look or live or",
-        "if look or",
+        "if report or live or",
+        "if report or",
     ),
     Mutant(
         "a dead letter's id is used by a tick",
@@ -336,7 +336,7 @@ MUTANTS = [
     Mutant(
         "a second look moves the baseline",
         "produce_cron_message",
-        "if look and last then return {time, before, 0} end\n",
+        "if report and last then return {time, before, 0} end\n",
         "",
     ),
     Mutant("a tick rings nobody", "produce_cron_message", _RING, ""),

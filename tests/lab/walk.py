@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from mx_rmq.net.connection import Check, Value
     from mx_rmq.net.topology import Servers
-    from mx_rmq.store.results import TakenMessage
     from mx_rmq.store.script import Script
 
 READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
@@ -139,15 +138,15 @@ class Walk(RuleBasedStateMachine):
         # A list of three has a middle that is too deep to be walked to.
         self.shallow = [
             patch("mx_rmq.store.operator_calls.WALK", 1),
-            patch("mx_rmq.store.worker_calls.WINDOW", 1),
-            patch("mx_rmq.store.worker_calls.WALK", 1),
-            patch("mx_rmq.store.worker_calls.SPARE", 1),
+            patch("mx_rmq.store.upkeep_calls.WINDOW", 1),
+            patch("mx_rmq.store.upkeep_calls.WALK", 1),
+            patch("mx_rmq.store.upkeep_calls.SPARE", 1),
         ]
         for one in self.shallow:
             one.start()
         self.clock = Clock()
         self.model = Model()
-        self.claims: list[tuple[str, Leased | TakenMessage]] = []
+        self.claims: list[tuple[str, Leased]] = []
         """Every lease that a worker ever learned of: most of them are stale."""
         self.ids: list[str] = []
         self.steps = 0
@@ -290,16 +289,14 @@ class Walk(RuleBasedStateMachine):
         if held := [one for name, one in self.claims if name == worker][-20:]:
             self.play(fault, self._settle(worker, held, what))
 
-    def _pick(self, position: int) -> tuple[str, Leased | TakenMessage]:
+    def _pick(self, position: int) -> tuple[str, Leased]:
         """Return a lease: every other time one that is still good, if there is any."""
         leases = self.model.leases
         good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
         chosen = good if good and position % 2 == 0 else self.claims
         return chosen[-1 - position % len(chosen)]
 
-    async def _settle(
-        self, worker: str, held: Sequence[Leased | TakenMessage], what: str, delay: int = 0
-    ) -> Any:
+    async def _settle(self, worker: str, held: Sequence[Leased], what: str, delay: int = 0) -> Any:
         claims = [one.claim for one in held]
         if what == "complete":
             return await self.store.complete_message(TOPIC, worker, claims)
@@ -332,7 +329,7 @@ class Walk(RuleBasedStateMachine):
             worker, one = self._pick(position)
             self.play(fault, self._archive(worker, one, parse=parse))
 
-    async def _archive(self, worker: str, one: Leased | TakenMessage, *, parse: bool) -> Settled:
+    async def _archive(self, worker: str, one: Leased, *, parse: bool) -> Settled:
         if parse:
             error = QuarantineReason.of(
                 id=one.id, topic=TOPIC, error=ValueError("bad\n"), data=one.record

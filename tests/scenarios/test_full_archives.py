@@ -79,7 +79,7 @@ async def test_61_bad_messages_of_a_megabyte_do_not_stop_a_produce(
 async def test_a_share_is_divided_over_the_topics_and_follows_maxmemory(
     store: Store, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budgets, "EVERY", 0.0)
+    monkeypatch.setattr(budgets, "REFRESH_EVERY", 0.0)
     assert await store.budget(TOPIC, State.DEAD) == 256 * MIB
     await store.register(TOPIC)
     await store.register("large", 4)
@@ -135,4 +135,4 @@ async def test_many_refused_at_once_look_once(
     finally:
         await raw.config_set("maxmemory", 0)
     assert (await raw.info("commandstats"))["cmdstat_hkeys"]["calls"] == 1
-    assert memory.KEEP > 1
+    assert memory.REUSE_FOR > 1

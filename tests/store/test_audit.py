@@ -15,6 +15,7 @@ from mx_rmq.net.topology import Node, OneServer
 from mx_rmq.settings import Limits
 from mx_rmq.store.audit import STEP, SUSPECTS, Audit, Violation
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.preflight import Preflight
 from mx_rmq.store.results import HandedBack, RetryRequest
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
@@ -399,9 +400,8 @@ class RecordedNode(Node):
 @pytest.fixture
 def audit(recorder: Recorder) -> Audit:
     """An audit on the server's own clock, under observation."""
-    return Audit(
-        Caller(OneServer(RecordedNode(cast("Redis", recorder))), patience=5), Keys(), Limits()
-    )
+    caller = Caller(OneServer(RecordedNode(cast("Redis", recorder))), patience=5)
+    return Store(caller, Keys(), Preflight(hexpire=False, warnings=())).audit
 
 
 async def crowd(store: Store) -> int:

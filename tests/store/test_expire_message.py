@@ -11,7 +11,7 @@ import pytest
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store import operator_calls as operating
-from mx_rmq.store import worker_calls as handling
+from mx_rmq.store import upkeep_calls as upkeep
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.results import HandedBack, Placed, RetryRequest, Settled
 from tests.lab.broken import assert_refused, broken, key_named, vital
@@ -63,8 +63,8 @@ async def expired_ids(store: Store, **named: Any) -> list[str]:
 @pytest.fixture
 def shallow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all but the last two places of a list be beyond the window, and too far to walk."""
-    monkeypatch.setattr(handling, "WINDOW", 2)
-    monkeypatch.setattr(handling, "WALK", 0)
+    monkeypatch.setattr(upkeep, "WINDOW", 2)
+    monkeypatch.setattr(upkeep, "WALK", 0)
     monkeypatch.setattr(operating, "WALK", 1)
 
 
@@ -293,8 +293,8 @@ async def test_a_time_that_was_left_behind_is_dropped(
 async def test_beyond_the_window_a_short_list_is_walked_ten_ids_per_call(
     store: Store, raw: Redis, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handling, "WINDOW", 2)
-    monkeypatch.setattr(handling, "SPARE", 0)
+    monkeypatch.setattr(upkeep, "WINDOW", 2)
+    monkeypatch.setattr(upkeep, "SPARE", 0)
     stay = await pending(store, 2)
     waiting = await pending(store, 12, ttl=TTL)
     clock.advance(TTL)

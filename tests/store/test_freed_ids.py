@@ -183,7 +183,7 @@ async def test_a_lane_is_replaced_so_that_its_ids_are_not_taken_for_ever(
     first, second = (*await pending(store), *await pending(store))
     assert lane.maker_of(first) == lane.maker_of(second)
     monkeypatch.setattr(lane, "LIFETIME", 0.0)
-    store.lanes = lane.Lanes()
+    store.lanes = lane.Lanes(store.keys)
     third, *_ = await pending(store, 8)
     (fourth,) = await pending(store)
     assert lane.maker_of(third) != lane.maker_of(fourth)

@@ -23,7 +23,7 @@ from tests.store.contracts import ONE_SERVER, foreign
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from mx_rmq.store.results import Leased, TakenMessage
+    from mx_rmq.store.results import Leased
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -32,12 +32,12 @@ RECOVERY = 2000
 
 async def take_over(
     store: Store, monitor: str = "m1", *, count: int = MAX_BATCH, recovery: int = RECOVERY
-) -> list[TakenMessage]:
+) -> list[Leased]:
     timed_out = await store.handle_timeout_message(TOPIC, monitor, count=count, recovery=recovery)
     return timed_out.messages
 
 
-def ids(messages: list[TakenMessage] | list[Leased]) -> list[str]:
+def ids(messages: list[Leased]) -> list[str]:
     return [one.id for one in messages]
 
 

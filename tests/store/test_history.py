@@ -10,7 +10,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.message import State
 from mx_rmq.settings import Limits
-from mx_rmq.store.history import LOOK, STEP
+from mx_rmq.store.history import SEARCH_STEP, STEP
 from tests.lab.archives import ARCHIVES, archived, limits
 from tests.lab.broken import broken
 from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
@@ -74,7 +74,7 @@ async def test_it_keeps_the_newest_entries_and_about_as_many_as_it_shall(
 @one_kind
 async def test_a_message_is_found_however_much_has_come_since(store: Store) -> None:
     (id,) = await pending(store)
-    for _ in range(2 * LOOK):
+    for _ in range(2 * SEARCH_STEP):
         await store.produce_normal_message(TOPIC, [draft()])
     assert [one.what for one in await store.views.history.of(TOPIC, id)] == ["produced"]
 
@@ -93,7 +93,7 @@ async def test_a_message_is_found_by_its_whole_id_and_by_no_part_of_others(store
 async def test_only_what_is_found_travels(store: Store, raw: Redis) -> None:
     key = store.keys.of(TOPIC).history
     ids = " ".join(str(number) * 60 for number in range(25))
-    for number in range(3 * LOOK):
+    for number in range(3 * SEARCH_STEP):
         what = {"what": "dispatched", "by": "", "ids": f"{ids} mine-{number}", "about": ""}
         assert await raw.xadd(key, what)  # type: ignore[arg-type]
     await store.views.history.of(TOPIC, "x")  # so that the server knows the script

@@ -224,7 +224,7 @@ async def test_a_late_copy_of_a_refused_call_changes_nothing(
     seeded = await refusal.seed(stage)
     copy = double_next(store)
     assert await refusal.act(stage, seeded) == refusal.refused
-    store.lanes = Lanes()  # what follows is another client's doing
+    store.lanes = Lanes(store.keys)  # what follows is another client's doing
     await refusal.then(stage, seeded)
     before = await snapshot(raw, TOPIC), await told(raw, TOPIC)
     await copy.arrive(clock.now)
@@ -257,7 +257,7 @@ async def test_a_late_copy_of_a_call_that_was_done_changes_nothing(
     await store.register(TOPIC)
     copy = double_next(store)
     assert await case.act(store, TOPIC, seeded) == case.done
-    store.lanes = Lanes()  # what follows is another client's doing
+    store.lanes = Lanes(store.keys)  # what follows is another client's doing
     clock.advance(LEASE + 1)
     await store.produce_normal_message(TOPIC, [draft(id=id) for id in "xyz"])
     await store.dispatch_message(TOPIC, WORKER, count=9, lease=LEASE)

@@ -27,8 +27,7 @@ NOWHERE = Places(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 async def inspect(store: Store, *ids: str | bytes, walk: bool = True) -> list[Places]:
     """Ask where messages stand."""
-    keys = store.keys.of(TOPIC)
-    reply = await store.run("inspect_message", keys, {"walk": int(walk)}, ids)
+    reply = await store.run("inspect_message", TOPIC, {"walk": int(walk)}, ids)
     return [Places(*(code - ord("0") for code in counts)) for counts in reply]
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,6 @@ from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.net.caller import Caller
 from mx_rmq.net.url import connect
 from mx_rmq.store import script as loader
-from mx_rmq.store.keys import Keys
 from mx_rmq.store.script import Script, load, names, parse_block
 from mx_rmq.store.store import Store
 from tests.lab.lua_blocks import with_block
@@ -34,13 +33,11 @@ FILES = sorted(LUA.glob("*.lua"))
 
 SOURCE = """\
 -- example: pending -> processing
-local payload = KEYS[1]  -- HASH  id -> record
-local pending_low    = KEYS[2] -- LIST  ids
-local receipt = KEYS[3]  -- STRING  number and answer
-
-local now_ms = ARGV[1]           -- the time
-local call   = tonumber(ARGV[2]) -- its number
-local each   = 3                 -- per message: id, token ,record
+-- keys: payload | pending_low
+-- keys: receipt
+local now_ms = ARGV.now_ms         -- the time
+local call   = tonumber(ARGV.call) -- its number
+local each, width = ARGV.each, 3   -- per message: id, token ,record
 
 local other = ARGV[each]
 redis.call('HSET', payload, 'KEYS[9]', redis.pcall('LLEN', pending_low))
@@ -48,23 +45,32 @@ return redis.call('GET', receipt)
 """
 
 
+COMPOSED = SOURCE
+for written, sent in {
+    "-- keys: payload | pending_low": "local payload, pending_low = KEYS[1], KEYS[2]",
+    "-- keys: receipt": "local receipt = KEYS[3]",
+    "ARGV.now_ms": "ARGV[1]",
+    "ARGV.call": "ARGV[2]",
+    "ARGV.each": "3",
+}.items():
+    COMPOSED = COMPOSED.replace(written, sent)
+
+
 def test_the_signature_is_read_from_the_source() -> None:
     script = Script.parse("example", SOURCE)
-    assert (script.name, script.source) == ("example", SOURCE)
+    assert (script.name, script.source) == ("example", COMPOSED)
     assert script.keys == ("payload", "pending_low", "receipt")
     assert script.types == ("HASH", "LIST", "STRING")
     assert script.args == ("now_ms", "call")
     assert script.each == ("id", "token", "record")
     assert script.commands == {"HSET", "LLEN", "GET"}
-    assert script.sha == hashlib.sha1(SOURCE.encode()).hexdigest()
+    assert script.sha == hashlib.sha1(COMPOSED.encode()).hexdigest()
 
 
-def test_keys_of_one_type_may_share_a_line() -> None:
-    source = "local high, low = KEYS[1], KEYS[2] -- LIST  ids\n"
-    script = Script.parse("example", source)
-    assert (script.keys, script.types) == (("high", "low"), ("LIST", "LIST"))
-    with pytest.raises(ValueError, match=r"KEYS are numbered \[1, 3\]"):
-        Script.parse("example", source.replace("KEYS[2]", "KEYS[3]"))
+def test_a_composed_text_has_the_same_signature() -> None:
+    assert replace(Script.parse("example", COMPOSED), lines=()) == replace(
+        Script.parse("example", SOURCE), lines=()
+    )
 
 
 def test_a_script_may_take_nothing() -> None:
@@ -76,14 +82,11 @@ def test_a_script_may_take_nothing() -> None:
 @pytest.mark.parametrize(
     ("there", "instead", "message"),
     [
-        ("KEYS[3]", "KEYS[4]", r"example.lua: KEYS are numbered \[1, 2, 4\]"),
-        ("KEYS[2]", "KEYS[1]", r"example.lua: KEYS are numbered \[1, 1, 3\]"),
-        ("KEYS[1]", "KEYS[0]", r"example.lua: KEYS are numbered \[0, 2, 3\]"),
-        ("-- LIST  ids", "", r"example.lua: KEYS are numbered \[1, 3\]"),
-        ("ARGV[2]", "ARGV[3]", r"example.lua: ARGV are numbered \[1, 3\]"),
-        ("ARGV[1] ", "ARGV[2] ", r"example.lua: ARGV are numbered \[2, 2\]"),
-        ("= 3  ", "= 4  ", "example.lua: each = 4, but 2 arguments precede it"),
-        ("= 3  ", "= 2  ", "example.lua: each = 2, but 2 arguments precede it"),
+        ("keys: receipt", "keys: receipts", "example.lua: receipts is not a key in keys.py"),
+        ("keys: receipt", "keys: payload", "example.lua: a key is named twice"),
+        ("ARGV.call", "ARGV.now_ms", r"example.lua: ARGV are numbered \[2, 2\]"),
+        ("ARGV.call", "ARGV[3]", r"example.lua: ARGV are numbered \[1, 3\]"),
+        ("ARGV.each", "4", "example.lua: each = 4, but 2 arguments precede it"),
     ],
 )
 def test_a_gap_or_a_wrong_order_is_refused(there: str, instead: str, message: str) -> None:
@@ -93,10 +96,10 @@ def test_a_gap_or_a_wrong_order_is_refused(there: str, instead: str, message: st
 
 
 def test_keys_may_be_repeated_for_each_of_many_topics() -> None:
-    keys, sign, rest = SOURCE.partition("\nlocal now_ms")
-    Script.parse("example", f"{keys}local stride = 3 -- keys per topic{sign}{rest}")
+    keys, sign, rest = SOURCE.partition("local now_ms")
+    Script.parse("example", f"{keys}local stride = 3 -- keys per topic\n{sign}{rest}")
     with pytest.raises(ValueError, match=r"example.lua: stride = 2, but there are 3 keys"):
-        Script.parse("example", f"{keys}local stride = 2 -- keys per topic{sign}{rest}")
+        Script.parse("example", f"{keys}local stride = 2 -- keys per topic\n{sign}{rest}")
 
 
 def test_arguments_are_put_in_the_scripts_order() -> None:
@@ -130,11 +133,10 @@ def test_a_script_without_items_refuses_one() -> None:
 
 USER = """\
 -- example: pending -> processing
-local list = KEYS[1] -- LIST  ids
+-- keys: pending
+local id = ARGV.id -- the message
 
-local id = ARGV[1] -- the message
-
--- use: size
+-- use: size, empty
 if size > 0 then
   -- use: push
   return redis.call('LLEN', id)
@@ -148,12 +150,15 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Script:
     with_block(
         monkeypatch,
         "size",
-        "-- size: x\n-- needs: list\n-- defines: size\n\nlocal size = redis.call('LLEN', list)\n",
+        "-- size: x\n-- needs: pending\n-- defines: size\n\n"
+        "local size = redis.call('LLEN', pending)\n",
     )
+    with_block(monkeypatch, "empty", "-- empty: x\n\nif size == 0 then return 0 end\n")
     with_block(
         monkeypatch,
         "push",
-        "-- push: x\n-- needs: id, list\n\nif #id > 0 then\n  redis.call('RPUSH', list, id)\nend\n",
+        "-- push: x\n-- needs: id, pending\n\n"
+        "if #id > 0 then\n  redis.call('RPUSH', pending, id)\nend\n",
     )
     return Script.parse("example", USER)
 
@@ -161,8 +166,8 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Script:
 def test_a_use_stands_for_a_block_with_its_own_indentation(composed: Script) -> None:
     assert "-- use:" not in composed.source
     assert "-- needs:" not in composed.source
-    assert "\nlocal size = redis.call('LLEN', list)\n" in composed.source
-    assert "\n  if #id > 0 then\n    redis.call('RPUSH', list, id)\n  end\n" in composed.source
+    assert "\nlocal size = redis.call('LLEN', pending)\n" in composed.source
+    assert "\n  if #id > 0 then\n    redis.call('RPUSH', pending, id)\n  end\n" in composed.source
     assert composed.commands == {"LLEN", "RPUSH"}
     assert composed.sha == hashlib.sha1(composed.source.encode()).hexdigest()
 
@@ -170,10 +175,12 @@ def test_a_use_stands_for_a_block_with_its_own_indentation(composed: Script) -> 
 def test_every_line_knows_its_file_and_number(composed: Script) -> None:
     assert [line.text for line in composed.lines] == composed.source.splitlines()
     places = {line.text.strip(): line.place for line in composed.lines}
-    assert places["local id = ARGV[1] -- the message"] == "example.lua:4"
-    assert places["local size = redis.call('LLEN', list)"] == "shared/size.lua:5"
-    assert places["redis.call('RPUSH', list, id)"] == "shared/push.lua:5"
-    assert places["return 0"] == "example.lua:11"
+    assert places["local pending = KEYS[1]"] == "example.lua:2"
+    assert places["local id = ARGV[1] -- the message"] == "example.lua:3"
+    assert places["local size = redis.call('LLEN', pending)"] == "shared/size.lua:5"
+    assert places["if size == 0 then return 0 end"] == "shared/empty.lua:3"
+    assert places["redis.call('RPUSH', pending, id)"] == "shared/push.lua:5"
+    assert places["return 0"] == "example.lua:10"
 
 
 def test_a_block_cannot_use_a_block() -> None:
@@ -188,7 +195,9 @@ def test_a_block_that_does_not_exist_is_refused() -> None:
 
 @pytest.mark.parametrize("words", ["@user_script:{}: Wrong", "f_1: @user_script: {}: Wrong"])
 def test_an_error_names_the_file_and_the_line_that_we_wrote(composed: Script, words: str) -> None:
-    at = [line.text.strip() for line in composed.lines].index("redis.call('RPUSH', list, id)") + 1
+    at = [line.text.strip() for line in composed.lines].index(
+        "redis.call('RPUSH', pending, id)"
+    ) + 1
     told = composed.place_lines(f"ERR {words.format(at)} (user_script:{at}, user_script:999)")
     assert told.count("shared/push.lua:5") == 2
     assert "user_script:999" in told
@@ -202,7 +211,7 @@ async def test_a_server_that_fails_in_a_block_is_quoted_with_the_blocks_line(
 ) -> None:
     with_block(monkeypatch, "broken", "-- broken: x\n-- needs: id\n\nlocal sum = id + {}\n")
     head, _, _ = USER.partition("-- use:")
-    script = Script.parse("example", f"{head}redis.call('LLEN', list)\n-- use: broken\n")
+    script = Script.parse("example", f"{head}redis.call('LLEN', pending)\n-- use: broken\n")
     servers = await connect(server.url)
     with pytest.raises(ScriptFailed, match=r"^example: .*shared/broken\.lua:4: .*arithmetic"):
         await Caller(servers, patience=10.0).run(script, ["l"], ["x"])
@@ -230,21 +239,6 @@ def test_every_file_is_a_script_and_loads_once() -> None:
 def test_an_unknown_script_is_not_found() -> None:
     with pytest.raises(FileNotFoundError):
         load("no_such_script")
-
-
-def test_every_key_of_a_script_is_a_topics_key_of_that_type() -> None:
-    keys = Keys().of("t")
-    known = {field.name for field in fields(keys)}
-    chosen = {"receipt": "STRING", "archive": "ZSET", "archive_payload": "HASH"}
-    chosen |= {"hash": "HASH", "scratch": "SET", "workers": "HASH", "topics": "HASH"}
-    chosen |= {"caretaker": "STRING", "maker": "STRING"}
-    for name in names():
-        script = load(name)
-        for key, kind in zip(script.keys, script.types, strict=True):
-            if key in known:
-                assert kind.lower() == keys.types()[getattr(keys, key)], (name, key)
-            else:
-                assert kind == chosen[key], (name, key)
 
 
 def test_every_transition_has_a_method_of_the_same_name() -> None:

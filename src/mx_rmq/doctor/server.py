@@ -25,8 +25,8 @@ from mx_rmq.net.caller import REPLY_WITHIN, Caller
 from mx_rmq.net.redis_errors import cannot_use
 from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
-from mx_rmq.store.memory_use import MUCH, Memory
-from mx_rmq.store.preflight import check_layout, look_over
+from mx_rmq.store.memory_use import SIGNIFICANT, Memory
+from mx_rmq.store.preflight import check_layout, check_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +131,7 @@ async def _ask(caller: Caller, scratch: str, *command: str) -> dict[str, Any] | 
 async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[list[Finding], bool]:
     """Check what the scripts need; return also whether the server can be used."""
     try:
-        found = await look_over(caller, keys, scratch)
+        found = await check_server(caller, keys, scratch)
     except MissingRights as error:
         return [bad(str(error))], False
     except UnsafeServer:
@@ -253,6 +253,6 @@ async def _memory(caller: Caller, keys: Keys, scratch: str, info: dict[str, Any]
     what = f"{what}: when it is full, produce is refused"
     cure = "Let workers catch up, discard what is not needed, or raise maxmemory"
     held = await Memory(caller, keys).holders(scratch)
-    if large := [one for one in held if one.bytes >= MUCH * used]:
+    if large := [one for one in held if one.bytes >= SIGNIFICANT * used]:
         what, cure = f"{what}; {'; '.join(map(str, large[:3]))}", large[0].cure
     return Finding(Severity.BAD if share >= FULL else Severity.WARN, what, cure)

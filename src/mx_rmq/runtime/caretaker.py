@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Survey, TakenMessage
+    from mx_rmq.store.results import Leased, Survey
 
 ROUND: Final = 10.0
 """Seconds between two rounds."""
@@ -187,5 +187,5 @@ class Caretaker:
             await self._store.ring_doorbell(topic)
         return found
 
-    async def _recover(self, clock: ServerClock, topic: str, one: TakenMessage) -> None:
+    async def _recover(self, clock: ServerClock, topic: str, one: Leased) -> None:
         await self._recovery.lost(topic, one, max_crashes=MAX_CRASHES, now=clock.now())

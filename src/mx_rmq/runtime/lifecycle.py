@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.slots import Slots
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Claim, Leased, TakenMessage
+    from mx_rmq.store.results import Claim, Leased
 
 logger = get_logger(__name__)
 
@@ -213,7 +213,7 @@ class Lifecycle:
         self._dispatcher.freed(batch[0].topic)
 
     async def settle_now(
-        self, topic: str, leased: Leased | TakenMessage, message: Message | None, outcome: Outcome
+        self, topic: str, leased: Leased, message: Message | None, outcome: Outcome
     ) -> None:
         """Apply an outcome to a message that was taken over, not dispatched.
 

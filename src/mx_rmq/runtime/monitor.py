@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.clock import ServerClock
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import TakenMessage
+    from mx_rmq.store.results import Leased
 
 BATCH: Final = 100
 """Messages taken over by one call."""
@@ -146,6 +146,6 @@ class Monitor:
         self.deadlines.asked_first(was_failing=was_failing)
         self.saw(topic, survey.deadline)
 
-    async def _recover(self, name: str, one: TakenMessage) -> None:
+    async def _recover(self, name: str, one: Leased) -> None:
         max_crashes = self._handlers[name].max_crashes
         await self._recovery.lost(name, one, max_crashes=max_crashes, now=self._clock.now())

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.store.results import Leased, TakenMessage
+    from mx_rmq.store.results import Leased
 
 
 class Recovery:
@@ -46,7 +46,7 @@ class Recovery:
         self._worker = worker
         self._chance = chance
 
-    async def lost(self, name: str, one: TakenMessage, *, max_crashes: int, now: int) -> None:
+    async def lost(self, name: str, one: Leased, *, max_crashes: int, now: int) -> None:
         """Count the crash. The message waits for its next attempt, or is dead."""
         self._bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
         await self._settle(
@@ -60,7 +60,7 @@ class Recovery:
     async def _settle(
         self,
         name: str,
-        one: Leased | TakenMessage,
+        one: Leased,
         now: int,
         decide: Callable[[Message, Circumstances], Outcome],
     ) -> None:

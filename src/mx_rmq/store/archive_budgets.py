@@ -23,11 +23,8 @@ if TYPE_CHECKING:
     from mx_rmq.settings import Limits
     from mx_rmq.store.keys import Keys
 
-EVERY: Final = 60.0
-"""Seconds after which maxmemory and the topics are read again."""
-
-ASK_WITHIN: Final = 0.5
-"""Seconds that a server has to report its maxmemory."""
+REFRESH_EVERY: Final = 60.0  # seconds after which maxmemory and the topics are read again
+ASK_WITHIN: Final = 0.5  # seconds that a server has to report its maxmemory
 
 SHARE: Final = 0.1
 """The part of maxmemory for all dead letters on a server; the quarantine gets the same."""
@@ -41,32 +38,27 @@ FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB}
 
 
 class Budgets:
-    """Computes budgets from what is known of the servers."""
-
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
-        self._next_look = float("-inf")
-        self._maxmemory: dict[str | None, int] = {}
-        """Bytes, by server; 0: no limit is set."""
-        self._parts: Counter[str | None] = Counter()
-        """How many partitions live on each server."""
-        self._counts: dict[str, int] = {}
-        """How many partitions each topic has."""
+        self._refresh_at = float("-inf")
+        self._maxmemory: dict[str | None, int] = {}  # bytes, by server; 0: no limit is set
+        self._parts: Counter[str | None] = Counter()  # how many partitions live on each server
+        self._counts: dict[str, int] = {}  # how many partitions each topic has
 
     async def refresh(self) -> None:
         """Read maxmemory and the registry, at most once per minute. A failure changes nothing."""
-        if time.monotonic() < self._next_look:
+        if time.monotonic() < self._refresh_at:
             return
-        self._next_look = time.monotonic() + EVERY
+        self._refresh_at = time.monotonic() + REFRESH_EVERY
         try:
-            await self._look()
+            await self._read_servers()
         except MxRmqError:
             return  # away, or not permitted: the next call reports it
 
-    async def _look(self) -> None:
+    async def _read_servers(self) -> None:
         servers = self._caller.servers
-        asked = (self._ask(key) for key in servers.key_of_each(self._keys.scratch))
+        asked = (self._read_maxmemory(key) for key in servers.key_of_each(self._keys.scratch))
         await asyncio.gather(*asked)
         if not any(self._maxmemory.values()):
             return
@@ -80,7 +72,7 @@ class Budgets:
         self._parts = Counter(self._caller.server_of(self._keys.of(part).payload) for part in parts)
         self._counts = counts
 
-    async def _ask(self, key: str) -> None:
+    async def _read_maxmemory(self, key: str) -> None:
         """Read the maxmemory of a key's server. Skip a server that does not answer in time."""
         try:
             async with asyncio.timeout(ASK_WITHIN):

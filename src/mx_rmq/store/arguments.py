@@ -1,30 +1,20 @@
-"""Check the arguments of scripts and convert their replies.
-
-Ids from the server are decoded so that any bytes survive the round trip. Times are milliseconds.
-"""
+"""Limits and checks of what scripts take. Times are milliseconds."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core import names
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Priority
 from mx_rmq.core.partition import topic_of
-from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq.core.message import Message
 
-MAX_BATCH: Final = 1000
-"""Messages in one call: `unpack` in Lua takes at most 7,999 values."""
-
-MAX_TOPICS: Final = 1000
-"""Topics in one call."""
-
-SETTLED: Final = {ord(settled): settled for settled in Settled}
-"""Results, by the character that the scripts return for each message."""
+MAX_BATCH: Final = 1000  # messages in one call: `unpack` in Lua takes at most 7,999 values
+MAX_TOPICS: Final = 1000  # topics in one call
 
 _LEVELS: Final = frozenset(Priority)
 
@@ -44,26 +34,19 @@ def check_level(priority: str) -> str:
     return priority
 
 
-def check_batch(items: Sequence[object], width: int = 1) -> bool:
-    """Refuse too many messages; return whether there are any. Each takes `width` items."""
-    if len(items) > MAX_BATCH * width:
-        raise InvalidInput(f"{len(items) // width} messages in one call; the limit is {MAX_BATCH}")
-    return bool(items)
+def too_many(count: int) -> InvalidInput:
+    return InvalidInput(f"{count} messages in one call; the limit is {MAX_BATCH}")
 
 
+@lru_cache(1000, typed=True)
 def check_range(what: str, value: int, least: int, most: int = 2**52) -> int:
+    """Check a number. Cached: a worker passes the same lease and counts in every call."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInput(f"{what}={value!r} is not a whole number from {least} to {most}")
     return value
 
 
-def wait_of(ms: int) -> int | None:
-    return None if ms < 0 else ms
-
-
-def to_ms(seconds: float) -> int:
-    return round(seconds * 1000)
-
-
-def id_of(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+@lru_cache(1000, typed=True)
+def check_worker(worker: str) -> str:
+    """Check a name. Cached: a worker passes its own in every call."""
+    return names.check_worker(worker)

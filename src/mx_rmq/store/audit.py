@@ -18,31 +18,24 @@ from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mx_rmq.net.caller import Caller
     from mx_rmq.net.connection import Value
-    from mx_rmq.settings import Limits
-    from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.store import Store
 
 STEP: Final = 200
 """Elements read at a time: in a set of a million, each costs the server a cache miss."""
 
-SUSPECTS: Final = 100
-"""Suspects checked in one call."""
+SUSPECTS: Final = 100  # suspects checked in one call
 
-LOOKS: Final = 3
+CHECKS: Final = 3
 """How often suspects are checked before the lists are walked for the rest: a message that keeps
 moving may look wrong twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A broken invariant."""
-
     topic: str
-    id: str
-    """The message, or '' for the topic itself."""
+    id: str  # the message, or '' for the topic itself
     what: str
 
     def __str__(self) -> str:
@@ -53,15 +46,12 @@ class Examined(NamedTuple):
     """What is wrong with a topic, and what a repair needs to know."""
 
     violations: list[Violation]
-    ids: list[bytes]
-    """The messages to repair, including those with an invalid lease."""
-    token: int
-    """The highest token of a lease."""
+    ids: list[bytes]  # the messages to repair, including those with an invalid lease
+    token: int  # the highest token of a lease
     wrong_types: bool = False
     """Some keys have a wrong type. Nothing else was checked, and a person must decide what to do
     with the contents."""
-    miscounted: bool = False
-    """Whether the recorded bytes of an archive are wrong."""
+    miscounted: bool = False  # whether the recorded bytes of an archive are wrong
 
 
 class Places(NamedTuple):
@@ -77,8 +67,7 @@ class Places(NamedTuple):
     quarantine_index: int
     quarantined_bytes: int
     expiry: int
-    astray: int
-    """Whether it is marked as cancelled in a list that it is not in."""
+    astray: int  # whether it is marked as cancelled in a list that it is not in
 
     def wrongs(self, *, aged: bool = False) -> list[str]:
         """Return what is wrong with a message in these places.
@@ -126,7 +115,6 @@ class _Waiting:
         self.after: set[bytes] = set()
 
     def count(self, id: bytes) -> int:
-        """Return how many places of an id count."""
         return max(0, self.places[id] - (id in self.before or id in self.after))
 
     def is_astray(self, id: bytes) -> bool:
@@ -135,8 +123,6 @@ class _Waiting:
 
 
 class _Reading:
-    """Everything read of a topic, step by step."""
-
     def __init__(self) -> None:
         self.records: set[bytes] = set()
         self.waiting = _Waiting()
@@ -152,7 +138,6 @@ class _Reading:
         """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
 
     def suspects(self) -> list[bytes]:
-        """Return the ids that look wrong."""
         ids = self.records.union(
             self.waiting.places,
             self.waiting.after,
@@ -168,7 +153,6 @@ class _Reading:
         return [id for id in ids if self.wrongs(id, self._places(id))]
 
     def wrongs(self, id: bytes, places: Places) -> list[str]:
-        """Return what is wrong with an id in these places."""
         return places.wrongs(aged=id in self.aged)
 
     def _places(self, id: bytes) -> Places:
@@ -188,22 +172,9 @@ class _Reading:
 
 
 class Audit:
-    """Finds violations, one topic at a time."""
-
-    def __init__(
-        self,
-        caller: Caller,
-        keys: Keys,
-        limits: Limits,
-        *,
-        hexpire: bool = False,
-        clock: Callable[[], int] | None = None,
-    ) -> None:
-        self._caller = caller
-        self._keys = keys
-        self._limits = limits
-        self._hexpire = hexpire
-        self._clock = clock
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._caller = store.caller
 
     async def topic(self, topic: str) -> list[Violation]:
         """Return every violation in a topic; empty: the topic is clean."""
@@ -211,11 +182,11 @@ class Audit:
 
     async def examine(self, topic: str) -> Examined:
         """Return every violation in a topic, and what a repair needs to know."""
-        keys = self._keys.of(topic)
+        keys = self._store.keys.of(topic)
         try:
             reading = await self._read(keys)
             wrongs = await self._wrong_counters(keys, reading)
-            for _ in range(LOOKS):
+            for _ in range(CHECKS):
                 miscounts = await self._miscounts(keys)
                 if not miscounts:
                     break
@@ -224,7 +195,7 @@ class Audit:
             return Examined([Violation(topic, "", one) for one in wrongs], [], 0, wrong_types=True)
         found = [Violation(topic, "", wrong) for wrong in (*wrongs, *miscounts)]
         suspects = reading.suspects()
-        for _ in range(LOOKS):
+        for _ in range(CHECKS):
             suspects = await self._still_wrong(keys, reading, suspects)
         for id in suspects:  # atomically now; that walks the lists, so one at a time
             (walked,) = await self._inspect(keys, [id], walk=True)
@@ -271,15 +242,15 @@ class Audit:
         reading.expiries = set(dict(await self._scan("ZSCAN", keys.expiry)))
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
-        now = await self._now(keys)
+        now, limits = await self._store.time(keys.payload), self._store.limits
         for index, ids, ttl in (
-            (keys.dlq, reading.dead_index, self._limits.dlq_ttl),
-            (keys.error_parse_queue, reading.quarantine_index, self._limits.quarantine_ttl),
+            (keys.dlq, reading.dead_index, limits.dlq_ttl),
+            (keys.error_parse_queue, reading.quarantine_index, limits.quarantine_ttl),
         ):
             for id, at in await self._scan("ZSCAN", index):
                 ids.add(id)
-                limits = [ttl] * bool(ttl) + [SECOND_NET] * self._hexpire
-                if any(at <= now - seconds * 1000 for seconds in limits):
+                ages = [ttl] * bool(ttl) + [SECOND_NET] * self._store.hexpire
+                if any(at <= now - seconds * 1000 for seconds in ages):
                     reading.aged.add(id)
         reading.dead_letters = await self._fields(keys.dlq_payload)
         reading.quarantined_bytes = await self._fields(keys.error_parse_payload)
@@ -287,10 +258,10 @@ class Audit:
 
     async def _waiting(self, keys: TopicKeys) -> _Waiting:
         waiting = _Waiting()
-        waiting.before = set(await self._members(keys.cancelled))
+        waiting.before = set(await self._scan("SSCAN", keys.cancelled))
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, waiting.places)
-        waiting.after = set(await self._members(keys.cancelled))
+        waiting.after = set(await self._scan("SSCAN", keys.cancelled))
         return waiting
 
     async def _fields(self, key: str) -> set[bytes]:
@@ -304,21 +275,13 @@ class Audit:
             if cursor == b"0":
                 return fields
 
-    async def _scan(self, command: str, key: str) -> list[tuple[bytes, Any]]:
-        pairs: list[tuple[bytes, Any]] = []
+    async def _scan(self, command: str, key: str) -> list[Any]:
+        """Return the members of a set, or the pairs of a sorted set or hash."""
+        members: list[Any] = []
         cursor = 0
         while True:
             cursor, found = await self._caller.command(command, key, cursor, "COUNT", STEP)
-            pairs += found.items() if isinstance(found, dict) else found
-            if cursor == 0:
-                return pairs
-
-    async def _members(self, key: str) -> list[bytes]:
-        members: list[bytes] = []
-        cursor = 0
-        while True:
-            cursor, found = await self._caller.command("SSCAN", key, cursor, "COUNT", STEP)
-            members += found
+            members += found.items() if isinstance(found, dict) else found
             if cursor == 0:
                 return members
 
@@ -396,14 +359,9 @@ class Audit:
     async def _inspect(
         self, keys: TopicKeys, ids: list[bytes], *, walk: bool = False
     ) -> list[Places]:
-        script = load("inspect_message")
-        names = [getattr(keys, name) for name in script.keys]
-        args = script.arguments({"walk": int(walk)}, list(ids))
-        reply = await self._caller.run(script, names, args)
+        named: dict[str, Value] = {"walk": int(walk)}
+        reply = await self._store.run("inspect_message", keys.topic, named, ids)
         return [Places(*(code - ord("0") for code in counts)) for counts in reply]
-
-    async def _now(self, keys: TopicKeys) -> int:
-        return await self._caller.time(keys.payload) if self._clock is None else self._clock()
 
 
 def _token(lease: bytes) -> int | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import WrongType
 from mx_rmq.safe_log import get_logger
+from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -19,24 +20,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-STEP: Final = 500
-"""Entries per reply: at most about 800 KiB."""
-
-LOOK: Final = 200
-"""Entries per step of a search: 0.5 to 1.5 ms of the server's time."""
-
-BEGINNING: Final = "0-0"
-"""The position before the first entry."""
-
-BIRTHS: Final = frozenset(("produced", "delayed"))
-"""The events that begin a message's life."""
+STEP: Final = 500  # entries per reply: at most about 800 KiB
+SEARCH_STEP: Final = 200  # entries per step of a search: 0.5 to 1.5 ms of the server's time
+BEGINNING: Final = "0-0"  # the position before the first entry
+BIRTHS: Final = frozenset(("produced", "delayed"))  # the events that begin a message's life
 
 
 class HistoryEntry(NamedTuple):
-    """One line of a history."""
-
-    place: str
-    """Its stream id: the server's time (ms) and a number."""
+    place: str  # its stream id: the server's time (ms) and a number
     what: str
     by: str
     ids: tuple[str, ...]
@@ -54,21 +45,22 @@ class History:
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
-        self._told: set[str] = set()
-        """Topics whose histories could not be read."""
+        self._skipped: set[str] = set()  # topics whose histories could not be read
 
     async def of(self, topic: str, id: str) -> list[HistoryEntry]:
         """Return what happened to a message since it was produced, oldest first."""
         script, found = load("find_history"), list[HistoryEntry]()
         before = "+"
         while before and " " not in id:  # spaces separate ids, so no id contains one
-            args = script.arguments({"before": before, "step": LOOK, "id": _bytes(id)})
+            args = script.arguments(
+                {"before": before, "step": SEARCH_STEP, "id": id.encode("utf-8", "surrogateescape")}
+            )
             try:
                 reply = await self._caller.run(script, [self._keys.of(topic).history], args)
             except WrongType as error:
-                self._pass_over(topic, error)
+                self._skip(topic, error)
                 break
-            before, *words = (_text(word) for word in reply)
+            before, *words = (decoded(word) for word in reply)
             fields = iter(words)
             for place, what, by, about in zip(fields, fields, fields, fields, strict=True):
                 found.append(HistoryEntry(place, what, by, (id,), about))
@@ -82,7 +74,7 @@ class History:
         try:
             some = await self._caller.command("XREVRANGE", key, "+", "-", "COUNT", 1)
         except WrongType as error:
-            self._pass_over(topic, error)
+            self._skip(topic, error)
             some = []
         return some[0][0].decode() if some else BEGINNING
 
@@ -92,14 +84,14 @@ class History:
         Every topic gets an equal share of STEP entries. Topics that have more share a second round,
         so at most about twice STEP entries are returned. The next call returns the rest.
         """
-        found, longer = await self._turn(places)
-        more, _ = await self._turn({topic: found[topic][-1].place for topic in longer})
+        found, longer = await self._read_shares(places)
+        more, _ = await self._read_shares({topic: found[topic][-1].place for topic in longer})
         for topic, entries in more.items():
             found[topic] += entries
         fresh = [(topic, entry) for topic, entries in found.items() for entry in entries]
         return sorted(fresh, key=lambda one: one[1].at)
 
-    async def _turn(
+    async def _read_shares(
         self, places: Mapping[str, str]
     ) -> tuple[dict[str, list[HistoryEntry]], list[str]]:
         """Read an equal share of each topic; return it, and the topics that may have more."""
@@ -124,7 +116,7 @@ class History:
         except WrongType as error:
             first, *others = places
             if not others:
-                self._pass_over(first, error)
+                self._skip(first, error)
                 return {}
             some, half = list(places.items()), len(places) // 2  # find the bad key by halving
             found = await self._read(dict(some[:half]), each)
@@ -135,9 +127,9 @@ class History:
             if entries
         }
 
-    def _pass_over(self, topic: str, error: WrongType) -> None:
-        if topic not in self._told:
-            self._told.add(topic)
+    def _skip(self, topic: str, error: WrongType) -> None:
+        if topic not in self._skipped:
+            self._skipped.add(topic)
             logger.warning("skipping the history of %s: %s", topic, error)
 
 
@@ -150,14 +142,6 @@ def _streams(reply: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, byte
 
 def _entry(place: bytes, fields: Mapping[bytes, bytes]) -> HistoryEntry:
     """Parse an entry; fields that are missing are empty."""
-    ids = tuple(id for id in _text(fields.get(b"ids", b"")).split(" ") if id)
-    what, by, about = (_text(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
+    ids = tuple(id for id in decoded(fields.get(b"ids", b"")).split(" ") if id)
+    what, by, about = (decoded(fields.get(name, b"")) for name in (b"what", b"by", b"about"))
     return HistoryEntry(place.decode(), what, by, ids, about)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")

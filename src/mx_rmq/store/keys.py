@@ -1,47 +1,16 @@
 """Every key, its type and its meaning. No other file spells out a key.
 
-Every key of a topic carries the topic as its hash tag, so all of them live in one cluster slot
-and one script can change them together. A topic of several partitions has such a set of keys for
-each partition: the first under its own name, the others under {topic/1}, {topic/2}, … To the store
-each partition is a topic.
-
-    mx-rmq:{topic}:payload                    HASH    id -> record
-    mx-rmq:{topic}:pending[:high|:low]        LIST    ids, newest first; taken from the right
-    mx-rmq:{topic}:delay_tasks[:high|:low]    ZSET    id -> due time, ms
-    mx-rmq:{topic}:processing                 HASH    id -> lease, "token:worker"
-    mx-rmq:{topic}:expire_monitor             ZSET    id -> lease deadline, ms
-    mx-rmq:{topic}:dlq                        ZSET    id -> time of death, ms
-    mx-rmq:{topic}:dlq:payload                HASH    id -> final record
-    mx-rmq:{topic}:error:parse:queue          ZSET    id -> time of quarantine, ms
-    mx-rmq:{topic}:error:parse:payload        HASH    id -> a line about the error, then the bytes
-    mx-rmq:{topic}:archive_bytes              HASH    bytes that each archive holds, and how far
-                                                      they are counted
-    mx-rmq:{topic}:doorbell                   LIST    at most one ring: something is pending
-    mx-rmq:{topic}:doorbell:delay             LIST    at most one ring: an earlier due time
-    mx-rmq:{topic}:meta                       HASH    token, turn, paused, dropped, tick
-    mx-rmq:{topic}:totals                     HASH    what happened -> to how many messages, ever
-    mx-rmq:{topic}:history                    STREAM  what has happened, newest last
-    mx-rmq:{topic}:expiry                     ZSET    id -> when it expires, ms; only messages
-                                                      that wait and have a ttl
-    mx-rmq:{topic}:cancelled                  SET     ids with one place in a long pending list
-                                                      that does not count: cancelled or expired
-    mx-rmq:{topic}:recent                     ZSET    custom id -> until when it is taken, ms;
-                                                      !id -> until when a generated id that was
-                                                      cancelled or discarded may be used again
-    mx-rmq:{topic}:receipt:LANE               STRING  number and answer of the lane's last call
-    mx-rmq:topics                             HASH    every topic that was ever produced to ->
-                                                      how many partitions it has
-    mx-rmq:workers                            HASH    name -> last seen (ms), a space, info (JSON)
-    mx-rmq:caretaker:{mx-rmq:topics}          STRING  the worker that looks after topics that it
-                                                      does not serve; in the slot of mx-rmq:topics
-    mx-rmq:layout                             STRING  number of the layout that these keys have
-    mx-rmq:{preflight}:scratch                SET     exists only while the preflight runs
+A key begins with the prefix, `mx-rmq` unless you choose another. Every key of a topic carries the
+topic as its hash tag, as in `mx-rmq:{orders}:payload`, so all of them live in one cluster slot and
+one script can change them together. A topic of several partitions has such a set of keys for each
+partition: the first under its own name, the others under {topic/1}, {topic/2}, … To the store each
+partition is a topic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
@@ -54,51 +23,59 @@ LAYOUT: Final = 1
 would lose or repeat messages. A key that older releases can ignore does not change it."""
 
 
+def _key(kind: str, suffix: str) -> Any:
+    return field(metadata={"type": kind, "suffix": suffix})
+
+
 @dataclass(frozen=True, slots=True)
 class TopicKeys:
-    """The keys of one topic, under the names that the scripts use."""
+    """The keys of one topic, under the names that the scripts use. Times are in ms."""
 
     topic: str
-    payload: str
-    pending_high: str
-    pending: str
-    pending_low: str
-    delay_tasks_high: str
-    delay_tasks: str
-    delay_tasks_low: str
-    processing: str
-    expire_monitor: str
-    dlq: str
-    dlq_payload: str
-    error_parse_queue: str
-    error_parse_payload: str
-    archive_bytes: str
-    doorbell: str
-    doorbell_delay: str
-    meta: str
-    totals: str
-    history: str
-    expiry: str
-    cancelled: str
-    recent: str
     _receipt: str
+    payload: str = _key("HASH", "payload")  # id -> record
+
+    # ids, newest first; taken from the right
+    pending_high: str = _key("LIST", "pending:high")
+    pending: str = _key("LIST", "pending")
+    pending_low: str = _key("LIST", "pending:low")
+
+    # id -> due time
+    delay_tasks_high: str = _key("ZSET", "delay_tasks:high")
+    delay_tasks: str = _key("ZSET", "delay_tasks")
+    delay_tasks_low: str = _key("ZSET", "delay_tasks:low")
+
+    # ids with one place in a pending list that does not count: cancelled or expired
+    cancelled: str = _key("SET", "cancelled")
+    # id -> when it expires; only messages that wait and have a ttl
+    expiry: str = _key("ZSET", "expiry")
+
+    processing: str = _key("HASH", "processing")  # id -> lease, "token:worker"
+    expire_monitor: str = _key("ZSET", "expire_monitor")  # id -> lease deadline
+
+    dlq: str = _key("ZSET", "dlq")  # id -> time of death
+    dlq_payload: str = _key("HASH", "dlq:payload")  # id -> final record
+    error_parse_queue: str = _key("ZSET", "error:parse:queue")  # id -> time of quarantine
+    # id -> a line about the error, then the exact bytes
+    error_parse_payload: str = _key("HASH", "error:parse:payload")
+    # the bytes that each archive holds, and how far they are counted
+    archive_bytes: str = _key("HASH", "archive_bytes")
+
+    doorbell: str = _key("LIST", "doorbell")  # at most one ring: something is pending
+    doorbell_delay: str = _key("LIST", "doorbell:delay")  # at most one ring: an earlier due time
+    meta: str = _key("HASH", "meta")  # token, turn, paused, dropped, tick
+
+    # custom id -> until when it is taken;
+    # !id -> until when a generated id that was cancelled or discarded may be used again
+    recent: str = _key("ZSET", "recent")
+    totals: str = _key("HASH", "totals")  # what happened -> to how many messages, ever
+    history: str = _key("STREAM", "history")  # what happened, newest last
 
     def types(self) -> dict[str, str]:
         """Return every key that a topic may have, receipts aside, and the type it must hold."""
-        lists = (self.pending_high, self.pending, self.pending_low, self.doorbell)
-        hashes = (self.payload, self.processing, self.dlq_payload, self.error_parse_payload)
-        sorted_sets = (self.delay_tasks_high, self.delay_tasks, self.delay_tasks_low, self.recent)
-        return {
-            **dict.fromkeys((*lists, self.doorbell_delay), "list"),
-            **dict.fromkeys((*hashes, self.archive_bytes, self.meta, self.totals), "hash"),
-            **dict.fromkeys((*sorted_sets, self.expire_monitor), "zset"),
-            **dict.fromkeys((self.dlq, self.error_parse_queue, self.expiry), "zset"),
-            self.history: "stream",
-            self.cancelled: "set",
-        }
+        return {getattr(self, name): kind.lower() for name, kind in _TOPIC_TYPES.items()}
 
     def receipt(self, lane: str) -> str:
-        """Return the key of a lane's receipt."""
         return self._receipt + lane
 
     def archive_of(self, state: State) -> tuple[str, str]:
@@ -110,19 +87,40 @@ class TopicKeys:
         raise InvalidInput(f"state={state!s:.40} has no archive; only dead and quarantined do")
 
 
-class Keys:
-    """The keys under one prefix."""
+_STORED: Final = [one for one in fields(TopicKeys) if one.metadata]
+_TOPIC_TYPES: Final = {one.name: str(one.metadata["type"]) for one in _STORED}
 
+TYPES: Final = {
+    **_TOPIC_TYPES,
+    "receipt": "STRING",  # number and answer of a lane's last call
+    "maker": "STRING",  # the receipt of the lane that generated an id
+    "archive": "ZSET",  # dlq or error_parse_queue
+    "archive_payload": "HASH",  # dlq_payload or error_parse_payload
+    "hash": "HASH",  # any of the hashes
+    "topics": "HASH",
+    "workers": "HASH",
+    "caretaker": "STRING",
+    "scratch": "SET",
+}
+"""The type of each key that a script names."""
+
+
+class Keys:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
-        self.workers = f"{prefix}:workers"
+        """Every topic that was ever produced to -> how many partitions it has."""
+        self.workers = f"{prefix}:workers"  # name -> last seen (ms), a space, info (JSON)
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
-        self.layout = f"{prefix}:layout"
+        """The worker that looks after topics that it does not serve; in the slot of topics."""
+        self.layout = f"{prefix}:layout"  # the number of the layout that these keys have
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:
-        """Return a key to try commands on. Different numbers give different slots."""
+        """Return a key to try commands on, which exists only while the preflight runs.
+
+        Different numbers give different slots.
+        """
         return f"{self.prefix}:{{preflight{number or ''}}}:scratch"
 
     def of(self, topic: str) -> TopicKeys:
@@ -130,30 +128,6 @@ class Keys:
         known = self._known.get(topic)
         if known is None:
             base = f"{self.prefix}:{{{check_partition(topic)}}}"
-            known = self._known[topic] = TopicKeys(
-                topic=topic,
-                payload=f"{base}:payload",
-                pending_high=f"{base}:pending:high",
-                pending=f"{base}:pending",
-                pending_low=f"{base}:pending:low",
-                delay_tasks_high=f"{base}:delay_tasks:high",
-                delay_tasks=f"{base}:delay_tasks",
-                delay_tasks_low=f"{base}:delay_tasks:low",
-                processing=f"{base}:processing",
-                expire_monitor=f"{base}:expire_monitor",
-                dlq=f"{base}:dlq",
-                dlq_payload=f"{base}:dlq:payload",
-                error_parse_queue=f"{base}:error:parse:queue",
-                error_parse_payload=f"{base}:error:parse:payload",
-                archive_bytes=f"{base}:archive_bytes",
-                doorbell=f"{base}:doorbell",
-                doorbell_delay=f"{base}:doorbell:delay",
-                meta=f"{base}:meta",
-                totals=f"{base}:totals",
-                history=f"{base}:history",
-                expiry=f"{base}:expiry",
-                cancelled=f"{base}:cancelled",
-                recent=f"{base}:recent",
-                _receipt=f"{base}:receipt:",
-            )
+            names = (f"{base}:{one.metadata['suffix']}" for one in _STORED)
+            known = self._known[topic] = TopicKeys(topic, f"{base}:receipt:", *names)
         return known

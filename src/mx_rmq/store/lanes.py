@@ -6,11 +6,12 @@ import os
 import re
 import secrets
 import time
-from collections import defaultdict
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.errors import InvalidInput, QueueFull
 from mx_rmq.core.partition import suffix
+
+if TYPE_CHECKING:
+    from mx_rmq.store.keys import Keys, TopicKeys
 
 _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 _LENGTH: Final = 13
@@ -37,14 +38,16 @@ class Lane:
     the number of callers, not with their throughput. A message id is the lane's name and a number.
     """
 
-    __slots__ = ("_home", "_suffix", "name", "number", "retire_at")
+    __slots__ = ("_home", "_suffix", "name", "number", "receipt", "retire_at")
 
-    def __init__(self, home: list[Lane], topic: str = "") -> None:
+    def __init__(self, home: list[Lane], keys: TopicKeys) -> None:
         self._home = home
-        self._suffix = suffix(topic)
+        self._suffix = suffix(keys.topic)
         self.name = secrets.choice(_LETTERS) + "".join(
             secrets.choice(_ALPHABET) for _ in range(_LENGTH - 1)
         )
+        self.receipt = keys.receipt(self.name)
+        """The key of the number and the answer of its last call."""
         self.number = 0
         self.retire_at = time.monotonic() + LIFETIME
 
@@ -52,42 +55,33 @@ class Lane:
         """Return the id of the offset-th message of the next call, from 1."""
         return f"{self.name}-{self.number + offset}{self._suffix}"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Return the lane to the idle ones, but only after an answer.
+    def give_back(self) -> None:
+        """Return the lane to the idle ones, but only after an answer, or if nothing was sent.
 
         After an error the server may still run the call, or a caller may pass its ids again as
         custom ids. So the lane is never used again.
         """
-        known = InvalidInput | QueueFull | Withdrawn  # not sent, or answered
-        if kind is None or issubclass(kind, known):
-            self.give_back()
-
-    def give_back(self) -> None:
-        """Return the lane to the idle ones: no call is running."""
         self._home.append(self)
 
 
 class Lanes:
-    """The idle lanes of each topic."""
-
-    def __init__(self) -> None:
-        self._idle: defaultdict[str, list[Lane]] = defaultdict(list)
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._idle: dict[str, list[Lane]] = {}
         self._pid = os.getpid()
 
     def lane(self, topic: str) -> Lane:
-        """Lend a lane for one call: `with lanes.lane(topic) as lane: …`"""
+        """Lend a lane for one call."""
         if self._pid != os.getpid():  # after a fork, parent and child must not share a lane
             self._pid = os.getpid()
             self._idle.clear()
-        idle = self._idle[topic]
+        idle = self._idle.get(topic)
         while idle:
             lane = idle.pop()
             if lane.number % 8 or lane.retire_at > time.monotonic():  # rarely read the clock
                 return lane
-        return Lane(idle, topic)
+        keys = self._keys.of(topic)
+        return Lane(self._idle.setdefault(topic, []), keys)
 
 
 def maker_of(id: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import MxRmqError, ScriptFailed
@@ -19,17 +20,14 @@ if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
-MOST: Final = 100
-"""Topics to look at."""
-AT_ONCE: Final = 16
-SAMPLE: Final = 20
-"""Values to read for an estimate of the bytes of all messages."""
-WITHIN: Final = 2.0
-"""Seconds that an explanation may take: a refused produce waits for it."""
-KEEP: Final = 5.0
-"""Seconds for which an explanation is reused: many callers may be refused at once."""
-MUCH: Final = 0.1
-"""The part of the used memory below which a holder is not the cause."""
+MAX_MEASURED: Final = 100  # topics
+CONCURRENCY: Final = 16
+SAMPLE: Final = 20  # values to read for an estimate of the bytes of all messages
+EXPLAIN_WITHIN: Final = 2.0  # seconds that an explanation may take: a refused produce waits for it
+REUSE_FOR: Final = (
+    5.0  # seconds for which an explanation is reused: many callers may be refused at once
+)
+SIGNIFICANT: Final = 0.1  # the part of the used memory below which a holder is not the cause
 
 ARCHIVES: Final = {
     State.DEAD: ("dead letters", "dlq_max_bytes"),
@@ -38,12 +36,9 @@ ARCHIVES: Final = {
 
 
 class Holder(NamedTuple):
-    """A part of the queue that uses memory."""
-
     bytes: int
     topic: str
-    state: State | None
-    """The archive; None: messages that are waiting or being handled."""
+    state: State | None  # the archive; None: messages that are waiting or being handled
 
     def __str__(self) -> str:
         what = "waiting messages" if self.state is None else ARCHIVES[self.state][0]
@@ -51,35 +46,32 @@ class Holder(NamedTuple):
 
     @property
     def cure(self) -> str:
-        """What to do about it."""
         if self.state is None:
             return "Let workers catch up, or raise maxmemory"
         return f"Discard them, set a lower {ARCHIVES[self.state][1]}, or raise maxmemory"
 
 
 class Memory:
-    """Finds out what the topics of a queue hold."""
-
     def __init__(self, caller: Caller, keys: Keys) -> None:
         self._caller = caller
         self._keys = keys
-        self._looking = asyncio.Lock()
-        self._said: tuple[float, str] | None = None
+        self._lock = asyncio.Lock()
+        self._explained: tuple[float, str] | None = None
 
     async def explain(self, topic: str, known: Iterable[str]) -> str:
         """Say why a topic's server stores nothing more, and what to do about it.
 
-        `known`: topics to look at if this user may not list all of them.
+        `known`: topics to measure if this user may not list all of them.
         """
-        async with self._looking:
-            if self._said is None or time.monotonic() - self._said[0] > KEEP:
+        async with self._lock:
+            if self._explained is None or time.monotonic() - self._explained[0] > REUSE_FOR:
                 try:
-                    async with asyncio.timeout(WITHIN):
+                    async with asyncio.timeout(EXPLAIN_WITHIN):
                         text = await self._explain(topic, [topic, *known])
                 except (MxRmqError, TimeoutError):
                     text = _GENERIC
-                self._said = time.monotonic(), text
-            return self._said[1]
+                self._explained = time.monotonic(), text
+            return self._explained[1]
 
     async def _explain(self, topic: str, known: list[str]) -> str:
         key = self._keys.of(topic).payload
@@ -88,7 +80,7 @@ class Memory:
         if limit:
             full = f"{full} ({size(used)} used, maxmemory is {size(limit)})"
         found = await self.holders(key, known)
-        if not found or (used and found[0].bytes < MUCH * used):
+        if not found or (used and found[0].bytes < SIGNIFICANT * used):
             return f"{full}; {_CURE}" if not found else f"{full}; only {found[0]}; {_CURE}"
         return f"{full}; {found[0]}. {found[0].cure}"
 
@@ -104,48 +96,39 @@ class Memory:
         """Return what the topics on a key's server hold, largest first."""
         here = self._caller.server_of(key)
         names = [*known]
-        try:
+        with suppress(ScriptFailed):  # a producer may not list them
             registered = await self._caller.command("HKEYS", self._keys.topics)
-        except ScriptFailed:  # a producer may not list them
-            registered = []
-        names += [name.decode("utf-8", "replace") for name in registered]
+            names += [name.decode("utf-8", "replace") for name in registered]
         chosen = [
             name
             for name in dict.fromkeys(names)
             if TOPIC.fullmatch(topic_of(name))
             and self._caller.server_of(self._keys.of(name).payload) == here
-        ][:MOST]
-        free = asyncio.Semaphore(AT_ONCE)
+        ][:MAX_MEASURED]
+        free = asyncio.Semaphore(CONCURRENCY)
 
-        async def look(name: str) -> list[Holder]:
+        async def measure(name: str) -> list[Holder]:
             async with free:
-                return [*await self._archives(name), *await self._live(name)]
+                return await self._measure(name)
 
-        found = await asyncio.gather(*map(look, chosen))
+        found = await asyncio.gather(*map(measure, chosen))
         held = (one for some in found for one in some if one.bytes)
         return sorted(held, key=lambda one: one.bytes, reverse=True)
 
-    async def _archives(self, name: str) -> list[Holder]:
-        try:
-            key = self._keys.of(name).archive_bytes
-            noted = await self._caller.command("HMGET", key, *ARCHIVES)
-        except ScriptFailed:
-            return []
-        return [
-            Holder(int(count), topic_of(name), state)
-            for state, count in zip(ARCHIVES, noted, strict=True)
-            if count and count.isdigit()
-        ]
-
-    async def _live(self, name: str) -> list[Holder]:
-        script = load("weigh_hash")
-        try:
-            _, count = await self._caller.run(
-                script, [self._keys.of(name).payload], script.arguments({"sample": SAMPLE})
-            )
-        except ScriptFailed:
-            return []
-        return [Holder(int(count), topic_of(name), None)]
+    async def _measure(self, name: str) -> list[Holder]:
+        """Return what a topic or partition holds, as far as this user may read it."""
+        keys, topic, script = self._keys.of(name), topic_of(name), load("weigh_hash")
+        found: list[Holder] = []
+        with suppress(ScriptFailed):
+            noted = await self._caller.command("HMGET", keys.archive_bytes, *ARCHIVES)
+            for state, count in zip(ARCHIVES, noted, strict=True):
+                if count and count.isdigit():
+                    found.append(Holder(int(count), topic, state))
+        with suppress(ScriptFailed):
+            args = script.arguments({"sample": SAMPLE})
+            _, count = await self._caller.run(script, [keys.payload], args)
+            found.append(Holder(int(count), topic, None))
+        return found
 
 
 _CURE: Final = (

@@ -12,69 +12,57 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
+from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.net.caller import Caller
-    from mx_rmq.store.keys import Keys, TopicKeys
+    from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.store import Store
 
-MAX_PAGE: Final = 1000
-"""The most messages that one call returns."""
-
-LONGEST_STEP: Final = 100
-"""Contents read by one command; fewer when they are long."""
-NEXT: Final = 20
-"""Ids to search for the next message to dispatch."""
+MAX_PAGE: Final = 1000  # the most messages that one call returns
+MAX_STEP: Final = 100  # contents read by one command; fewer when they are long
+SEARCHED: Final = 20  # ids searched for the next message to dispatch
 REPLY_BYTES: Final = 4 * 1_048_576
 """The most bytes in one reply with contents, unless a single one is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A message and its state."""
-
     id: str
     state: State
-    data: bytes
-    """Its record. If quarantined, the line about the error, then the bytes."""
-    due: int | None = None
-    """When it is due, ms. Only if delayed."""
-    lease: bytes | None = None
-    """`token:worker`. Only if in processing."""
-    deadline: int | None = None
-    """When the lease ends, ms. Only if in processing."""
-    archived: int | None = None
-    """When it was archived, ms. Only if dead or quarantined."""
+    data: bytes  # its record. If quarantined, the line about the error, then the bytes
+    due: int | None = None  # when it is due, ms. Only if delayed
+    lease: bytes | None = None  # `token:worker`. Only if in processing
+    deadline: int | None = None  # when the lease ends, ms. Only if in processing
+    archived: int | None = None  # when it was archived, ms. Only if dead or quarantined
 
 
 class ListedId(NamedTuple):
     """An id and its place. Entries of a state sort in its order, also across partitions."""
 
-    rank: float
-    """The time that the state is ordered by, or 0 if it is not ordered by time."""
+    rank: float  # the time that the state is ordered by, or 0 if it is not ordered by time
     level: int
-    position: int
-    """Its position within the level."""
+    position: int  # its position within the level
     partition: int
     id: bytes
-    at: float | None
-    """Its score in the index, ms; None if pending."""
+    at: float | None  # its score in the index, ms; None if pending
 
 
 class Pages:
-    """Finds and reads messages in any state."""
-
-    def __init__(self, caller: Caller, keys: Keys) -> None:
-        self._caller = caller
-        self._keys = keys
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._caller = store.caller
+        self._keys = store.keys
 
     async def find(self, topic: str, id: str) -> Found | None:
-        """Return one message, in any state."""
         keys = self._keys.of(topic)
         for _ in range(2):  # twice: it may move between two reads
-            if not await self._is_there(keys, id):
+            # One call, since most topics lack it.
+            wanted = [id.encode("utf-8", "surrogateescape")]
+            (places,) = await self._store.run("inspect_message", topic, {"walk": 0}, wanted)
+            if not places.strip(b"0"):
                 break
             if found := await self._find_live(keys, id):
                 return found
@@ -82,14 +70,6 @@ class Pages:
                 if found := await self.find_archived(topic, state, id):
                     return found
         return None
-
-    async def _is_there(self, keys: TopicKeys, id: str) -> bool:
-        """Return whether a message exists in any state. One call, since most topics lack it."""
-        script = load("inspect_message")
-        names = [getattr(keys, name) for name in script.keys]
-        args = script.arguments({"walk": 0}, [id.encode("utf-8", "surrogateescape")])
-        (places,) = await self._caller.run(script, names, args)
-        return bool(places.strip(b"0"))
 
     async def _find_live(self, keys: TopicKeys, id: str) -> Found | None:
         data = await self._caller.command("HGET", keys.payload, id)
@@ -109,7 +89,6 @@ class Pages:
         return Found(id=id, state=State.PENDING, data=data) if still else None
 
     async def find_archived(self, topic: str, state: State, id: str) -> Found | None:
-        """Return one dead letter or quarantined message."""
         index, payload = self._keys.of(topic).archive_of(state)
         # Time first: if the message is replaced in between, requeue sees that the time is old.
         at = _ms(await self._caller.command("ZSCORE", index, id))
@@ -161,7 +140,13 @@ class Pages:
     ) -> list[ListedId]:
         """Return some ids of one level of a state, in order, from a position on."""
         key = _indexes(self._keys.of(topic), state)[level]
-        ids = await self._slice(key, state, start, count)
+        last = start + count - 1
+        if state is State.PENDING:  # from the right, where ids are taken
+            found = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
+            ids = [(id, None) for id in reversed(found)]
+        else:
+            command = "ZREVRANGE" if state.is_archive else "ZRANGE"
+            ids = await self._caller.command(command, key, start, last, "WITHSCORES")
         return [
             ListedId(_rank(state, at), level, position, number_of(topic), id, at)
             for position, (id, at) in enumerate(ids, start)
@@ -212,24 +197,12 @@ class Pages:
         keys = self._keys.of(topic)
         records: list[bytes] = []
         for key in _indexes(keys, State.PENDING):
-            for id in reversed(await self._caller.command("LRANGE", key, -NEXT, -1)):
+            for id in reversed(await self._caller.command("LRANGE", key, -SEARCHED, -1)):
                 record = await self._caller.command("HGET", keys.payload, id)
                 if record is not None:
                     records.append(record)
                     break
         return records
-
-    async def _slice(
-        self, key: str, state: State, start: int, count: int
-    ) -> list[tuple[bytes, float | None]]:
-        """Return `count` ids of an index and their times, from a position on."""
-        last = start + count - 1
-        if state is State.PENDING:  # from the right, where ids are taken
-            ids = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
-            return [(id, None) for id in reversed(ids)]
-        command = "ZREVRANGE" if state.is_archive else "ZRANGE"
-        found = await self._caller.command(command, key, start, last, "WITHSCORES")
-        return [(id, at) for id, at in found]
 
     async def _contents(
         self, key: str, ids: Sequence[bytes], most: int | None = None
@@ -248,7 +221,7 @@ class Pages:
             chunk = ids[start : start + MAX_PAGE]
             weights = await self._caller.run(script, [key], script.arguments({}, chunk))
             for id, weight in zip(chunk, weights, strict=True):
-                if not steps or len(steps[-1]) == LONGEST_STEP or size + weight > REPLY_BYTES:
+                if not steps or len(steps[-1]) == MAX_STEP or size + weight > REPLY_BYTES:
                     steps.append([])
                     size = 0
                 steps[-1].append(id)
@@ -262,7 +235,7 @@ class Pages:
 def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | None = None) -> Found:
     """Combine an entry with what was read of its message."""
     return Found(
-        id=_id(entry.id),
+        id=decoded(entry.id),
         state=state,
         data=data,
         due=_ms(entry.at) if state is State.DELAYED else None,
@@ -278,7 +251,6 @@ def levels(state: State) -> int:
 
 
 def check_count(count: int) -> int:
-    """Return a page size, or refuse it."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PAGE:
         raise InvalidInput(f"{count!r} messages: a page has from 1 to {MAX_PAGE}")
     return count
@@ -305,7 +277,3 @@ def _rank(state: State, at: float | None) -> float:
 def _ms(score: float | None) -> int | None:
     """Return a score as a time; None: missing, or not a time that we wrote."""
     return int(score) if score is not None and math.isfinite(score) else None
-
-
-def _id(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")

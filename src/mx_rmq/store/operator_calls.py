@@ -12,7 +12,6 @@ from mx_rmq.core.text import brief
 from mx_rmq.store.arguments import check_level, check_same
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import Settled
-from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from mx_rmq.core.message import Message, State
@@ -50,7 +49,6 @@ async def requeue_message(
         record=unstamped,
         expires_ms="" if message.expires_at is None else message.expires_at,
         why=why,
-        now_ms=store.now(),
     )
 
 
@@ -70,7 +68,6 @@ async def discard_message(
         maker=maker_of(id),
         id=id,
         archived_ms=archived,
-        now_ms=store.now(),
     )
 
 
@@ -86,7 +83,6 @@ async def cancel_message(store: Store, topic: str, id: str, *, by: str = "") -> 
         maker=maker_of(id),
         id=id,
         walk=WALK,
-        now_ms=store.now(),
     )
 
 
@@ -107,18 +103,16 @@ async def repair_message(
 
     Does nothing if the message is fine by now. `dry_run`: only say what would be done.
     """
-    keys = store.keys.of(topic)
-    record = await store.caller.command("HGET", keys.payload, id)
+    record = await store.caller.command("HGET", store.keys.of(topic).payload, id)
     created_at, priority, ttl = codec.glance(record or b"")
     named: dict[str, Value] = {
-        "now_ms": store.now(),
         "id": id,
         "priority": priority,
         "expires_ms": "" if ttl is None else created_at + ttl,
         "dry": int(dry_run),
         "by": brief(by),
     }
-    return [words.decode() for words in await store.run("repair_message", keys, named)]
+    return [words.decode() for words in await store.run("repair_message", topic, named)]
 
 
 async def repair_topic(
@@ -126,14 +120,11 @@ async def repair_topic(
 ) -> list[str]:
     """Fix the token counter (to `least` or above), the doorbells, and the bytes of archives."""
     named: dict[str, Value] = {
-        "now_ms": store.now(),
         "least": least,
         "recount": int(recount),
         "dry": int(dry_run),
     }
-    return [
-        words.decode() for words in await store.run("repair_topic", store.keys.of(topic), named)
-    ]
+    return [words.decode() for words in await store.run("repair_topic", topic, named)]
 
 
 async def _operate(
@@ -145,17 +136,6 @@ async def _operate(
     maker: str | None = None,
     **named: Value,
 ) -> Settled:
-    keys = store.keys.of(topic)
-    if "made" in load(name).args:
-        named["made"] = int(maker is not None)
-    with store.lanes.lane(topic) as lane:
-        lane.number += 1
-        answer = await store.run(
-            name,
-            keys,
-            {"call": lane.number, "by": brief(by), **named},
-            lane=lane,
-            archive=archive,
-            maker=maker,
-        )
+    named["by"] = brief(by)
+    answer = await store.run(name, topic, named, archive=archive, maker=maker)
     return Settled(answer.decode())

@@ -33,19 +33,15 @@ AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What the preflight found."""
-
-    hexpire: bool
-    """Whether the server can expire a single field of a hash."""
-    warnings: tuple[str, ...]
-    """What the server may lose, and what to do about it."""
+    hexpire: bool  # whether the server can expire a single field of a hash
+    warnings: tuple[str, ...]  # what the server may lose, and what to do about it
 
 
 async def preflight(caller: Caller, keys: Keys) -> Preflight:
     """Check every server; refuse one that would lose messages."""
     scratch = caller.servers.key_of_each(keys.scratch) or [keys.scratch(0)]
     found = await asyncio.gather(
-        *(look_over(caller, keys, key) for key in scratch), return_exceptions=True
+        *(check_server(caller, keys, key) for key in scratch), return_exceptions=True
     )
     seen = [one for one in found if isinstance(one, Preflight)]
     for error in found:
@@ -80,8 +76,7 @@ async def check_layout(caller: Caller, keys: Keys) -> list[str]:
     )
 
 
-async def look_over(caller: Caller, keys: Keys, scratch: str) -> Preflight:
-    """Check the server of a scratch key."""
+async def check_server(caller: Caller, keys: Keys, scratch: str) -> Preflight:
     missing = await _missing(caller, keys, scratch)
     hexpire = "HEXPIRE" not in missing
     missing.pop("HEXPIRE", None)

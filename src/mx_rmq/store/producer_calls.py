@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -19,9 +20,9 @@ from mx_rmq.core.errors import (
 from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
-from mx_rmq.store.arguments import check_batch, check_range, to_ms
+from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
 from mx_rmq.store.lanes import maker_of
-from mx_rmq.store.results import Placed, Produced, Ticked
+from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -29,31 +30,25 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.net.connection import Check, Value
-    from mx_rmq.store.keys import TopicKeys
     from mx_rmq.store.lanes import Lane
     from mx_rmq.store.store import Store
 
-MAX_ENVELOPE: Final = 65_536
-"""The most bytes of a record in addition to its payload."""
+MAX_ENVELOPE: Final = 65_536  # the most bytes of a record in addition to its payload
 
 _CLOSED: Final = b"9007199254740992 full 9007199254740992"
 """The receipt that closes an unused lane: no call has a higher number, and the answer to all of
 them is that the queue is full."""
-
-_PLACED: Final = {ord(placed): placed for placed in Placed}
-"""Results, by the character that the scripts return for each message."""
 
 
 class Prepared(NamedTuple):
     """A produce that is ready to be sent."""
 
     name: str
-    keys: TopicKeys
+    topic: str
     lane: Lane
     ids: list[str]
     items: list[Value]
-    makers: list[str]
-    """The receipts of lanes whose generated ids callers pass as custom ids."""
+    makers: list[str]  # the receipts of lanes whose generated ids callers pass as custom ids
 
 
 def draft(store: Store, payload: Any, **fields: Any) -> Message:
@@ -80,8 +75,8 @@ async def produce_delay_message(
 
 def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) -> Prepared:
     """Prepare a call of one of the two scripts above, without asking the server."""
-    keys = store.keys.of(topic)
-    check_batch(messages)
+    if len(messages) > MAX_BATCH:
+        raise too_many(len(messages))
     script = load(name)
     delayed = "delay_ms" in script.each
     makers: list[str] = []
@@ -100,7 +95,7 @@ def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) ->
             else:
                 maker = 0
                 if lane_name := maker_of(id):
-                    makers.append(keys.receipt(lane_name))
+                    makers.append(store.keys.of(topic).receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 how = f"1 {maker} {message.priority}"
             if message.ttl is not None:
@@ -113,7 +108,7 @@ def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) ->
         lane.give_back()
         raise
     lane.number += len(messages)
-    return Prepared(name, keys, lane, ids, items, makers)
+    return Prepared(name, topic, lane, ids, items, makers)
 
 
 async def produce(
@@ -123,42 +118,34 @@ async def produce(
 
     `check` may raise Withdrawn until the call was sent once.
     """
-    name, keys, lane, ids, items, makers = call
-    with lane:
-        if not ids:
-            return []
-        try:
-            if topic_of(keys.topic) not in store.partitions:
-                await store.register(topic_of(keys.topic))
-            script, names, args = store.script_call(
-                name,
-                keys,
-                {
-                    "now_ms": store.now(),
-                    "call": lane.number,
-                    "dedup_ms": to_ms(store.limits.dedup),
-                    "max_pending": store.share(keys.topic, store.limits.max_pending),
-                },
-                items,
-                lane=lane,
-                extra_keys=makers,
-            )
-            missing = ""
-            if confirm is None:
-                answer = await store.caller.run(script, names, args, check)
-            else:
-                run = store.caller.run_confirmed
-                answer, missing = await run(script, names, args, confirm, check)
-        except OutcomeUnknown as error:
-            raise ProduceUnknown(str(error), ids) from error
-        except ServerFull as error:
-            why = await store.memory.explain(keys.topic, store.partitions)
-            raise ServerFull(f"{name}: {why}") from error
-        if answer.startswith(b"full"):
-            raise QueueFull(topic_of(keys.topic), store.limits.max_pending)
+    name, part, lane, ids, items, makers = call
+    if not ids:
+        lane.give_back()
+        return []
+    topic, limits = topic_of(part), store.limits
+    try:
+        if topic not in store.partitions:
+            await store.register(topic)
+        named: dict[str, Value] = {
+            "dedup_ms": round(limits.dedup * 1000),
+            "max_pending": ceil(limits.max_pending / store.partitions[topic]),
+        }
+        answer = await store.run(
+            name, part, named, items, lane=lane, makers=makers, confirm=confirm, check=check
+        )
+    except OutcomeUnknown as error:
+        raise ProduceUnknown(str(error), ids) from error
+    except ServerFull as error:
+        why = await store.memory.explain(part, store.partitions)
+        raise ServerFull(f"{name}: {why}") from error
+    missing = ""
+    if confirm is not None:
+        answer, missing = answer
+    if answer.startswith(b"full"):
+        raise QueueFull(topic, limits.max_pending)
     if missing and confirm is not None:
         raise NotConfirmed(missing, confirm.level, confirm.within, ids)
-    return [Produced(id, _PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+    return [Produced(id, PLACED[code]) for id, code in zip(ids, answer, strict=True)]
 
 
 async def has_made_ids(store: Store, topic: str, lane: str) -> bool:
@@ -175,11 +162,10 @@ async def has_made_ids(store: Store, topic: str, lane: str) -> bool:
 async def produce_cron_message(
     store: Store, topic: str, tick: int, message: Message | None = None
 ) -> Ticked:
-    """Produce the message of a tick, once, when it is due; without a message, only look.
+    """Produce the message of a tick, once, when it is due. It is safe to repeat.
 
-    It is safe to repeat, also when the outcome is unknown: a tick fires once.
+    Without a message, this only returns the last tick.
     """
-    keys = store.keys.of(topic)
     check_range("tick", tick, 0)
     id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None
     if message is not None:
@@ -191,9 +177,8 @@ async def produce_cron_message(
         await store.register(topic)
     now, last, fired = await store.run(
         "produce_cron_message",
-        keys,
+        topic,
         {
-            "now_ms": store.now(),
             "id": id,
             "tick_ms": tick,
             "record": record,

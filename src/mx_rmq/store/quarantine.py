@@ -9,21 +9,17 @@ from mx_rmq.core.text import storable, text_of
 
 
 class QuarantineReason(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a message was quarantined."""
-
     id: str
     topic: str
     error_type: str
     error: str
-    length: int
-    """The original number of bytes; fewer may have been kept."""
+    length: int  # the original number of bytes; fewer may have been kept
     worker: str = ""
 
     @classmethod
     def of(
         cls, *, id: str, topic: str, error: BaseException, data: bytes, worker: str = ""
     ) -> QuarantineReason:
-        """Describe an error in decoding some bytes."""
         return cls(
             id=storable(id),
             topic=topic,

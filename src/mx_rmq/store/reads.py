@@ -10,21 +10,16 @@ import msgspec
 
 from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.archive_budgets import OVERHEAD
-from mx_rmq.store.arguments import wait_of
 from mx_rmq.store.history import History
 from mx_rmq.store.messages import Pages
 from mx_rmq.store.preflight import AWAY
-from mx_rmq.store.script import load
+from mx_rmq.store.results import wait_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mx_rmq.net.caller import Caller
-    from mx_rmq.store.keys import Keys
+    from mx_rmq.store.store import Store
 
 
-WORKERS: Final = 100
-"""Workers read at a time, about: each may describe twenty handlers."""
+WORKERS_PER_STEP: Final = 100  # workers read at a time, about: each may describe twenty handlers
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +31,12 @@ class Counts:
     processing: int
     dead: int
     quarantined: int
-    paused: int
-    """1 if dispatch is paused."""
-    dropped: int
-    """Ids without a message dropped so far. Above 0: another program wrote to the keys."""
+    paused: int  # 1 if dispatch is paused
+    dropped: int  # ids without a message dropped so far. Above 0: another program wrote to the keys
     delayed_overdue: int | None
     """How many ms ago the first delayed message was due; None: none is due."""
-    lease_overdue: int | None
-    """How many ms ago the first lease ran out; None: none has."""
-    ever: dict[str, int]
-    """What happened, and to how many messages, since the topic was created."""
+    lease_overdue: int | None  # how many ms ago the first lease ran out; None: none has
+    ever: dict[str, int]  # what happened, and to how many messages, since the topic was created
     dead_bytes: int = 0
     quarantined_bytes: int = 0
     """What the archives use of their budgets. For archives filled by an older release, the bytes
@@ -55,7 +46,6 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """How many messages there are in all states together."""
         return self.pending + self.delayed + self.processing + self.dead + self.quarantined
 
 
@@ -64,55 +54,40 @@ class WorkerSeen:
     """A worker, as of its last heartbeat."""
 
     name: str
-    age: int
-    """How long ago that was by the server's clock, ms."""
-    info: dict[str, Any]
-    """What it reported about itself; empty if that cannot be decoded."""
+    age: int  # how long ago that was by the server's clock, ms
+    info: dict[str, Any]  # what it reported about itself; empty if that cannot be decoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
     """How full a server is, and whether it persists its data."""
 
-    name: str
-    """Its address."""
-    memory: int
-    """Bytes in use."""
-    maxmemory: int
-    """The limit in bytes; 0: none is set."""
-    aof: bool
-    """Whether it keeps an append-only file."""
+    name: str  # its address
+    memory: int  # bytes in use
+    maxmemory: int  # the limit in bytes; 0: none is set
+    aof: bool  # whether it keeps an append-only file
     aof_write_ok: bool
     """Whether the last write to that file succeeded; if not, the server refuses writes."""
     aof_rewrite_ok: bool
-    snapshot_ok: bool
-    """Whether the last rewrite and the last snapshot succeeded."""
-    delayed_fsyncs: int
-    """How often it had to wait for the disk since it started."""
-    evicted: int
-    """Keys evicted to free memory since it started."""
+    snapshot_ok: bool  # whether the last rewrite and the last snapshot succeeded
+    delayed_fsyncs: int  # how often it had to wait for the disk since it started
+    evicted: int  # keys evicted to free memory since it started
     replicas: int
-    behind: int
-    """How many bytes the slowest replica is behind."""
+    behind: int  # how many bytes the slowest replica is behind
 
 
 class Views:
-    """The reads. `clock` is for tests: it replaces the server's time."""
-
-    def __init__(
-        self, caller: Caller, keys: Keys, *, clock: Callable[[], int] | None = None
-    ) -> None:
-        self._caller = caller
-        self._keys = keys
-        self._clock = clock
-        self.pages = Pages(caller, keys)
-        self.history = History(caller, keys)
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._caller = store.caller
+        self._keys = store.keys
+        self.pages = Pages(store)
+        self.history = History(store.caller, store.keys)
 
     async def now(self, topic: str | None = None) -> int:
         """Return the time of a topic's server, ms; None: of the server with the registry."""
-        return await self._time(
-            self._keys.topics if topic is None else self._keys.of(topic).payload
-        )
+        key = self._keys.topics if topic is None else self._keys.of(topic).payload
+        return await self._store.time(key)
 
     async def topics(self) -> list[str]:
         """Return every topic that was ever produced to, sorted."""
@@ -126,12 +101,7 @@ class Views:
 
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in each state, read atomically."""
-        keys, script = self._keys.of(topic), load("count_messages")
-        names = [getattr(keys, name) for name in script.keys]
-        now = "" if self._clock is None else self._clock()
-        *numbers, due, deadline, kept, ever = await self._caller.run(
-            script, names, script.arguments({"now_ms": now})
-        )
+        *numbers, due, deadline, kept, ever = await self._store.run("count_messages", topic, {})
         pending, delayed, processing, dead, quarantined, paused, dropped = numbers
         fields = iter(ever)
         return Counts(
@@ -155,21 +125,19 @@ class Views:
         )
 
     async def record(self, topic: str, id: str) -> bytes | None:
-        """Return the record of a live message."""
         data: bytes | None = await self._caller.command("HGET", self._keys.of(topic).payload, id)
         return data
 
     async def workers(self) -> list[WorkerSeen]:
-        """Return the registered workers, sorted by name."""
         entries: dict[bytes, bytes] = {}
         cursor = 0
         while True:
-            words = (self._keys.workers, cursor, "COUNT", WORKERS)
+            words = (self._keys.workers, cursor, "COUNT", WORKERS_PER_STEP)
             cursor, some = await self._caller.command("HSCAN", *words)
             entries.update(some)
             if cursor == 0:
                 break
-        now = await self._time(self._keys.workers)
+        now = await self._store.time(self._keys.workers)
         found = []
         for name, entry in sorted(entries.items()):
             seen, space, info = entry.partition(b" ")
@@ -188,30 +156,23 @@ class Views:
         return [one for one in found if isinstance(one, ServerView)]
 
     async def _server(self, key: str) -> ServerView:
-        info = await self._caller.command("INFO", at=key)
-        return _server_view(self._caller.server_of(key) or "", info)
-
-    async def _time(self, key: str) -> int:
-        return await self._caller.time(key) if self._clock is None else self._clock()
-
-
-def _server_view(name: str, info: dict[str, Any]) -> ServerView:
-    written = info.get("master_repl_offset", 0)
-    replicas = (info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0)))
-    offsets = [one.get("offset", 0) for one in replicas if isinstance(one, dict)]
-    return ServerView(
-        name=name,
-        memory=info.get("used_memory", 0),
-        maxmemory=info.get("maxmemory", 0),
-        aof=bool(info.get("aof_enabled")),
-        aof_write_ok=info.get("aof_last_write_status", "ok") == "ok",
-        aof_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
-        snapshot_ok=info.get("rdb_last_bgsave_status", "ok") == "ok",
-        delayed_fsyncs=info.get("aof_delayed_fsync", 0),
-        evicted=info.get("evicted_keys", 0),
-        replicas=len(offsets),
-        behind=max((max(0, written - offset) for offset in offsets), default=0),
-    )
+        info: dict[str, Any] = await self._caller.command("INFO", at=key)
+        written = info.get("master_repl_offset", 0)
+        replicas = (info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0)))
+        offsets = [one.get("offset", 0) for one in replicas if isinstance(one, dict)]
+        return ServerView(
+            name=self._caller.server_of(key) or "",
+            memory=info.get("used_memory", 0),
+            maxmemory=info.get("maxmemory", 0),
+            aof=bool(info.get("aof_enabled")),
+            aof_write_ok=info.get("aof_last_write_status", "ok") == "ok",
+            aof_rewrite_ok=info.get("aof_last_bgrewrite_status", "ok") == "ok",
+            snapshot_ok=info.get("rdb_last_bgsave_status", "ok") == "ok",
+            delayed_fsyncs=info.get("aof_delayed_fsync", 0),
+            evicted=info.get("evicted_keys", 0),
+            replicas=len(offsets),
+            behind=max((max(0, written - offset) for offset in offsets), default=0),
+        )
 
 
 def _number(data: bytes | None) -> int:

@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
-from mx_rmq.core.names import TOPIC, check_topic, check_worker
+from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, partitions, partitions_of
-from mx_rmq.store.arguments import MAX_TOPICS, check_range, id_of
+from mx_rmq.store.arguments import MAX_TOPICS, check_range, check_worker
 from mx_rmq.store.keys import LAYOUT
+from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def tend_topics(store: Store, worker: str, *, turn: int) -> dict[str, int]
     if reply is None:
         return None
     fields = iter(reply)
-    found = ((id_of(name), count) for name, count in zip(fields, fields, strict=True))
+    found = ((decoded(name), count) for name, count in zip(fields, fields, strict=True))
     return {name: partitions_of(count) for name, count in found if TOPIC.fullmatch(name)}
 
 

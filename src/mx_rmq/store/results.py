@@ -1,9 +1,9 @@
-"""What scripts return and what callers pass to them: plain values."""
+"""What scripts return and what callers pass to them: plain values. Times are milliseconds."""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.message import Priority
 
@@ -15,10 +15,8 @@ class Placed(StrEnum):
     """The result for one produced message."""
 
     STORED = "1"
-    REPEATED = "2"
-    """Stored when this call was sent the first time; its reply was lost."""
-    LIVE = "l"
-    """A message with this id is pending, delayed or in processing."""
+    REPEATED = "2"  # stored when this call was sent the first time; its reply was lost
+    LIVE = "l"  # a message with this id is pending, delayed or in processing
     DEAD = "d"
     QUARANTINED = "q"
     FINISHED = "f"
@@ -34,15 +32,26 @@ class Settled(StrEnum):
     """The result for one message that a worker or an operator tried to move."""
 
     DONE = "1"
-    REPEATED = "2"
-    """Done when this call was sent the first time; its reply was lost."""
-    LOST = "0"
-    """The caller no longer holds it: nothing was changed."""
-    PROCESSING = "p"
-    """A worker holds it, so it cannot be cancelled."""
+    REPEATED = "2"  # done when this call was sent the first time; its reply was lost
+    LOST = "0"  # the caller no longer holds it: nothing was changed
+    PROCESSING = "p"  # a worker holds it, so it cannot be cancelled
 
     def __bool__(self) -> bool:
         return self in (Settled.DONE, Settled.REPEATED)
+
+
+PLACED: Final = {ord(placed): placed for placed in Placed}
+SETTLED: Final = {ord(settled): settled for settled in Settled}
+"""Results, by the character that the scripts return for each message."""
+
+
+def decoded(data: bytes) -> str:
+    """Decode an id or a name from the server, so that any bytes survive the round trip."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def wait_of(ms: int) -> int | None:
+    return None if ms < 0 else ms
 
 
 class Produced(NamedTuple):
@@ -61,27 +70,14 @@ class Leased(NamedTuple):
     id: str
     token: int
     record: bytes
+    lost_by: str = ""  # the worker whose lease ran out, if the message was taken over
 
     @property
     def claim(self) -> Claim:
         return Claim(self.id, self.token)
 
 
-class TakenMessage(NamedTuple):
-    """A message taken over from a worker whose lease ran out."""
-
-    id: str
-    token: int
-    lost_by: str
-    """That worker."""
-    record: bytes
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.token)
-
-
-Held = Claim | Leased | TakenMessage
+Held = Claim | Leased
 """Anything with a message's id and the token of the lease on it."""
 
 
@@ -92,11 +88,9 @@ class Dispatched(NamedTuple):
 
 class TimedOut(NamedTuple):
     now: int
-    messages: list[TakenMessage]
-    surprised: bool
-    """The server's time was not what the caller expected, so nothing was taken over."""
-    behind: int
-    """How far the server's clock was set back, ms."""
+    messages: list[Leased]
+    surprised: bool  # the server's time was not what the caller expected, so nothing was taken over
+    behind: int  # how far the server's clock was set back, ms
 
 
 class Expired(NamedTuple):
@@ -111,13 +105,10 @@ class HandedBack(NamedTuple):
 
     claim: Held
     priority: Priority = Priority.NORMAL
-    expires: int | None = None
-    """Server time, ms; None: never."""
+    expires: int | None = None  # server time, ms; None: never
 
 
 class RetryRequest(NamedTuple):
-    """A failed message and the delay until its next attempt."""
-
     claim: Held
     message: Message
     delay: int
@@ -126,8 +117,7 @@ class RetryRequest(NamedTuple):
 class Survey(NamedTuple):
     """What comes next in a topic."""
 
-    pending: int
-    """How many messages wait for dispatch; 0 if the topic is paused."""
+    pending: int  # how many messages wait for dispatch; 0 if the topic is paused
     due: int | None
     """The ms until the next due time, 0 if something is due, None if nothing is delayed."""
     deadline: int | None
@@ -145,7 +135,6 @@ class Ticked(NamedTuple):
     """The result for one tick of a topic's schedule."""
 
     now: int
-    last: int | None
-    """The last tick that fired, this call included, or the time of the first look."""
+    last: int | None  # the last tick that fired, or the time of the first call if none has
     id: str | None
     """The message, if this call made it. None also if an earlier try made it and lost its reply."""

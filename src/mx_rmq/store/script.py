@@ -1,16 +1,18 @@
 """A Lua script: its composed text and its signature.
 
-A line `-- use: clock` in a script stands for the block `lua/shared/clock.lua`. The text for the
+A line `-- use: clock, history` in a script stands for blocks in `lua/shared`. The text for the
 server is composed here, once per process, and each of its lines knows which file it comes from.
 A block's header says which names it needs and which it defines. A block never uses another block.
 
 The signature is read from the script's own first lines, so no Python file holds a position:
 
-    local payload = KEYS[1]  -- HASH  id -> record        a key, by the name it has in keys.py
-    local high, low = KEYS[2], KEYS[3]  -- LIST  ids       keys of one type and meaning
-    local worker  = ARGV[3]  -- who holds the leases      an argument
-    local each    = 4        -- per message: id, token    the rest, repeated for each item
-    local stride  = 8        -- keys per topic            all keys, repeated for each topic
+    -- keys: payload | processing expire_monitor                     keys, by their names in keys.py
+    local worker = ARGV.worker       -- who holds the leases         an argument
+    local each, width = ARGV.each, 2 -- per message: id, token       the rest, repeated per item
+    local stride = 9                 -- keys per topic               all keys, repeated per topic
+
+The text for the server says `local payload, processing, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the
+first argument, and for `ARGV.each` where the items begin. A block may take an argument, too.
 """
 
 from __future__ import annotations
@@ -22,22 +24,26 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mx_rmq.store.arguments import MAX_BATCH, too_many
+from mx_rmq.store.keys import TYPES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mx_rmq.net.connection import Value
 
-_KEYS: Final = re.compile(
-    r"^local (\w+(?:, \w+)*) *= (KEYS\[\d+\](?:, KEYS\[\d+\])*) *-- (\w+)", re.MULTILINE
-)
-_NUMBER: Final = re.compile(r"\d+")
+_KEYS: Final = re.compile(r"-- keys: ([\w |]+)")
+_NAMED: Final = re.compile(r"^local ([\w, ]+) = KEYS\[", re.MULTILINE)
+_NAMED_ARG: Final = re.compile(r"\bARGV\.(\w+)")
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
-_EACH: Final = re.compile(r"^local each *= (\d+) *-- per \w+: (.+)$", re.MULTILINE)
+_EACH: Final = re.compile(
+    r"^local each(?:, width)? *= (\d+)(?:, \d+)? *-- per \w+: (.+)$", re.MULTILINE
+)
 _STRIDE: Final = re.compile(r"^local stride *= (\d+) *-- keys per \w+", re.MULTILINE)
 _COMMAND: Final = re.compile(r"redis\.p?call\('([A-Z]+)'")
 _CALL: Final = re.compile(r"redis\.p?call\('([A-Z]+)', (\w+)")
 
-_USE: Final = re.compile(r"( *)-- use: (\w+)")
+_USE: Final = re.compile(r"( *)-- use: ([\w, ]+)")
 _LINE: Final = re.compile(r"@?user_script: ?(\d+)")
 
 LUA: Final = resources.files("mx_rmq.store") / "lua"
@@ -47,8 +53,7 @@ class Line(NamedTuple):
     """One line of a composed script, and where it comes from."""
 
     text: str
-    file: str
-    """Relative to the lua folder."""
+    file: str  # relative to the lua folder
     number: int
 
     @property
@@ -58,44 +63,30 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Script:
-    """One script, as its file describes it."""
-
     name: str
-    source: str
-    """The composed text."""
-    lines: tuple[Line, ...] = field(repr=False)
-    """The composed text, line by line."""
+    source: str  # the composed text
+    lines: tuple[Line, ...] = field(repr=False)  # the composed text, line by line
     sha: str
     keys: tuple[str, ...]
-    types: tuple[str, ...]
-    """The type of each key."""
+    types: tuple[str, ...]  # the type of each key
     args: tuple[str, ...]
-    each: tuple[str, ...]
-    """The names of one item's arguments, if the script takes a batch."""
-    commands: frozenset[str]
-    """The server commands that it calls."""
-    place: dict[str, int] = field(init=False, hash=False)
-    """The index of each key, from 0."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "place", {key: at for at, key in enumerate(self.keys)})
+    each: tuple[str, ...]  # the names of one item's arguments, if the script takes a batch
+    commands: frozenset[str]  # the server commands that it calls
+    place: dict[str, int] = field(hash=False)  # the index of each key, from 0
 
     @classmethod
     def parse(cls, name: str, source: str) -> Script:
-        """Compose a script and read its signature; refuse one with a gap."""
+        """Compose a script and read its signature; refuse one with a gap or an unknown key."""
         lines = compose(name, source)
         source = "".join(f"{line.text}\n" for line in lines)
-        keys = [
-            (key, number, kind)
-            for named, numbered, kind in _KEYS.findall(source)
-            for key, number in zip(named.split(", "), _NUMBER.findall(numbered), strict=True)
-        ]
+        keys = tuple(key for named in _NAMED.findall(source) for key in named.split(", "))
         args = _ARG.findall(source)
         each = _EACH.search(source)
         stride = _STRIDE.search(source)
-        numbers = [int(number) for _, number, _ in keys]
-        if numbers != list(range(1, len(keys) + 1)):
-            raise ValueError(f"{name}.lua: KEYS are numbered {numbers}")
+        if unknown := [key for key in keys if key not in TYPES]:
+            raise ValueError(f"{name}.lua: {unknown[0]} is not a key in keys.py")
+        if len(keys) != len(set(keys)):
+            raise ValueError(f"{name}.lua: a key is named twice: {keys}")
         numbers = [int(number) for _, number in args]
         if numbers != list(range(1, len(args) + 1)):
             raise ValueError(f"{name}.lua: ARGV are numbered {numbers}")
@@ -108,11 +99,12 @@ class Script:
             source=source,
             lines=lines,
             sha=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
-            keys=tuple(key for key, _, _ in keys),
-            types=tuple(kind for _, _, kind in keys),
+            keys=keys,
+            types=tuple(TYPES[key] for key in keys),
             args=tuple(arg for arg, _ in args),
             each=tuple(part.strip() for part in each[2].split(",")) if each else (),
             commands=frozenset(_COMMAND.findall(source)),
+            place={key: at for at, key in enumerate(keys)},
         )
 
     def call_at(self, words: str, keys: Sequence[str]) -> str | None:
@@ -142,6 +134,8 @@ class Script:
         count, rest = divmod(len(items), len(self.each) or 1)
         if rest or (count and not self.each):
             raise TypeError(f"{self.name} takes {self.each} per item, not {len(items)} values")
+        if count > MAX_BATCH:
+            raise too_many(count)
         try:
             return [*[named[name] for name in self.args], *items]
         except KeyError:
@@ -149,20 +143,30 @@ class Script:
 
 
 def compose(name: str, source: str) -> tuple[Line, ...]:
-    """Replace each `-- use: block` with that block."""
+    """Replace each `-- use: block` with that block, and number the keys and arguments."""
     lines = list[Line]()
+    count = 0
     for number, text in enumerate(source.splitlines(), 1):
         if use := _USE.fullmatch(text):
-            for line in block(use[2]):
+            for line in (line for one in use[2].split(", ") for line in block(one)):
                 lines.append(line._replace(text=f"{use[1]}{line.text}".rstrip()))
-        else:
-            lines.append(Line(text, f"{name}.lua", number))
-    return tuple(lines)
+            continue
+        if named := _KEYS.fullmatch(text):
+            keys = named[1].replace("|", " ").split()
+            numbered = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
+            count += len(keys)
+            text = f"local {', '.join(keys)} = {', '.join(numbered)}"  # noqa: PLW2901
+        lines.append(Line(text, f"{name}.lua", number))
+    args = [arg for line in lines for arg in _NAMED_ARG.findall(line.text) if arg != "each"]
+    places = {arg: f"ARGV[{place}]" for place, arg in enumerate(args, 1)}
+    places["each"] = str(len(args) + 1)
+    return tuple(
+        line._replace(text=_NAMED_ARG.sub(lambda arg: places[arg[1]], line.text)) for line in lines
+    )
 
 
 @cache
 def block(name: str) -> tuple[Line, ...]:
-    """Return the lines of a shared block."""
     return parse_block(name, (LUA / "shared" / f"{name}.lua").read_text(encoding="utf-8"))
 
 
@@ -178,16 +182,13 @@ def parse_block(name: str, source: str) -> tuple[Line, ...]:
 
 @cache
 def load(name: str) -> Script:
-    """Load a script by its name."""
     return Script.parse(name, (LUA / f"{name}.lua").read_text(encoding="utf-8"))
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the names of all scripts."""
     return tuple(sorted(file.name[:-4] for file in LUA.iterdir() if file.name.endswith(".lua")))
 
 
 def sources() -> list[str]:
-    """Return the text of every script."""
     return [load(name).source for name in names()]

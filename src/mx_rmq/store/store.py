@@ -6,7 +6,7 @@ from collections import defaultdict
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from mx_rmq.core.errors import InvalidInput, OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import REPLY_WITHIN, Caller
@@ -14,37 +14,32 @@ from mx_rmq.net.doorbell import Doorbell
 from mx_rmq.net.redis_errors import cannot_use
 from mx_rmq.net.url import connect
 from mx_rmq.safe_log import get_logger
-from mx_rmq.settings import SECOND_NET, Limits
-from mx_rmq.store import operator_calls, producer_calls, registry, worker_calls
+from mx_rmq.settings import Limits
+from mx_rmq.store import operator_calls, producer_calls, registry, upkeep_calls, worker_calls
 from mx_rmq.store.archive_budgets import Budgets
-from mx_rmq.store.arguments import to_ms
+from mx_rmq.store.arguments import check_worker
 from mx_rmq.store.audit import Audit
 from mx_rmq.store.keys import DEFAULT_PREFIX, Keys
-from mx_rmq.store.lanes import Lanes
+from mx_rmq.store.lanes import Lanes, Withdrawn
 from mx_rmq.store.memory_use import Memory
-from mx_rmq.store.preflight import Preflight, preflight
+from mx_rmq.store.preflight import AWAY, Preflight, preflight
 from mx_rmq.store.reads import Views
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from mx_rmq.core.confirm import Confirm
     from mx_rmq.net.availability import Link
-    from mx_rmq.net.connection import Value
-    from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.net.connection import Check, Value
     from mx_rmq.store.lanes import Lane
-    from mx_rmq.store.script import Script
 
 logger = get_logger(__name__)
 
 MAX_PATIENCE: Final = 300
 """Seconds for which a call may be retried; the server remembers the first try for ten minutes."""
 
-PATIENCE: Final = 10.0
-"""Seconds that a call waits for a server that is away, before it gives up."""
-
-CENTURY: Final = 100 * 365 * 86_400
-"""Seconds; servers refuse a much longer TTL of a hash field."""
+PATIENCE: Final = 10.0  # seconds that a call waits for a server that is away, before it gives up
 
 SHORTEST: Final = 100
 """The fewest entries of a partition's history: the server drops them in blocks of a hundred."""
@@ -69,16 +64,15 @@ class Store:
         self.caller = caller
         self.keys = keys
         self.limits = limits or Limits()
-        self.links = caller.links
-        """Whether the servers are reachable."""
+        self.links = caller.links  # whether the servers are reachable
         self.warnings = found.warnings
         self.hexpire = found.hexpire
-        self.lanes = Lanes()
+        self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
         """How many partitions each topic used here has, as the server last said."""
         self.memory = Memory(caller, keys)
-        self.views = Views(caller, keys, clock=clock)
-        self.audit = Audit(caller, keys, self.limits, hexpire=found.hexpire, clock=clock)
+        self.views = Views(self)
+        self.audit = Audit(self)
         self._found = found
         self._clock = clock
         self._budgets = Budgets(caller, keys)
@@ -103,15 +97,17 @@ class Store:
     extend_lease = worker_calls.extend_lease
     move_to_dlq = worker_calls.move_to_dlq
     handle_parse_error = worker_calls.handle_parse_error
-    trim_archive = worker_calls.trim_archive
-    handle_timeout_message = worker_calls.handle_timeout_message
-    expire_message = worker_calls.expire_message
-    get_next_delay_task = worker_calls.get_next_delay_task
-    process_delay_message = worker_calls.process_delay_message
-    survey_topics = worker_calls.survey_topics
-    ring_doorbell = worker_calls.ring_doorbell
-    beat_worker = worker_calls.beat_worker
-    forget_worker = worker_calls.forget_worker
+
+    # what workers call besides handling messages
+    handle_timeout_message = upkeep_calls.handle_timeout_message
+    expire_message = upkeep_calls.expire_message
+    get_next_delay_task = upkeep_calls.get_next_delay_task
+    process_delay_message = upkeep_calls.process_delay_message
+    trim_archive = upkeep_calls.trim_archive
+    survey_topics = upkeep_calls.survey_topics
+    ring_doorbell = upkeep_calls.ring_doorbell
+    beat_worker = upkeep_calls.beat_worker
+    forget_worker = upkeep_calls.forget_worker
 
     # what operators call
     requeue_message = operator_calls.requeue_message
@@ -140,7 +136,6 @@ class Store:
         load_scripts: bool = True,
         clock: Callable[[], int] | None = None,
     ) -> Self:
-        """Connect and run the preflight."""
         keys = Keys(prefix)
         if not 0 <= patience <= MAX_PATIENCE:
             raise InvalidInput(f"patience={patience!r} is not from 0 to {MAX_PATIENCE} seconds")
@@ -151,11 +146,10 @@ class Store:
                 servers, patience=patience, reply_within=reply_within, load_scripts=load_scripts
             )
             found = await preflight(caller, keys)
-        except (OutcomeUnknown, ServerUnavailable) as error:
+        except BaseException as error:
             await servers.close()
-            raise cannot_use(url, error, patience) from error
-        except BaseException:
-            await servers.close()
+            if isinstance(error, AWAY):
+                raise cannot_use(url, error, patience) from error
             raise
         for warning in found.warnings:
             logger.warning("%s", warning)
@@ -166,75 +160,89 @@ class Store:
     async def run(
         self,
         name: str,
-        keys: TopicKeys,
+        topic: str,
         named: dict[str, Value],
         items: Sequence[Value] = (),
         *,
-        lane: Lane | None = None,
         archive: State | None = None,
         maker: str | None = None,
+        lane: Lane | None = None,
+        makers: Sequence[str] = (),
+        confirm: Confirm | None = None,
+        check: Check | None = None,
     ) -> Any:
-        """Run a script on the keys of a topic."""
-        call = self.script_call(name, keys, named, items, lane=lane, archive=archive, maker=maker)
-        return await self.caller.run(*call)
+        """Run a script on the keys of a topic, with the arguments that many scripts share.
 
-    def script_call(
-        self,
-        name: str,
-        keys: TopicKeys,
-        named: dict[str, Value],
-        items: Sequence[Value] = (),
-        *,
-        lane: Lane | None = None,
-        archive: State | None = None,
-        maker: str | None = None,
-        extra_keys: Sequence[str] = (),
-    ) -> tuple[Script, list[str], list[Value]]:
-        """Return a script, its keys and its arguments, in the script's order.
-
-        `lane`: where the receipt goes. `archive`: the state whose archive to use. `maker`: the lane
-        that made the message's id.
+        A script that leaves a receipt gets a lane, unless the caller has one. `archive`: the state
+        whose archive to use. `maker`: the lane that made the message's id. For `makers`, `confirm`
+        and `check` see `produce`.
         """
         script = load(name)
-        if "history" in script.place:
-            alone = self.partitions.get(keys.topic) == 1
-            named["remember"] = self.limits.history if alone else self._remember(keys.topic)
-        known = self._names.get((name, keys.topic))
+        known = self._names.get((name, topic))
         if known is None:  # keys that differ per call are filled in below
-            known = [getattr(keys, key, "") for key in script.keys]
-            self._names[name, keys.topic] = known
-        names = [*known, *extra_keys]
-        if lane is not None:
-            names[script.place["receipt"]] = keys.receipt(lane.name)
-            if "maker" in script.place:  # if no lane made the id, the script ignores this key
-                names[script.place["maker"]] = keys.receipt(maker or lane.name)
+            keys = self.keys.of(topic)
+            known = self._names[name, topic] = [getattr(keys, key, "") for key in script.keys]
+        names, place = [*known, *makers], script.place
+        if "worker" in named:
+            check_worker(named["worker"])
+        if "now_ms" in script.args:
+            named["now_ms"] = self.now()
+        if "history" in place:
+            alone = self.partitions.get(topic) == 1
+            named["remember"] = self.limits.history if alone else self._remember(topic)
         if archive is not None:
-            index, contents = keys.archive_of(archive)
-            names[script.place["archive"]] = index
-            names[script.place["archive_payload"]] = contents
+            index, contents = self.keys.of(topic).archive_of(archive)
+            names[place["archive"]], names[place["archive_payload"]] = index, contents
             if "kind" in script.args:
                 named["kind"] = archive.value
-        return script, names, script.arguments(named, items)
+        if "receipt" not in place:
+            return await self.caller.run(script, names, script.arguments(named, items))
+        if lane is None:
+            lane = self.lanes.lane(topic)
+            lane.number += 1
+        named["call"] = lane.number
+        names[place["receipt"]] = lane.receipt
+        if "maker" in place:  # if no lane made the id, the script ignores this key
+            names[place["maker"]] = self.keys.of(topic).receipt(maker or lane.name)
+            named["made"] = int(maker is not None)
+        try:
+            args = script.arguments(named, items)
+            if confirm is None:
+                answer = await self.caller.run(script, names, args, check)
+            else:
+                answer = await self.caller.run_confirmed(script, names, args, confirm, check)
+        except (InvalidInput, Withdrawn):  # not sent
+            lane.give_back()
+            raise
+        lane.give_back()
+        return answer
 
     def now(self) -> Value:
         """Return the time to pass to a script; empty: it uses the server's."""
         return "" if self._clock is None else self._clock()
 
-    def hexpire_s(self, ttl_ms: int) -> int:
-        """Return in how many seconds the server itself drops an archived field; 0: it does not."""
-        if not self.hexpire or ttl_ms == 0:
-            return 0
-        return min(ceil(ttl_ms / 1000) + SECOND_NET, CENTURY)
+    async def time(self, key: str) -> int:
+        return await self.caller.time(key) if self._clock is None else self._clock()
 
-    def caps(self, state: State) -> tuple[int, int]:
-        """Return how many messages an archive may hold, and their age limit in ms.
+    def _remember(self, topic: str) -> int:
+        """Return how many history entries a partition may have: its share of the topic's."""
+        most = self.limits.history
+        return min(most, max(SHORTEST, ceil(most / self.partitions.get(topic_of(topic), 1))))
+
+    async def archive_limits(self, topic: str, state: State) -> dict[str, int]:
+        """Return how many messages an archive may hold, their age limit, and its bytes.
 
         The cap is per partition. If partitions shared it, a topic that grows would be over its cap
         and lose messages.
         """
-        if state == State.DEAD:
-            return self.limits.dlq_max, to_ms(self.limits.dlq_ttl)
-        return self.limits.quarantine_max, to_ms(self.limits.quarantine_ttl)
+        limits = self.limits
+        keep, ttl = (
+            (limits.dlq_max, limits.dlq_ttl)
+            if state == State.DEAD
+            else (limits.quarantine_max, limits.quarantine_ttl)
+        )
+        budget = await self.budget(topic, state)
+        return {"keep": keep, "ttl_ms": round(ttl * 1000), "budget": budget}
 
     async def budget(self, topic: str, state: State) -> int:
         """Return how many bytes an archive of a partition may hold; 0: no limit."""
@@ -242,15 +250,6 @@ class Store:
         await self._budgets.refresh()
         known = self.partitions.get(topic_of(topic), 1)
         return self._budgets.of(topic, state, self.limits, known)
-
-    def share(self, topic: str, most: int) -> int:
-        """Return a partition's share of its topic's limit."""
-        return ceil(most / self.partitions.get(topic_of(topic), 1))
-
-    def _remember(self, topic: str) -> int:
-        """Return how many history entries a partition may have: its share of the topic's."""
-        most = self.limits.history
-        return min(most, max(SHORTEST, self.share(topic, most)))
 
     # servers
 

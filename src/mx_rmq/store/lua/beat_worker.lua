@@ -1,19 +1,14 @@
 -- beat_worker: a worker is alive
---
--- Notes when a worker was last seen, and what it says about itself. With forget_ms it also removes
--- at most 1,000 workers that were not seen for that long or whose entry cannot be read. Safe to
--- repeat.
+-- Notes when a worker was last seen, and what it says about itself. With forget_ms, also removes up
+-- to 1,000 workers that were silent for that long or whose entry cannot be read. Safe to repeat.
 --
 -- Returns  now (ms)
 -- Cost     O(1), with forget_ms O(W), W workers
+-- keys: workers
 
-local workers = KEYS[1] -- HASH  name -> last seen (ms), a space, info
-
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local worker    = ARGV[2]           -- who is alive
-local info      = ARGV[3]           -- what it says of itself, one line of JSON
-local forget_ms = tonumber(ARGV[4]) -- how long the others may be silent, 0: forever
-
+local worker    = ARGV.worker              -- who is alive
+local info      = ARGV.info                -- what it says of itself, one line of JSON
+local forget_ms = tonumber(ARGV.forget_ms) -- how long the others may be silent, 0: forever
 -- use: clock
 
 redis.call('HLEN', workers)

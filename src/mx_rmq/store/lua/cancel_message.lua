@@ -1,41 +1,21 @@
 -- cancel_message: pending | delayed -> (gone)
---
--- Removes a message that no worker has started, and frees its id, which can be produced again at
--- once. A refusal leaves a receipt too: otherwise a late copy of the call could still cancel what
--- its caller believes to be alive. To take an id out of a list, Redis walks the list while every
--- client waits. So the id is looked up at both ends only, up to `walk` places. An id that is deeper
--- keeps its place, and dispatch_message skips it. An id has at most one such place; before it would
--- get a second one, the whole list is walked. If the id is produced again with a higher priority,
--- dispatch_message may skip the new place and give the message at the old one: it still runs
--- exactly once.
+-- Removes a message that no worker has started, and frees its id. To take an id out of a list,
+-- Redis walks the list while every client waits, so only `walk` places at each end are searched. An
+-- id that is deeper keeps its place, and dispatch_message skips it. An id has at most one such
+-- place; before it would get a second one, the whole list is walked. If the id is produced again
+-- with a higher priority, dispatch_message may skip the new place and give the message at the old
+-- one: it still runs exactly once. A refusal leaves a receipt, too: otherwise a late copy of the
+-- call could still cancel what its caller believes to be alive.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing | recent maker receipt totals history
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local processing = KEYS[10] -- HASH  id -> lease, token:worker
-
-local recent  = KEYS[11] -- ZSET  custom id -> until when it is taken (ms)
-local maker   = KEYS[12] -- STRING  receipt of the lane that generated the id
-local receipt = KEYS[13] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[14] -- HASH  what happened -> how often, ever
-local history = KEYS[15] -- STREAM  what happened, newest last
-
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local call     = tonumber(ARGV[2]) -- this call's number in its lane
-local id       = ARGV[3]           -- the message
-local made     = ARGV[4]           -- '1': a lane generated the id
-local walk     = tonumber(ARGV[5]) -- how far a list is walked from each end
-local by       = ARGV[6]           -- who asks for it
-local remember = ARGV[7]           -- history entries to keep, 0: write none
-
--- use: clock
--- use: first_answer
+local id   = ARGV.id             -- the message
+local walk = tonumber(ARGV.walk) -- how far a list is walked from each end
+local by   = ARGV.by             -- who asks for it
+-- use: clock, first_answer, history
 
 local answer = '1'
 if redis.call('HEXISTS', processing, id) == 1 then
@@ -64,8 +44,7 @@ local expires = redis.call('ZSCORE', expiry, id)
 -- use: taken_id
 if answer ~= '1' then marked, taken_until = false, false end
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0)
+redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 if answer == '1' then redis.call('HDEL', payload, id) end
 if answer == '1' and expires then redis.call('ZREM', expiry, id) end
 if answer == '1' and delayed then
@@ -84,7 +63,6 @@ end
 
 -- use: free_id
 
-local what, done, about = 'cancelled', {answer == '1' and id or nil}, nil
--- use: history
+note('cancelled', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

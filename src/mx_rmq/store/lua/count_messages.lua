@@ -1,30 +1,14 @@
 -- count_messages: read
---
 -- How many messages of a topic are in each state, all at one moment.
 --
--- Returns  pending, delayed, processing, dead, quarantined; 1 if the topic is paused; how many ids
---          without a message were ever dropped; how long the first delayed message has been due and
---          the first lease has been over (ms, -1: none is); a list of the bytes of dead and
---          quarantined messages and when each archive last dropped some for its bytes; and a list
---          of what happened and how often, ever
+-- Returns  pending, delayed, processing, dead, quarantined; 1 if paused; how many ids without a
+--          message were ever dropped; for how long the first delayed message has been due and the
+--          first lease has been over (ms, -1: none is); a list: the bytes of dead and quarantined
+--          messages and when each archive last dropped some for its bytes; a list: what happened
+--          and how often, ever
 -- Cost     O(log N), N delayed or in processing
-
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
-local cancelled = KEYS[7] -- SET  ids with one place in a pending list that does not count
-
-local processing     = KEYS[8] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[9] -- ZSET  id -> lease deadline (ms)
-
-local dlq               = KEYS[10] -- ZSET  id -> time of death (ms)
-local error_parse_queue = KEYS[11] -- ZSET  id -> time of quarantine (ms)
-local archive_bytes     = KEYS[12] -- HASH  bytes of each archive, and how far they are counted
-
-local meta = KEYS[13] -- HASH  token, turn, paused, dropped, tick
-
-local totals = KEYS[14] -- HASH  what happened -> how often, ever
-
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
+-- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low | cancelled
+-- keys: processing expire_monitor | dlq error_parse_queue archive_bytes | meta | totals
 
 -- use: clock
 

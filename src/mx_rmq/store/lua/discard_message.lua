@@ -1,32 +1,16 @@
 -- discard_message: dead | quarantined -> (gone)
---
--- Deletes an archived message and frees its id, which can be produced again at once. The
--- archived_ms that the operator saw must still be true. A refusal leaves a receipt too, so that a
--- late copy of the call changes nothing.
+-- Deletes an archived message and frees its id, if the archived_ms that the operator saw is still
+-- true. A refusal leaves a receipt too, so that a late copy of the call changes nothing.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
+-- keys: archive archive_payload archive_bytes | recent maker receipt totals history
 
-local archive         = KEYS[1] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[2] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[3] -- HASH  bytes of each archive, and how far they are counted
-local recent          = KEYS[4] -- ZSET  custom id -> until when it is taken (ms)
-local maker           = KEYS[5] -- STRING  receipt of the lane that generated the id
-local receipt         = KEYS[6] -- STRING  number and answer of the lane's last call
-local totals          = KEYS[7] -- HASH  what happened -> how often, ever
-local history         = KEYS[8] -- STREAM  what happened, newest last
-
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local kind        = ARGV[3]           -- which archive: dead or quarantined
-local id          = ARGV[4]           -- the message
-local made        = ARGV[5]           -- '1': a lane generated the id
-local archived_ms = tonumber(ARGV[6]) -- when it was archived, as the operator saw it
-local by          = ARGV[7]           -- who asks for it
-local remember    = ARGV[8]           -- history entries to keep, 0: write none
-
--- use: clock
--- use: first_answer
+local kind        = ARGV.kind                  -- which archive: dead or quarantined
+local id          = ARGV.id                    -- the message
+local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
+local by          = ARGV.by                    -- who asks for it
+-- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)
 local weights = {redis.call('HSTRLEN', archive_payload, id)}
@@ -38,16 +22,11 @@ local overflow = false
 -- Without contents, only the index was left of it: the id may belong to a live message by now.
 if answer == '0' or weights[1] == 0 then marked, taken_until = false, false end
 
--- use: archive_size
--- use: size_without_victims
+-- use: archive_size, size_without_victims
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', archive, 1, 0)
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
+-- use: drop_victims, free_id
 
--- use: drop_victims
--- use: free_id
-
-local what, done, about = 'discarded', {answer == '1' and id or nil}, nil
--- use: history
+note('discarded', by, {answer == '1' and id or nil})
 -- use: receipt
 return answer

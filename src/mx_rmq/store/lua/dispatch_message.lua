@@ -1,46 +1,29 @@
 -- dispatch_message: pending -> processing
---
 -- Leases up to max_count messages to a worker, each with a deadline and a token that only grows.
 -- High comes before normal before low, but of every ten turns one offers normal first and one low
 -- first, so that no level starves. An id without a record, or with a lease, is dropped and counted.
 -- The place of a cancelled message is skipped before its record is read: by now the id may be in
--- use again, and then its next place counts. A call skips up to a hundred such places at once. A
--- level whose key has a wrong type is skipped. With `alone`, nothing is given while any message is
--- in processing, which keeps the order for a worker that handles its batch one by one. One reply
--- holds 8 MiB of records, or a single message. If messages are left, the doorbell rings for the
--- next worker.
+-- use again, and then its next place counts. A call skips up to a hundred such places. With
+-- `alone`, nothing is given while any message is in processing, which keeps the order for a worker
+-- that handles its batch one by one. One reply holds 8 MiB of records, or a single message. If
+-- messages are left, the doorbell rings for the next worker. A level with a key of a wrong type is
+-- skipped.
 --
--- A call that takes nothing leaves a receipt too. Otherwise a late copy of it would lease messages
--- to a worker that was told there are none, and nothing would run them.
+-- A call that takes nothing leaves a receipt, too: a late copy of it must not lease messages to a
+-- worker that was told there are none, because nothing would run them.
 --
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The same
 --          call again gives the same messages, as far as the worker still holds them.
 -- Cost     O(log P) per message, P in processing
+-- keys: payload | pending_high pending pending_low | cancelled expiry | processing expire_monitor
+-- keys: doorbell meta | receipt totals history
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local cancelled = KEYS[5] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[6] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[7] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[8] -- ZSET  id -> lease deadline (ms)
-
-local doorbell = KEYS[9]  -- LIST  at most one ring: something is pending
-local meta     = KEYS[10] -- HASH  token, turn, paused, dropped, tick
-
-local receipt = KEYS[11] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[12] -- HASH  what happened -> how often, ever
-local history = KEYS[13] -- STREAM  what happened, newest last
-
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local call      = tonumber(ARGV[2]) -- this call's number in its lane
-local worker    = ARGV[3]           -- who takes them
-local max_count = tonumber(ARGV[4]) -- how many at most
-local lease_ms  = tonumber(ARGV[5]) -- how long until the leases run out
-local alone     = ARGV[6]           -- '1': give nothing while a message is in processing
-local remember  = ARGV[7]           -- history entries to keep, 0: write none
-
--- use: clock
+local call      = tonumber(ARGV.call)      -- this call's number in its lane
+local worker    = ARGV.worker              -- who takes them
+local max_count = tonumber(ARGV.max_count) -- how many at most
+local lease_ms  = tonumber(ARGV.lease_ms)  -- how long until the leases run out
+local alone     = ARGV.alone               -- '1': give nothing while a message is in processing
+-- use: clock, history
 
 local reply = {string.format('%.0f', now)}
 local lease_end = ':' .. worker
@@ -214,7 +197,6 @@ if dropped > 0 then
   redis.call('HSET', meta, 'dropped', (tonumber(dropped_before) or 0) + dropped)
 end
 
-local what, by, done, about = 'dispatched', worker, taken, nil
--- use: history
+note('dispatched', worker, taken)
 -- use: receipt
 return reply

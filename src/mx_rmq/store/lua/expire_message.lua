@@ -1,39 +1,28 @@
 -- expire_message: pending | delayed -> processing, held by the expirer
---
 -- Takes messages whose time to live has passed out of the queue, even while the topic is paused.
--- Each is leased to the caller under a new token, with a short recovery deadline. The caller then
--- calls move_to_dlq with that token. If it dies first, the recovery deadline passes, and
--- handle_timeout_message takes the message over. One reply holds up to 8 MiB of records, or a
--- single message.
+-- Each is leased to the caller under a new token, with a short recovery deadline; the caller then
+-- calls move_to_dlq. If it dies first, handle_timeout_message takes the message over. One reply
+-- holds 8 MiB of records, or a single message.
 --
--- The oldest messages are at the right end of a list. So the script reads the last `window` places
--- of each list, and writes them back without expired messages and without places that do not count.
--- An id deeper in the list keeps its place, which no longer counts: see cancel_message. Where
--- nothing is dispatched, such places would pile up. So once there are `spare` of them, LREM removes
--- such an id, ten per call, if it walks past at most `walk` others. If the message of an expiry
--- entry is gone or already held, the entry is dropped: releases without `expiry` leave it.
+-- The oldest messages are at the right end of a list. So the last `window` places of each list are
+-- read, and written back without expired messages and without places that do not count. An id that
+-- is deeper keeps its place, which no longer counts: see cancel_message. Where nothing is
+-- dispatched, such places would pile up. So once there are `spare` of them, LREM removes such an
+-- id, ten per call, if it walks past at most `walk` others. An expiry entry whose message is gone
+-- or already held is dropped: releases without `expiry` leave it.
 --
--- Returns  now (ms); the ms until the next message expires, 0 if there are more, -1 if there are
---          none; then for each message: id, token, record
+-- Returns  now (ms); the ms until the next message expires, 0: there are more, -1: there are none;
+--          then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing expire_monitor | meta
 
-local payload        = KEYS[1]  -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled      = KEYS[8]  -- SET  ids with one place in a pending list that does not count
-local expiry         = KEYS[9]  -- ZSET  waiting id -> when it expires (ms)
-local processing     = KEYS[10] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
-local meta           = KEYS[12] -- HASH  token, turn, paused, dropped, tick
-
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local worker      = ARGV[2]           -- who takes them
-local max_count   = tonumber(ARGV[3]) -- how many at most
-local recovery_ms = tonumber(ARGV[4]) -- how long the caller may take to decide
-local window      = tonumber(ARGV[5]) -- how many places at the end of each list are read
-local walk        = tonumber(ARGV[6]) -- how many further ones an LREM may walk past
-local spare       = tonumber(ARGV[7]) -- how many places that do not count may be left
-
+local worker      = ARGV.worker                -- who takes them
+local max_count   = tonumber(ARGV.max_count)   -- how many at most
+local recovery_ms = tonumber(ARGV.recovery_ms) -- how long the caller may take to decide
+local window      = tonumber(ARGV.window)      -- how many places at the end of each list are read
+local walk        = tonumber(ARGV.walk)        -- how many further ones an LREM may walk past
+local spare       = tonumber(ARGV.spare)       -- how many places that do not count may be left
 -- use: clock
 
 local ids = redis.call('ZRANGEBYSCORE', expiry, '-inf', now, 'LIMIT', 0, max_count)

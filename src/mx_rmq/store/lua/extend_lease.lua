@@ -1,22 +1,15 @@
 -- extend_lease: processing -> processing
+-- Moves the deadlines of a worker's leases: of running messages and of those in its local slots.
+-- Safe to repeat, so it needs no receipt.
 --
--- Moves the deadlines of a worker's leases, both of running messages and of those that still wait
--- in its local slots. Safe to repeat, so it needs no receipt.
---
--- Returns  a string, one digit per message: 1 extended, 0 the worker no longer holds it
+-- Returns  one digit per message: 1 extended, 0 not its lease
 -- Cost     O(log P) per message, P in processing
+-- keys: processing expire_monitor
 
-local processing     = KEYS[1] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[2] -- ZSET  id -> lease deadline (ms)
-
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local worker   = ARGV[2]           -- who holds the leases
-local lease_ms = tonumber(ARGV[3]) -- how long until the leases run out
-local each     = 4                 -- per message: id, token
-local width    = 2
-
--- use: clock
--- use: held_messages
+local worker   = ARGV.worker             -- who holds the leases
+local lease_ms = tonumber(ARGV.lease_ms) -- how long until the leases run out
+local each, width = ARGV.each, 2 -- per message: id, token
+-- use: clock, held_messages
 
 local deadline, deadlines = string.format('%.0f', now + lease_ms), {}
 for n = 1, count do

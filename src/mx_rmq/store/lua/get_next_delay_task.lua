@@ -1,15 +1,10 @@
 -- get_next_delay_task: read
---
 -- Says how long the scheduler may sleep. A level with a key of a wrong type is ignored, as in
 -- process_delay_message.
 --
--- Returns  -1 nothing is delayed, 0 something is due now, else the ms until the next due time
+-- Returns  the ms until the next due time, 0: something is due, -1: nothing is delayed
 -- Cost     O(1)
-
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
-
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
+-- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
 
 -- use: clock
 

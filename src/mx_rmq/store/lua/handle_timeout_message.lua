@@ -1,5 +1,4 @@
 -- handle_timeout_message: processing -> processing, held by the monitor
---
 -- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and a
 -- short recovery deadline. Nothing is removed. The caller decides and calls retry_message or
 -- move_to_dlq with the new token; if it dies first, the recovery deadline brings the message back.
@@ -15,25 +14,16 @@
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing
+-- keys: payload | processing expire_monitor | meta | totals history
 
-local payload        = KEYS[1] -- HASH  id -> record
-local processing     = KEYS[2] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[3] -- ZSET  id -> lease deadline (ms)
-local meta           = KEYS[4] -- HASH  token, turn, paused, dropped, tick
-local totals         = KEYS[5] -- HASH  what happened -> how often, ever
-local history        = KEYS[6] -- STREAM  what happened, newest last
-
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local worker      = ARGV[2]           -- the monitor
-local max_count   = tonumber(ARGV[3]) -- how many at most
-local recovery_ms = tonumber(ARGV[4]) -- how long the monitor may take to decide
-local expected_ms = tonumber(ARGV[5]) -- what it takes for the time (ms), or '': it has no idea
-local jump_ms     = tonumber(ARGV[6]) -- how far from that the time may be
-local far_ms      = tonumber(ARGV[7]) -- how far ahead no deadline can be, or '': leave those alone
-local grace_ms    = tonumber(ARGV[8]) -- how long ago a lease must have run out
-local remember    = ARGV[9]           -- history entries to keep, 0: write none
-
--- use: clock
+local worker      = ARGV.worker                -- the monitor
+local max_count   = tonumber(ARGV.max_count)   -- how many at most
+local recovery_ms = tonumber(ARGV.recovery_ms) -- how long the monitor may take to decide
+local expected_ms = tonumber(ARGV.expected_ms) -- what the time should be (ms), or '': unknown
+local jump_ms     = tonumber(ARGV.jump_ms)     -- how far from that the time may be
+local far_ms      = tonumber(ARGV.far_ms)      -- how far ahead a deadline can be, or '': any
+local grace_ms    = tonumber(ARGV.grace_ms)    -- how long ago a lease must have run out
+-- use: clock, history
 
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 -- use: next_token
@@ -83,6 +73,5 @@ if #leases > 0 then
   redis.call('HSET', meta, 'token', string.format('%.0f', token - 1))
 end
 
-local what, by, done, about = 'taken_over', worker, taken, lost_by
--- use: history
+note('taken_over', worker, taken, lost_by)
 return reply

@@ -1,29 +1,17 @@
 -- inspect_message: read
---
--- Where messages stand, all of one moment: how the audit confirms what it suspects. The place of a
--- cancelled one in a list does not count.
+-- Where messages are, all at one moment: how the audit confirms what it suspects.
 --
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes, expiry, and 1 if a place was cancelled
---          that is not there. Pending counts to 2; it and the last stay 0 unless walk is 1.
+--          that is not there. Pending counts to 2, without a cancelled place; it and the last stay
+--          0 unless walk is 1.
 -- Cost     O(log N) per id; with walk O(N), N pending
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing expire_monitor
+-- keys: dlq dlq_payload error_parse_queue error_parse_payload
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[10] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
-
-local dlq                 = KEYS[12] -- ZSET  id -> time of death (ms)
-local dlq_payload         = KEYS[13] -- HASH  id -> final record
-local error_parse_queue   = KEYS[14] -- ZSET  id -> time of quarantine (ms)
-local error_parse_payload = KEYS[15] -- HASH  id -> error and exact bytes
-
-local walk = tonumber(ARGV[1]) -- 1: walk the pending lists too
-local each = 2                 -- per message: id
+local walk = tonumber(ARGV.walk) -- 1: walk the pending lists too
+local each = ARGV.each           -- per message: id
 
 local reply = {}
 for i = each, #ARGV do

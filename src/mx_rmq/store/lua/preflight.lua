@@ -1,14 +1,12 @@
 -- preflight: read
---
 -- Which of our commands this user may not run, or this server does not know. Each is tried on a key
 -- that holds a SET, where it fails or changes no member. The error says whether it was allowed.
 --
 -- Returns  for each command that is missing: its name and the server's words
 -- Cost     O(1)
+-- keys: scratch
 
-local scratch = KEYS[1] -- SET  one member, for the moment of this call
-
-local each = 1 -- per command: name
+local each = ARGV.each -- per command: name
 
 local forms = {
   GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,

@@ -1,24 +1,14 @@
 -- process_delay_message: delayed -> pending
---
--- Moves what is due behind the pending messages, at most max_count per level, earliest first. An id
--- without a record is dropped and counted. A level with a key of a wrong type is skipped.
+-- Moves what is due behind the pending messages, earliest first. An id without a record is dropped
+-- and counted. A level with a key of a wrong type is skipped.
 --
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: doorbell meta | totals history
 
-local payload  = KEYS[1]  -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local doorbell = KEYS[8]  -- LIST  at most one ring: something is pending
-local meta     = KEYS[9]  -- HASH  token, turn, paused, dropped, tick
-local totals   = KEYS[10] -- HASH  what happened -> how often, ever
-local history  = KEYS[11] -- STREAM  what happened, newest last
-
-local now_ms    = ARGV[1]           -- the time (ms), or '' for the server's
-local max_count = tonumber(ARGV[2]) -- how many of each level at most
-local remember  = ARGV[3]           -- history entries to keep, 0: write none
-
--- use: clock
+local max_count = tonumber(ARGV.max_count) -- how many of each level at most
+-- use: clock, history
 
 local moves, moved, dropped = {}, {}, 0
 local levels = {
@@ -50,6 +40,5 @@ for _, move in ipairs(moves) do
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
 if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
-local what, by, done, about = 'due', '', moved, nil
--- use: history
+note('due', '', moved)
 return moved

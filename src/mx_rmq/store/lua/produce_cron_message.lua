@@ -1,39 +1,24 @@
 -- produce_cron_message: (new) -> pending, once per tick
---
 -- Every worker calls this at each tick of a topic's timetable; the first call makes the message.
 -- The last tick that fired is kept and only a later one fires, so the call needs no receipt.
--- Without a record it only looks. The first look ever notes the time, so that a tick that every
+-- Without a record it only reports. The first report ever notes the time, so that a tick that every
 -- worker misses can be noticed later. A last tick more than a minute ahead comes from a clock that
 -- was set back since, and is ignored. The cap on waiting messages does not apply.
 --
 -- Returns  now (ms); the last tick (ms) after this call, or ''; 1 if this call made the message, 0
 --          if the tick is not due yet, has fired, or its id is taken
 -- Cost     O(1)
+-- keys: payload | pending_high pending pending_low | expiry | dlq_payload error_parse_payload
+-- keys: doorbell meta | totals history
 
-local payload = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local expiry  = KEYS[5] -- ZSET  waiting id -> when it expires (ms)
+local id       = ARGV.id                -- the message's
+local tick_ms  = tonumber(ARGV.tick_ms) -- when it is due (ms)
+local record   = ARGV.record            -- without its first brace; '': only report
+local priority = ARGV.priority          -- high, normal or low
+local live_ms  = tonumber(ARGV.live_ms) -- its time to live (ms), or '': none
+-- use: clock, history
 
-local dlq_payload         = KEYS[6] -- HASH  id -> final record
-local error_parse_payload = KEYS[7] -- HASH  id -> error and exact bytes
-
-local doorbell = KEYS[8] -- LIST  at most one ring: something is pending
-local meta     = KEYS[9] -- HASH  token, turn, paused, dropped, tick
-
-local totals  = KEYS[10] -- HASH  what happened -> how often, ever
-local history = KEYS[11] -- STREAM  what happened, newest last
-
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local id       = ARGV[2]           -- the message's
-local tick_ms  = tonumber(ARGV[3]) -- when it is due (ms)
-local record   = ARGV[4]           -- without its first brace; '' only to look
-local priority = ARGV[5]           -- high, normal or low
-local live_ms  = tonumber(ARGV[6]) -- its time to live (ms), or '': none
-local remember = ARGV[7]           -- history entries to keep, 0: write none
-
--- use: clock
-
-local look = record == ''
+local report = record == ''
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 local last = tonumber(redis.call('HGET', meta, 'tick'))
 if last and last > now + 60000 then last = nil end
@@ -45,12 +30,12 @@ local rung = redis.call('LLEN', doorbell)
 redis.call('ZCARD', expiry)
 
 local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
-if look and last then return {time, before, 0} end
-if not look and tick_ms > now then return {time, before, 0} end
-if not look and last and last >= tick_ms then return {time, before, 0} end
+if report and last then return {time, before, 0} end
+if not report and tick_ms > now then return {time, before, 0} end
+if not report and last and last >= tick_ms then return {time, before, 0} end
 
-local tick = string.format('%.0f', look and now or tick_ms)
-if look or live or dead or quarantined then
+local tick = string.format('%.0f', report and now or tick_ms)
+if report or live or dead or quarantined then
   redis.call('HSET', meta, 'tick', tick)
   return {time, tick, 0}
 end
@@ -60,6 +45,5 @@ redis.call('LPUSH', behind, id)
 redis.call('HSET', meta, 'tick', tick)
 if live_ms then redis.call('ZADD', expiry, now + live_ms, id) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
-local what, by, done, about = 'produced', 'cron', {id}, nil
--- use: history
+note('produced', 'cron', {id})
 return {time, tick, 1}

@@ -1,39 +1,17 @@
 -- produce_delay_message: (new) -> delayed
---
--- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. See
--- produce_normal_message for `how`, records and which ids are new. Rings the scheduler only if one
--- of them is due before everything that already waits.
+-- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. Works as
+-- produce_normal_message. Rings the scheduler only if one of them is due before all that wait.
 --
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell_delay
+-- keys: recent receipt totals history
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local dlq_payload         = KEYS[10] -- HASH  id -> final record
-local error_parse_payload = KEYS[11] -- HASH  id -> error and exact bytes
-
-local doorbell_delay = KEYS[12] -- LIST  at most one ring: an earlier due time
-
-local recent  = KEYS[13] -- ZSET  custom id -> until when it is taken (ms)
-local receipt = KEYS[14] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[15] -- HASH  what happened -> how often, ever
-local history = KEYS[16] -- STREAM  what happened, newest last
-
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local dedup_ms    = tonumber(ARGV[3]) -- how long a custom id stays taken, 0: not at all
-local max_pending = tonumber(ARGV[4]) -- cap on waiting messages, 0: none
-local remember    = ARGV[5]           -- history entries to keep, 0: write none
-local each        = 6                 -- per message: id, how, record, delay_ms, at_ms
-local width       = 5
-
--- use: clock
--- use: first_answer
--- use: new_messages
+local dedup_ms    = tonumber(ARGV.dedup_ms)    -- how long a custom id stays taken, 0: not at all
+local max_pending = tonumber(ARGV.max_pending) -- cap on waiting messages, 0: none
+local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
+-- use: clock, first_answer, history, new_messages
 
 local rung = redis.call('LLEN', doorbell_delay)
 local soonest = math.huge
@@ -53,19 +31,14 @@ for _, key in ipairs(#fresh > 0 and {delay_tasks_high, delay_tasks, delay_tasks_
   if type(before) == 'number' and before > 0 then earliest = soonest end
 end
 
--- use: due_types
--- use: admission
+-- use: due_types, admission
 if full or #fresh == 0 then
   -- use: receipt
   return answer
 end
 
--- use: store_new
--- use: delay
+-- use: store_new, delay
 
-local what, by, done, about = 'delayed', '', {}, nil
-for n = 1, #fresh do done[n] = ARGV[fresh[n]] end
-
--- use: history
+note('delayed', '', stored)
 -- use: receipt
 return answer

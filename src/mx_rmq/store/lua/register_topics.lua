@@ -1,14 +1,12 @@
 -- register_topics: topics exist
---
 -- Adds topics to the registry, each with its number of partitions. The number only grows: a caller
 -- that knows fewer learns the real number here.
 --
 -- Returns  for each topic: how many partitions it has
 -- Cost     O(1) per topic
+-- keys: topics
 
-local topics = KEYS[1] -- HASH  topic -> number of partitions
-
-local each = 1 -- per topic: name, partitions
+local each = ARGV.each -- per topic: name, partitions
 
 local answer, grown = {}, {}
 for i = each, #ARGV, 2 do

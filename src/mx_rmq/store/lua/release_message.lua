@@ -1,28 +1,15 @@
 -- release_message: processing -> pending
---
 -- Hands unfinished work back at shutdown: to the front of its level, in the order in which it was
--- taken. The attempt does not count. A worker can only release its own messages.
+-- taken. The attempt does not count.
 --
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
+-- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
+-- keys: receipt totals history
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local expiry         = KEYS[4]  -- ZSET  waiting id -> when it expires (ms)
-local processing     = KEYS[5]  -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[6]  -- ZSET  id -> lease deadline (ms)
-local doorbell       = KEYS[7]  -- LIST  at most one ring: something is pending
-local receipt        = KEYS[8]  -- STRING  number and answer of the lane's last call
-local totals         = KEYS[9]  -- HASH  what happened -> how often, ever
-local history        = KEYS[10] -- STREAM  what happened, newest last
-
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local worker   = ARGV[2]           -- who holds the leases
-local remember = ARGV[3]           -- history entries to keep, 0: write none
-local each     = 4                 -- per message: id, token, priority, expires_ms
-local width    = 4
-
--- use: first_answer
--- use: held_messages
+local worker = ARGV.worker -- who holds the leases
+local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
+-- use: first_answer, history, held_messages
 
 local front, expiries = {high = {}, normal = {}, low = {}}, {}
 for n = #mine, 1, -1 do
@@ -47,7 +34,6 @@ if #front.low > 0 then redis.call('RPUSH', pending_low, unpack(front.low)) end
 if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
-local what, by, done, about = 'released', worker, held, nil
--- use: history
+note('released', worker, held)
 -- use: receipt
 return answer

@@ -1,45 +1,24 @@
 -- repair_message: any -> one state
---
 -- Brings a message that the audit found in no state, or in several, back into exactly one. It
 -- checks all places again, atomically, and changes nothing if they are right by now. A message with
 -- a record stays alive: a lease wins over a due time, and a due time over a place in a list; with
 -- none of them it becomes pending. The archived copy of a live message is removed. So is a record
 -- without a place if the message is archived. If neither record nor archived copy is left, the rest
--- is dropped and counted. Only a waiting message keeps its expiry time. With dry, nothing changes.
--- The archives' bytes need no repair here: they are recounted automatically.
+-- is dropped and counted. Only a waiting message keeps its expiry time. The archives' bytes need no
+-- repair here: they are recounted automatically.
 --
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
+-- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: cancelled expiry | processing expire_monitor
+-- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
 
-local payload   = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[5], KEYS[6], KEYS[7] -- ZSET  due (ms)
-local cancelled = KEYS[8] -- SET  ids with one place in a pending list that does not count
-local expiry    = KEYS[9] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[10] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[11] -- ZSET  id -> lease deadline (ms)
-
-local dlq                 = KEYS[12] -- ZSET  id -> time of death (ms)
-local dlq_payload         = KEYS[13] -- HASH  id -> final record
-local error_parse_queue   = KEYS[14] -- ZSET  id -> time of quarantine (ms)
-local error_parse_payload = KEYS[15] -- HASH  id -> error and exact bytes
-
-local doorbell = KEYS[16] -- LIST  at most one ring: something is pending
-local meta     = KEYS[17] -- HASH  token, turn, paused, dropped, tick
-
-local totals  = KEYS[18] -- HASH  what happened -> how often, ever
-local history = KEYS[19] -- STREAM  what happened, newest last
-
-local now_ms     = ARGV[1]           -- the time (ms), or '' for the server's
-local id         = ARGV[2]           -- the message
-local priority   = ARGV[3]           -- the list for it if it becomes pending: high, normal or low
-local expires_ms = tonumber(ARGV[4]) -- when it expires (ms), or '': never
-local dry        = ARGV[5]           -- '1': only say what would be done
-local by         = ARGV[6]           -- who requested it
-local remember   = ARGV[7]           -- history entries to keep, 0: write none
-
--- use: clock
+local id         = ARGV.id                   -- the message
+local priority   = ARGV.priority             -- its list if it becomes pending
+local expires_ms = tonumber(ARGV.expires_ms) -- when it expires (ms), or '': never
+local dry        = ARGV.dry                  -- '1': only say what would be done
+local by         = ARGV.by                   -- who requested it
+-- use: clock, history
 
 local record = redis.call('HEXISTS', payload, id) == 1
 local lease = redis.call('HGET', processing, id)
@@ -122,8 +101,7 @@ did(expiring, 'time of expiry set again')
 did(lost, 'dropped, for nothing is left of it')
 if dry == '1' or #done_what == 0 then return done_what end
 
--- use: next_token
--- use: at_maxmemory
+-- use: next_token, at_maxmemory
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end
@@ -160,6 +138,5 @@ if listed then
 end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end
 
-local what, done, about = 'repaired', {id}, {table.concat(done_what, '; ')}
--- use: history
+note('repaired', by, {id}, {table.concat(done_what, '; ')})
 return done_what

@@ -1,23 +1,15 @@
 -- repair_topic: repair
---
 -- Fixes what belongs to no single message: a token counter that is not a number or is behind a
 -- lease, doorbells with more than one ring, and the recorded bytes of the archives. For the bytes
--- it only removes the seals: the next call that archives or trims then recounts them. With dry,
--- nothing changes.
+-- it only removes the seals: the next call that archives or trims then recounts them.
 --
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(1)
+-- keys: archive_bytes | doorbell doorbell_delay meta
 
-local archive_bytes  = KEYS[1] -- HASH  bytes of each archive, and how far they are counted
-local doorbell       = KEYS[2] -- LIST  at most one ring: something is pending
-local doorbell_delay = KEYS[3] -- LIST  at most one ring: an earlier due time
-local meta           = KEYS[4] -- HASH  token, turn, paused, dropped, tick
-
-local now_ms  = ARGV[1]           -- the time (ms), or '' for the server's
-local least   = tonumber(ARGV[2]) -- the highest token of a lease that was seen, or 0
-local recount = ARGV[3]           -- '1': the recorded bytes are wrong
-local dry     = ARGV[4]           -- '1': only say what would be done
-
+local least   = tonumber(ARGV.least) -- the highest token of a lease that was seen, or 0
+local recount = ARGV.recount         -- '1': the recorded bytes are wrong
+local dry     = ARGV.dry             -- '1': only say what would be done
 -- use: clock
 
 local token = redis.call('HGET', meta, 'token')

@@ -1,41 +1,22 @@
 -- requeue_message: dead | quarantined -> pending
---
--- Queues an archived message again, with the record that the operator saw or edited. The
--- archived_ms that the operator saw must still be true; otherwise another call was faster and
--- nothing is done. The server stamps the time into the record, so that its waiting time is known. A
--- refusal leaves a receipt too, so that a late copy of the call changes nothing.
+-- Queues an archived message again, with the record that the operator saw or edited, if the
+-- archived_ms that the operator saw is still true. The server stamps the time into the record, so
+-- that its waiting time is known. A refusal leaves a receipt, as in discard_message.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
+-- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes
+-- keys: doorbell | receipt totals history
 
-local payload = KEYS[1] -- HASH  id -> record
-local pending_high, pending, pending_low = KEYS[2], KEYS[3], KEYS[4] -- LIST  ids, newest first
-local expiry  = KEYS[5] -- ZSET  waiting id -> when it expires (ms)
-
-local archive         = KEYS[6] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[7] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[8] -- HASH  bytes of each archive, and how far they are counted
-
-local doorbell = KEYS[9] -- LIST  at most one ring: something is pending
-
-local receipt = KEYS[10] -- STRING  number and answer of the lane's last call
-local totals  = KEYS[11] -- HASH  what happened -> how often, ever
-local history = KEYS[12] -- STREAM  what happened, newest last
-
-local now_ms      = ARGV[1]           -- the time (ms), or '' for the server's
-local call        = tonumber(ARGV[2]) -- this call's number in its lane
-local kind        = ARGV[3]           -- which archive: dead or quarantined
-local id          = ARGV[4]           -- the message
-local archived_ms = tonumber(ARGV[5]) -- when it was archived, as the operator saw it
-local priority    = ARGV[6]           -- high, normal or low
-local record      = ARGV[7]           -- its new one, without its first brace and when it is due
-local expires_ms  = tonumber(ARGV[8]) -- when it expires (ms), or '': never
-local why         = ARGV[9]           -- a note for the history, or ''
-local by          = ARGV[10]          -- who asks for it
-local remember    = ARGV[11]          -- history entries to keep, 0: write none
-
--- use: clock
--- use: first_answer
+local kind        = ARGV.kind                  -- which archive: dead or quarantined
+local id          = ARGV.id                    -- the message
+local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
+local priority    = ARGV.priority              -- high, normal or low
+local record      = ARGV.record                -- without its first brace and its due time
+local expires_ms  = tonumber(ARGV.expires_ms)  -- when it expires (ms), or '': never
+local why         = ARGV.why                   -- a note for the history, or ''
+local by          = ARGV.by                    -- who asks for it
+-- use: clock, first_answer, history
 
 local archived_at = redis.call('ZSCORE', archive, id)
 local kept = redis.call('HEXISTS', archive_payload, id) == 1
@@ -50,12 +31,9 @@ redis.call('ZCARD', expiry)
 local victims, arriving, weight, recount_ms = {answer == '1' and id or nil}, 0, 0, math.huge
 local overflow = false
 
--- use: archive_size
--- use: size_without_victims
+-- use: archive_size, size_without_victims
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', archive, 1, 0)
-
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
 
 if answer == '1' then
@@ -65,7 +43,6 @@ if answer == '1' then
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 end
 
-local what, done, about = 'requeued', {answer == '1' and id or nil}, why ~= '' and {why} or nil
--- use: history
+note('requeued', by, {answer == '1' and id or nil}, why ~= '' and {why} or nil)
 -- use: receipt
 return answer

@@ -1,22 +1,12 @@
 -- resume_topic: dispatch_message gives messages again
---
 -- Rings the doorbell if something waits.
 --
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
+-- keys: pending_high pending pending_low | doorbell meta | receipt totals history
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local doorbell = KEYS[4] -- LIST  at most one ring: something is pending
-local meta     = KEYS[5] -- HASH  token, turn, paused, dropped, tick
-local receipt  = KEYS[6] -- STRING  number and answer of the lane's last call
-local totals   = KEYS[7] -- HASH  what happened -> how often, ever
-local history  = KEYS[8] -- STREAM  what happened, newest last
-
-local call     = tonumber(ARGV[1]) -- this call's number in its lane
-local by       = ARGV[2]           -- who asks for it
-local remember = ARGV[3]           -- history entries to keep, 0: write none
-
--- use: first_answer
+local by = ARGV.by -- who asks for it
+-- use: first_answer, history
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
@@ -28,7 +18,6 @@ local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '1' or '0'
 redis.call('HDEL', meta, 'paused')
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-local what, done, about = 'resumed', {answer == '1' and '' or nil}, nil
--- use: history
+note('resumed', by, {answer == '1' and '' or nil})
 -- use: receipt
 return answer

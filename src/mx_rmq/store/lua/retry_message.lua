@@ -1,35 +1,16 @@
 -- retry_message: processing -> delayed
---
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
--- messages that only a newer release can read are postponed. The caller decides how long to wait.
+-- messages that only a newer release can read are postponed.
 --
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
+-- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor
+-- keys: doorbell_delay | receipt totals history
 
-local payload = KEYS[1] -- HASH  id -> record
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[2], KEYS[3], KEYS[4] -- ZSET  due (ms)
-local expiry  = KEYS[5] -- ZSET  waiting id -> when it expires (ms)
-
-local processing     = KEYS[6] -- HASH  id -> lease, token:worker
-local expire_monitor = KEYS[7] -- ZSET  id -> lease deadline (ms)
-
-local doorbell_delay = KEYS[8] -- LIST  at most one ring: an earlier due time
-
-local receipt = KEYS[9]  -- STRING  number and answer of the lane's last call
-local totals  = KEYS[10] -- HASH  what happened -> how often, ever
-local history = KEYS[11] -- STREAM  what happened, newest last
-
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local call     = tonumber(ARGV[2]) -- this call's number in its lane
-local worker   = ARGV[3]           -- who holds the leases
-local remember = ARGV[4]           -- history entries to keep, 0: write none
-local what     = ARGV[5]           -- what the history calls it: retried or postponed
-local each     = 6 -- per message: id, token, record, priority, delay_ms, expires_ms, why
-local width    = 7
-
--- use: clock
--- use: first_answer
--- use: held_messages
+local worker = ARGV.worker -- who holds the leases
+local what   = ARGV.what   -- what the history calls it: retried or postponed
+local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
+-- use: clock, first_answer, history, held_messages
 
 local earliest = math.huge
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -63,7 +44,6 @@ redis.call('HSET', payload, unpack(records))
 -- use: delay
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
-local by, done = worker, held
--- use: history
+note(what, worker, held, about)
 -- use: receipt
 return answer

@@ -1,14 +1,10 @@
 -- ring_doorbell: a ring goes back
---
 -- A worker that took the ring and cannot use it (no room, shutting down) gives it back for another
--- worker. Rings only if something is pending, and at most once, so it is safe to repeat. A level
--- with a key of a wrong type is ignored, as in dispatch_message.
+-- worker. Rings at most once, so it is safe to repeat. A key of a wrong type counts as empty.
 --
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
-
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local doorbell = KEYS[4] -- LIST  at most one ring: something is pending
+-- keys: pending_high pending pending_low | doorbell
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do

@@ -1,14 +1,12 @@
 -- scan_fields: read
---
 -- One step through the fields of a hash. The values, which may be large, stay on the server.
 --
 -- Returns  the next cursor ('0': that was the last step), then fields; some may come twice
 -- Cost     O(step)
+-- keys: hash
 
-local hash = KEYS[1] -- HASH  field -> value
-
-local cursor = ARGV[1] -- where to continue, '0' at first
-local step   = ARGV[2] -- about how many fields
+local cursor = ARGV.cursor -- where to continue, '0' at first
+local step   = ARGV.step   -- about how many fields
 
 local found, stride = redis.pcall('HSCAN', hash, cursor, 'COUNT', step, 'NOVALUES'), 1
 if found.err then

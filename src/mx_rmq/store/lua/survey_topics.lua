@@ -1,23 +1,16 @@
 -- survey_topics: read
---
--- Tells a worker what comes next in each of many topics. A key of a wrong type counts as empty, so
--- that one broken topic does not hide the others. A level that process_delay_message skips has
--- nothing due here either. In a cluster one call takes topics of one slot.
+-- Tells a worker what comes next in each of many topics, in a cluster those of one slot. A key of a
+-- wrong type counts as empty, so that one broken topic does not hide the others. A level that
+-- process_delay_message skips has nothing due here either.
 --
 -- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until the
 --          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
 --          has come, -1: there is none
 -- Cost     O(log N) per topic, N delayed or in processing
+-- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: expire_monitor expiry | meta
 
-local pending_high, pending, pending_low = KEYS[1], KEYS[2], KEYS[3] -- LIST  ids, newest first
-local delay_tasks_high, delay_tasks, delay_tasks_low = KEYS[4], KEYS[5], KEYS[6] -- ZSET  due (ms)
-local expire_monitor = KEYS[7] -- ZSET  id -> lease deadline (ms)
-local expiry         = KEYS[8] -- ZSET  waiting id -> when it expires (ms)
-local meta           = KEYS[9] -- HASH  token, turn, paused, dropped, tick
-local stride           = 9 -- keys per topic: those above are the first one's, the next follow
-
-local now_ms = ARGV[1] -- the time (ms), or '' for the server's
-
+local stride = 9 -- keys per topic: those above are the first topic's, the others follow
 -- use: clock
 
 local reply = {string.format('%.0f', now)}

@@ -1,18 +1,14 @@
 -- tend_topics: claim the turn to look after the topics that this worker does not serve
---
--- If the caller gets or has the turn, returns the registry of topics. A turn lasts turn_ms; each
--- call by its holder extends it to turn_ms from now. A turn with more than turn_ms left dates from
--- before the server's clock was set back and does not count. Two holders at once do no harm, so the
--- call may be repeated.
+-- A turn lasts turn_ms; each call by its holder extends it to turn_ms from now. A turn with more
+-- than turn_ms left dates from before the server's clock was set back and does not count. Two
+-- holders at once do no harm, so the call may be repeated.
 --
 -- Returns  nothing if another worker has the turn, else for each topic: name, partitions
 -- Cost     O(T), T topics; O(1) if another worker has the turn
+-- keys: caretaker topics
 
-local caretaker = KEYS[1] -- STRING  the worker that has the turn
-local topics    = KEYS[2] -- HASH  topic -> number of partitions
-
-local worker  = ARGV[1]           -- who asks
-local turn_ms = tonumber(ARGV[2]) -- how long a turn lasts
+local worker  = ARGV.worker            -- who asks
+local turn_ms = tonumber(ARGV.turn_ms) -- how long a turn lasts
 
 local holder, left = redis.call('GET', caretaker), redis.call('PTTL', caretaker)
 if holder and holder ~= worker and left >= 0 and left <= turn_ms then return false end

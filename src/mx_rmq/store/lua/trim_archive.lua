@@ -1,5 +1,4 @@
 -- trim_archive: dead | quarantined -> (gone), by age, count and bytes
---
 -- Does what every archiving call does, for a topic that archives nothing any more: drops at most
 -- 200 messages per call for age and count, and 10,000 for bytes. If the last count of the bytes is
 -- more than six hours old, counts them again, about 1,000 messages per call. Also shortens the
@@ -7,34 +6,20 @@
 --
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
+-- keys: archive archive_payload archive_bytes | totals history
 
-local archive         = KEYS[1] -- ZSET  id -> time (ms): dlq or error:parse:queue
-local archive_payload = KEYS[2] -- HASH  id -> what is kept of it
-local archive_bytes   = KEYS[3] -- HASH  bytes of each archive, and how far they are counted
-local totals          = KEYS[4] -- HASH  what happened -> how often, ever
-local history         = KEYS[5] -- STREAM  what happened, newest last
-
-local now_ms   = ARGV[1]           -- the time (ms), or '' for the server's
-local kind     = ARGV[2]           -- which archive: dead or quarantined
-local keep     = tonumber(ARGV[3]) -- archived messages to keep, 0: all
-local ttl_ms   = tonumber(ARGV[4]) -- age at which they are dropped, 0: never
-local budget   = tonumber(ARGV[5]) -- bytes that the archive may hold, 0: no limit
-local remember = ARGV[6]           -- history entries to keep, 0: write none
-
--- use: clock
+local kind   = ARGV.kind             -- which archive: dead or quarantined
+local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
+-- use: clock, history
 
 local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
 
--- use: archive_size
--- use: victims
--- use: size_without_victims
+-- use: archive_size, victims, size_without_victims
 
--- Removes nothing, but at maxmemory Redis allows it, and then the writes that follow.
-redis.call('ZREMRANGEBYRANK', archive, 1, 0)
-
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
 -- use: drop_victims
--- use: trimmed
+note('trimmed', '', victims)
 
 -- The limit may have been lowered, and perhaps nothing else is ever added.
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)

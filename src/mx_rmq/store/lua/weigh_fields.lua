@@ -1,13 +1,11 @@
 -- weigh_fields: read
---
 -- The sizes of values in a hash. Callers ask before they read them, so that no reply gets huge.
 --
 -- Returns  the bytes of each value; 0: there is none
 -- Cost     O(1) per field
+-- keys: hash
 
-local hash = KEYS[1] -- HASH  field -> value
-
-local each = 1 -- per value: field
+local each = ARGV.each -- per value: field
 
 local reply = {}
 for i = each, #ARGV do reply[i] = redis.call('HSTRLEN', hash, ARGV[i]) end

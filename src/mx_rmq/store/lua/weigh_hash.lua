@@ -1,14 +1,12 @@
 -- weigh_hash: read
---
 -- Estimates how many bytes a hash holds from a sample of its values, so that it costs the same for
 -- a million fields. Each field counts another 150 bytes for its name and overhead.
 --
 -- Returns  the number of fields, then of bytes
 -- Cost     O(1)
+-- keys: hash
 
-local hash = KEYS[1] -- HASH  field -> value
-
-local sample = ARGV[1] -- how many values to look at
+local sample = ARGV.sample -- how many values to read
 
 local fields, found, bytes = redis.call('HLEN', hash), {}, 0
 if fields > 0 then found = redis.call('HRANDFIELD', hash, sample) end

@@ -1,7 +1,7 @@
 -- clock: the server's time, unless a test passes one.
--- needs: now_ms
--- defines: now
+-- defines: now_ms, now
 
+local now_ms = ARGV.now_ms -- the time (ms), or '' for the server's
 local now = tonumber(now_ms)
 if not now then
   local time = redis.call('TIME')

@@ -1,7 +1,8 @@
 -- first_answer: a call that comes again gets its first answer and changes nothing.
--- needs: receipt, call
--- defines: noted, last
+-- needs: receipt
+-- defines: call, noted, last
 
+local call = tonumber(ARGV.call) -- this call's number in its lane
 local noted = redis.call('GET', receipt) or ''
 local last = string.match(noted, '^(%d+) ')
 if last and tonumber(last) >= call then

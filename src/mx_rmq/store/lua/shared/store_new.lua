@@ -1,12 +1,12 @@
 -- store_new: store the records with the server's time, and remember custom ids.
 -- needs: now, fresh, payload, freed_marks, recent, stale, marks, recent_ttl, dedup_ms, expiries,
 -- needs: expiry
--- defines: stamp, records
+-- defines: stamp, records, stored
 
-local stamp, records = string.format('{"created_at":%.0f,', now), {}
+local stamp, records, stored = string.format('{"created_at":%.0f,', now), {}, {}
 for n = 1, #fresh do
   local i = fresh[n]
-  records[2 * n - 1] = ARGV[i]
+  stored[n], records[2 * n - 1] = ARGV[i], ARGV[i]
   records[2 * n] = stamp .. ARGV[i + 2]
 end
 redis.call('HSET', payload, unpack(records))

@@ -1,8 +1,10 @@
 -- victims: the oldest archived messages beyond the age, the cap or the byte budget.
 -- A message counts for what is kept of it and 200 bytes for its places in index and hash.
--- needs: ttl_ms, archive, now, arriving, keep, bytes, weight, archive_payload, budget
--- defines: victims, weights, listed, surplus, load, overflow
+-- needs: archive, now, arriving, bytes, weight, archive_payload, budget
+-- defines: keep, ttl_ms, victims, weights, listed, surplus, load, overflow
 
+local keep   = tonumber(ARGV.keep)   -- archived messages to keep, 0: all
+local ttl_ms = tonumber(ARGV.ttl_ms) -- age at which they are dropped, 0: never
 local victims, weights = {}, {}
 if ttl_ms > 0 then
   victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, 100)

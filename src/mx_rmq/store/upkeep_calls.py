@@ -1,0 +1,144 @@
+"""What a worker calls besides handling messages: as monitor, scheduler, expirer and janitor."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.store.arguments import MAX_BATCH, MAX_TOPICS, check_range, check_worker
+from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TimedOut, decoded, wait_of
+from mx_rmq.store.script import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.core.message import State
+    from mx_rmq.net.connection import Value
+    from mx_rmq.store.store import Store
+
+WINDOW: Final = 1000  # places at the end of each list to search for expired messages
+
+WALK: Final = 20_000
+"""How far beyond them an expired message may be for LREM to remove it: about 0.3 ms of the server's
+time."""
+
+SPARE: Final = 1000  # expired messages that may keep their place in a list before LREM removes any
+
+
+async def handle_timeout_message(
+    store: Store,
+    topic: str,
+    monitor: str,
+    *,
+    count: int,
+    recovery: int,
+    expected: int | None = None,
+    jump: int = 0,
+    far: int | None = None,
+    grace: int = 0,
+) -> TimedOut:
+    """Take over messages whose lease ran out at least `grace` ms ago, for `recovery` ms.
+
+    The caller decides what happens to them. Nothing is taken over if the server's time differs from
+    `expected` by more than `jump` ms. With `far`, if the clock was set back by more than `jump` ms,
+    messages with deadlines more than `far` ms ahead are taken over, too.
+    """
+    named: dict[str, Value] = {
+        "worker": monitor,
+        "max_count": check_range("count", count, 1, MAX_BATCH),
+        "recovery_ms": check_range("recovery", recovery, 1),
+        "expected_ms": "" if expected is None else expected,
+        "jump_ms": jump,
+        "far_ms": "" if far is None else far,
+        "grace_ms": check_range("grace", grace, 0),
+    }
+    fields = iter(await store.run("handle_timeout_message", topic, named))
+    now, surprised, behind = (int(next(fields)) for _ in range(3))
+    messages = [
+        Leased(decoded(id), int(token), record, decoded(lost_by))
+        for id, token, lost_by, record in zip(fields, fields, fields, fields, strict=True)
+    ]
+    return TimedOut(now, messages, bool(surprised), behind)
+
+
+async def expire_message(
+    store: Store, topic: str, monitor: str, *, count: int, recovery: int
+) -> Expired:
+    """Take up to `count` waiting messages whose time to live has passed, for `recovery` ms.
+
+    The caller then dead-letters them with the tokens returned here.
+    """
+    named: dict[str, Value] = {
+        "worker": monitor,
+        "max_count": check_range("count", count, 1, MAX_BATCH),
+        "recovery_ms": check_range("recovery", recovery, 1),
+        "window": WINDOW,
+        "walk": WALK,
+        "spare": SPARE,
+    }
+    fields = iter(await store.run("expire_message", topic, named))
+    now, wait = int(next(fields)), wait_of(next(fields))
+    messages = zip(fields, fields, fields, strict=True)
+    leased = [Leased(decoded(id), int(token), record) for id, token, record in messages]
+    return Expired(now, leased, wait)
+
+
+async def get_next_delay_task(store: Store, topic: str) -> int | None:
+    """Return the ms until the next due time, 0 if something is due, None if nothing waits."""
+    return wait_of(await store.run("get_next_delay_task", topic, {}))
+
+
+async def process_delay_message(store: Store, topic: str, *, count: int) -> list[str]:
+    """Make due messages pending, up to `count` per priority; return their ids."""
+    named: dict[str, Value] = {"max_count": check_range("count", count, 1, MAX_BATCH)}
+    return [decoded(id) for id in await store.run("process_delay_message", topic, named)]
+
+
+async def trim_archive(store: Store, topic: str, state: State) -> int:
+    """Drop archived messages over the age, the cap or the budget, a bounded number per call.
+
+    Return how many. If the script is recounting the bytes, call it until it has finished.
+    """
+    limits = await store.archive_limits(topic, state)
+    while True:
+        dropped, unfinished = await store.run("trim_archive", topic, {**limits}, archive=state)
+        if dropped or not unfinished:
+            return int(dropped)
+
+
+async def survey_topics(store: Store, topics: Sequence[str]) -> Surveyed:
+    """Return what comes next in each topic. All topics must be of one site."""
+    script = load("survey_topics")
+    found: dict[str, Survey] = {}
+    now = 0
+    for start in range(0, max(1, len(topics)), MAX_TOPICS):
+        chunk = topics[start : start + MAX_TOPICS]
+        keys = [getattr(store.keys.of(topic), key) for topic in chunk for key in script.keys]
+        reply = await store.caller.run(script, keys, [store.now()])
+        now, fields = int(reply[0]), iter(reply[1:])
+        for topic, waiting, *waits in zip(chunk, fields, fields, fields, fields, strict=True):
+            found[topic] = Survey(waiting, *map(wait_of, waits))
+    return Surveyed(now, found)
+
+
+async def ring_doorbell(store: Store, topic: str) -> bool:
+    """Give back a ring that the caller cannot use; return False if the doorbell already rang."""
+    return bool(await store.run("ring_doorbell", topic, {}))
+
+
+async def beat_worker(store: Store, worker: str, info: bytes, *, forget: int = 0) -> int:
+    """Record a worker's heartbeat and info; return the server's time.
+
+    Workers that were silent for `forget` ms are removed; 0: none is.
+    """
+    script = load("beat_worker")
+    named: dict[str, Value] = {
+        "now_ms": store.now(),
+        "worker": check_worker(worker),
+        "info": info,
+        "forget_ms": check_range("forget", forget, 0),
+    }
+    return int(await store.caller.run(script, [store.keys.workers], script.arguments(named)))
+
+
+async def forget_worker(store: Store, worker: str) -> None:
+    await store.caller.command("HDEL", store.keys.workers, check_worker(worker))
