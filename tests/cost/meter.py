@@ -91,7 +91,7 @@ class Stopwatch:
         self.handled = 0
         for module in (slots, consumer):
             patch.setattr(module, "time", self)
-        patch.setattr(wakeups, "LOOK_AROUND", 3600.0)
+        patch.setattr(wakeups, "SURVEY_EVERY", 3600.0)
         patch.setattr(caretaker, "ROUND", 3600.0)
         patch.setattr(registry, "BEAT", 3600.0)
         patch.setattr(consumer, "WAIT_HERE", 3600.0)
@@ -109,7 +109,7 @@ class Handlers:
         self._left = 0
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
-        self._slots = Slots((), concurrency=1, prefetch=0)
+        self._slots = Slots(concurrency=1, prefetch=0)
 
     def declare(self, *topics: str, plain: bool = False) -> None:
         """Declare a handler of each topic, async or plain."""

@@ -55,7 +55,16 @@ DRAINED_WITHIN: Final = 30.0
 AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produce_many", "admin")
 """Tasks of which the next one may be cancelled, too. The last three are an application's."""
 DUTIES: Final = (
-    *("monitor", "scheduler", "expirer", "lookout", "doorbell", "janitor", "beat", "caretaker"),
+    *(
+        "monitor",
+        "scheduler",
+        "expirer",
+        "survey",
+        "doorbell listener",
+        "janitor",
+        "registry",
+        "caretaker",
+    ),
 )
 """Loops: one that is cancelled is restarted by the watchdog."""
 FIRST: Final = ("start", "open")

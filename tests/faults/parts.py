@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
     from tests.faults.trial import Trial
 
-LOOPS: Final = ("doorbell", "lookout", "scheduler", "monitor", "crons", "janitor", "beat")
+LOOPS: Final = (
+    "doorbell listener",
+    "survey",
+    "scheduler",
+    "monitor",
+    "crons",
+    "janitor",
+    "registry",
+)
 TASKS: Final = ("dispatch", "lifecycle", "consumer")
 OTHERS: Final = ("keeper's task", "keeper's thread", "handler thread", "no threads", "all tasks")
 KINDS: Final = (*LOOPS, *TASKS, *OTHERS)
@@ -260,7 +268,7 @@ class Life:
         assert engine is not None
         if self._left:
             self._violated(f"{len(self._left)} messages were not handled within {WITHIN:g} s")
-        if engine._slots.held or engine._slots.running or engine._consumer._running:
+        if engine._slots.held or engine._slots.running or engine._consumer.running:
             self._violated(f"{worker.held} messages are in hand, {worker.running} run")
         if worker.trouble:
             self._violated(f"the worker is in trouble: {worker.trouble}")

@@ -121,7 +121,7 @@ def test_a_worker_that_starts_shows_a_0_for_whatever_may_come() -> None:
 def test_it_hears_what_it_can_count_until_it_is_told_to_stop() -> None:
     mq = MessageQueue("redis://nowhere")
     recorder = Recorder(mq)
-    assert not mq.events.wants(events.Completed)
+    assert events.Completed not in mq.events.wanted
     stop = recorder.listen()
     deaf = {kind for kind in get_args(events.Event) if kind not in recorder._count}
     assert deaf == {
@@ -133,7 +133,7 @@ def test_it_hears_what_it_can_count_until_it_is_told_to_stop() -> None:
     mq.events.emit(DONE)
     stop()
     mq.events.emit(DONE)
-    assert not mq.events.wants(events.Completed)
+    assert events.Completed not in mq.events.wanted
     assert recorder.tally.topics["t"].completed == 1
 
 

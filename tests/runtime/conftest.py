@@ -7,7 +7,8 @@ import time
 import pytest
 
 from mx_rmq.net import availability as link
-from mx_rmq.runtime import clock, deadlines, monitor, scheduler
+from mx_rmq.net import server_clock as clock
+from mx_rmq.runtime import deadlines, monitor, scheduler
 from mx_rmq.runtime.slots import Slots
 
 

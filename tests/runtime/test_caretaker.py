@@ -12,8 +12,8 @@ from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.net import availability as link_module
+from mx_rmq.net import server_clock as clock_module
 from mx_rmq.runtime import caretaker as module
-from mx_rmq.runtime import clock as clock_module
 from mx_rmq.runtime import deadlines as deadlines_module
 from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
 from mx_rmq.runtime.event_bus import Events

@@ -917,14 +917,14 @@ async def test_a_consumer_that_is_cancelled_when_it_wakes_costs_no_wake_up(
             await until(lambda: runs == [1] and not slots_of(worker).held)
             assert worker._engine is not None
             consumer = worker._engine._consumer
-            wake = consumer._wake
+            wake = consumer.start_ready
 
             def wake_and_cancel() -> None:  # a timer that the handler left behind strikes now
                 wake()
                 while tasks:
                     tasks.pop().cancel()
 
-            consumer._wake = wake_and_cancel  # type: ignore[method-assign]
+            consumer.start_ready = wake_and_cancel  # type: ignore[method-assign]
             await mq.produce("t", 2)
             await mq.produce("t", 3)
             await until(lambda: sorted(runs) == [1, 2, 3], within=5.0)

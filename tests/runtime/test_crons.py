@@ -10,7 +10,7 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.crons import LONGEST_SLEEP, TICK, Crons
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.store.store import Store

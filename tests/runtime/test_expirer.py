@@ -103,7 +103,7 @@ async def test_it_acts_again_when_the_next_one_expires_but_not_sooner_than_after
     assert await stage.act() == pytest.approx(60, abs=1)
 
 
-async def test_who_finds_nothing_leaves_it_to_others_until_the_next_look_around(
+async def test_who_finds_nothing_leaves_it_to_others_until_the_next_survey(
     store: Store, stage: Stage
 ) -> None:
     await pending(store, ttl=TTL)
@@ -196,7 +196,7 @@ async def mq(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MessageQueue]:
     """A queue whose workers look around and make their rounds more often than they do."""
-    monkeypatch.setattr(wakeups, "LOOK_AROUND", 0.2)
+    monkeypatch.setattr(wakeups, "SURVEY_EVERY", 0.2)
     monkeypatch.setattr(caretaker, "ROUND", 0.2)
     async with queue(server.url) as mq:
         yield mq

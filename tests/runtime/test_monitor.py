@@ -12,7 +12,7 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import VERSION, Priority, State
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import STOOD_STILL
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.monitor import LOOK, Monitor

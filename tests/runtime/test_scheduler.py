@@ -227,7 +227,7 @@ async def test_what_became_due_is_counted_and_told_to_whoever_listens(
         @mq.handler("t", partitions=2)
         async def handle(_: None) -> None: ...
 
-        assert not mq.events.wants(events.Due), "nobody pays for it unheard"
+        assert events.Due not in mq.events.wanted, "nobody pays for it unheard"
         async with Worker(mq):
             mq.events.subscribe(seen.append, events.Due)
             await mq.produce_many("t", [None] * 5, delay=0.1)
@@ -255,7 +255,7 @@ async def test_what_was_moved_is_told_at_once(store: Store) -> None:
 
 
 @steady
-async def test_a_topic_that_is_taken_up_is_asked_about_by_the_look_around_alone(
+async def test_a_topic_that_is_taken_up_is_asked_about_by_the_survey_alone(
     store: Store, server: Server, clock: Clock, tmp_path: Path
 ) -> None:
     await delayed(store, 5000)

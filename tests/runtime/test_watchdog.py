@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
-LOOPS = ("doorbell", "lookout", "scheduler", "monitor", "crons", "janitor", "beat")
+LOOPS = ("doorbell listener", "survey", "scheduler", "monitor", "crons", "janitor", "registry")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ async def test_a_worker_survives_that_all_tasks_are_cancelled(
                 cancel_all_tasks()
                 await asyncio.sleep(0.1)
             await until(lambda: len(done) == 300)
-        assert {event.part for event in seen.of(events.PartDied)} >= {"doorbell", "lookout"}
+        assert {event.part for event in seen.of(events.PartDied)} >= {"doorbell listener", "survey"}
 
 
 async def test_consumers_that_are_cancelled_before_they_begin_are_replaced(
@@ -147,7 +147,8 @@ async def test_consumers_that_are_cancelled_before_they_begin_are_replaced(
             assert worker._engine is not None
             consumer = worker._engine._consumer
             for _ in range(10):  # more often than consumers are woken at once
-                consumer._wake()
+                consumer._start_consumer()
+                consumer._woken += 1
                 for task in list(consumer._starting):
                     task.cancel()
                 await until(lambda: not consumer._starting)
@@ -171,13 +172,13 @@ async def test_a_part_that_keeps_dying_lets_the_worker_fail(
         await seen.one(events.WorkerStarted)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "survey_topics", die)
-            worker._engine._sites[0].look_around()  # type: ignore[union-attr]
-            await until(lambda: "the lookout is down" in worker.trouble)
+            worker._engine._sites[0].check_now()  # type: ignore[union-attr]
+            await until(lambda: "the survey is down" in worker.trouble)
             failed = await seen.one(events.WorkerFailed)
-            with pytest.raises(WorkerBroken, match="the lookout was restarted 10 times"):
+            with pytest.raises(WorkerBroken, match="the survey was restarted 10 times"):
                 await running
         assert failed.worker == "w1"
-        assert len(seen.of(events.PartDied, part="lookout")) <= MOST + 1
+        assert len(seen.of(events.PartDied, part="survey")) <= MOST + 1
         assert "the worker has failed" in worker.trouble
         assert await mq.admin.workers() == []
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core import events
 from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import Deadlines, stood_still
 from mx_rmq.runtime.expirer import expire
 from mx_rmq.runtime.loop import Complaints, Loop, each
@@ -157,7 +157,7 @@ class Caretaker:
         moved = MOVED
         while moved >= MOVED:
             moved = len(await self._store.process_delay_message(topic, count=MOVED))
-            if moved and self._bus.wants(events.Due):
+            if moved and events.Due in self._bus.wanted:
                 self._bus.emit(events.Due(topic_of(topic), moved))
 
     async def _take_over(self, site: int, topic: str) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mx_rmq.core.cron import Cron
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.store import Store
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.threads import Interrupted
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import Held, Stopped
+    from mx_rmq.runtime.slots import HeldMessage, Stopped
 
-message: Final[ContextVar[Held | None]] = ContextVar("mx_rmq.message", default=None)
+message: Final[ContextVar[HeldMessage | None]] = ContextVar("mx_rmq.message", default=None)
 """The message that is being handled; None: none."""
 
 worker: Final[ContextVar[str | None]] = ContextVar("mx_rmq.worker", default=None)

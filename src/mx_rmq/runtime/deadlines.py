@@ -16,11 +16,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.clock import JUMP
+from mx_rmq.net.server_clock import JUMP
 
 if TYPE_CHECKING:
     from mx_rmq.net.availability import Link
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
 
 STOOD_STILL: Final = 1.0
 """Seconds by which a step may come late before the process counts as having stood still."""
@@ -109,7 +109,7 @@ class Deadlines:
 
     def expected(self, topic: str) -> int | None:
         """Return the server time at which a call must run; None: whenever it runs, believe it."""
-        return None if topic in self._slow or not self._clock.knows else self._clock.now()
+        return None if topic in self._slow or not self._clock.is_known else self._clock.now()
 
     def surprised(self, topic: str) -> None:
         """The call did not run when it was expected, so it took nothing over.

@@ -72,7 +72,7 @@ class Engine:
         self._lease = lease
         self._handlers = handlers
         self._cron_list = tuple(crons)
-        self._slots = Slots((), concurrency=settings.concurrency, prefetch=settings.prefetch)
+        self._slots = Slots(concurrency=settings.concurrency, prefetch=settings.prefetch)
         self._threads = Threads(settings.concurrency)
         self._dispatcher = Dispatcher(store, self._slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self._slots, self._dispatcher, bus, worker=name)
@@ -96,7 +96,7 @@ class Engine:
         )
         self._janitor = Janitor(store, lambda: [*self._slots.topics, *self._caretaker.topics])
         self._registry = Registry(store, handlers, self._slots, self._consumer, worker=name)
-        self._beating = Loop("beat", self.beat)
+        self._beating = Loop("registry", self.beat)
         self._watchdog = Watchdog(
             name,
             bus,
@@ -147,7 +147,7 @@ class Engine:
             await crons.loop.stop()
         await asyncio.gather(*(site.stop_wakeups() for site in self._sites.values()))
         await self._dispatcher.stop(CANCEL_WITHIN)
-        self._consumer.take_no_more()
+        self._consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
         await self._lifecycle.flush(CANCEL_WITHIN)
@@ -169,7 +169,7 @@ class Engine:
                     return_exceptions=True,  # one server may be away
                 )
         left = self._slots.held or self._lifecycle.abandoned
-        clean = not left and not self._dispatcher.may_hold_unknown()
+        clean = not left and not self._dispatcher.may_have_unknown_leases()
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
 
@@ -189,7 +189,7 @@ class Engine:
 
     def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
         """Return whether a task runs one of this worker's handlers."""
-        return self._consumer.runs_in(task) is not None
+        return self._consumer.handler_in(task) is not None
 
     async def beat(self) -> float:
         """Tell the registry that this worker is alive, and serve partitions added since."""
@@ -269,10 +269,12 @@ class Engine:
     async def _cancel(self) -> None:
         """Cancel what still runs, and hand back what does not end."""
         for again, seconds in ((False, CANCEL_WITHIN), (True, 1.0)):
-            for held in self._consumer.running():
+            for held in list(self._consumer.running.values()):
                 held.stop(Stopped.SHUTDOWN, again=again)
             await self._until_settled(time.monotonic() + seconds)
-        for held in self._consumer.running():  # it ignores us: let another worker have it
+        for held in list(
+            self._consumer.running.values()
+        ):  # it ignores us: let another worker have it
             held.settling = True
             self._lifecycle.settle(held, Release())
 
@@ -283,7 +285,7 @@ class Engine:
         if self._dispatcher.on_hold and not on_hold:
             self._dispatcher.on_hold = False
             for site in self._sites.values():
-                site.look_around()
+                site.check_now()
         self._dispatcher.on_hold = on_hold
 
     def _on_failed(self, why: str) -> None:

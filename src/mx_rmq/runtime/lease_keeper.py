@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.consumer import Consumer
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import Held, Slots, TopicSlots
+    from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
     from mx_rmq.store import Store
 
 LOOK: Final = 0.25
@@ -112,7 +112,7 @@ class LeaseKeeper:
         self._heard_at = 0.0
         self._reported = False
         self._complaints = Complaints("lease keeper")
-        self._handing_back: set[Held] = set()
+        self._handing_back: set[HeldMessage] = set()
         """What is to be handed back, until that is done."""
 
     async def begin(self) -> None:
@@ -262,16 +262,16 @@ class LeaseKeeper:
         due, now = self._due()
         await self._by_site(life, due, lambda topic: self._extend(store, due[topic], now))
 
-    def _due(self) -> tuple[dict[TopicSlots, list[Held]], float]:
+    def _due(self) -> tuple[dict[TopicSlots, list[HeldMessage]], float]:
         """Return what was not extended for a third of the lease, and the time."""
         now = time.monotonic()
-        due: dict[TopicSlots, list[Held]] = defaultdict(list)
+        due: dict[TopicSlots, list[HeldMessage]] = defaultdict(list)
         for held in self._slots.held.copy():
             if now - held.extended_at >= self._every and not self._is_given_up(held, now):
                 due[held.topic].append(held)
         return due, now
 
-    async def _extend(self, store: Store, all_held: list[Held], now: float) -> None:
+    async def _extend(self, store: Store, all_held: list[HeldMessage], now: float) -> None:
         """Extend leases of one topic."""
         for start in range(0, len(all_held), MAX_BATCH):
             batch = all_held[start : start + MAX_BATCH]
@@ -286,7 +286,7 @@ class LeaseKeeper:
                 else:
                     self._tell_main(self._lifecycle.lease_lost, held)
 
-    def _is_given_up(self, held: Held, now: float) -> bool:
+    def _is_given_up(self, held: HeldMessage, now: float) -> bool:
         """Return whether to let a lease run out.
 
         A timeout cannot stop a handler that blocks the loop, so its lease ends instead.
@@ -303,7 +303,7 @@ class LeaseKeeper:
         """Hand back what has not started, if the loop stands still for longer than a lease."""
         if time.monotonic() - self._heard_at < max(self._lease, BLOCKED_AFTER):
             return
-        waiting: dict[TopicSlots, list[Held]] = defaultdict(list)
+        waiting: dict[TopicSlots, list[HeldMessage]] = defaultdict(list)
         there = self._slots.held.copy()
         self._handing_back &= there.keys()
         for held in there:
@@ -367,7 +367,7 @@ class LeaseKeeper:
 
     def _report(self, silent: float) -> None:
         task = None if self._main_loop is None else asyncio.current_task(self._main_loop)
-        handler = self._consumer.runs_in(task)
+        handler = self._consumer.handler_in(task)
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
         name = "no handler" if handler is None else handler.name

@@ -115,14 +115,15 @@ class Loop:
             await asyncio.wait([task], timeout=CANCEL_AGAIN)
 
     async def _run(self) -> None:
-        backoff, complaints = Backoff(), Complaints(self.name)
+        backoff, complaints = None, Complaints(self.name)
         while True:
             self._wake.clear()
             try:
                 pause = await self._step()
-                backoff.reset()
-            except Exception as error:  # noqa: BLE001 - a duty never ends by an error
+                backoff = None
+            except Exception as error:  # noqa: BLE001 - a loop never ends because of an error
                 complaints.failed(error)
+                backoff = backoff or Backoff()
                 await asyncio.sleep(backoff.next())
                 continue
             try:

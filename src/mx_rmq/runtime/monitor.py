@@ -21,7 +21,7 @@ from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
 if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.net.availability import Link
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
     from mx_rmq.store.results import TakenMessage

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.consumer import Consumer
-    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.slots import HeldMessage, Slots
     from mx_rmq.store import Store
 
 BEAT: Final = 15.0
@@ -96,7 +96,7 @@ class Registry:
                 "concurrency": self._slots.concurrency,
                 "running": self._slots.running,
                 "held": len(self._slots.held),
-                "doing": _doing(self._consumer.running()),
+                "doing": _doing(self._consumer.running.values()),
                 "down": {part: brief(why) for part, why in down.items()},
             }
         )
@@ -107,7 +107,7 @@ def _version() -> str:
     return version("mx-rmq")
 
 
-def _doing(running: Iterable[Held]) -> list[dict[str, Any]]:
+def _doing(running: Iterable[HeldMessage]) -> list[dict[str, Any]]:
     """Return what runs, the longest first."""
     now = time.monotonic()
     begun = [

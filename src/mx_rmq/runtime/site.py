@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mx_rmq.core import events
 from mx_rmq.core.partition import topic_of
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.monitor import Monitor
 from mx_rmq.runtime.scheduler import Scheduler
@@ -74,15 +74,15 @@ class Site:
 
     def _moved(self, topic: str, count: int) -> None:
         """The scheduler has moved messages of a topic to pending."""
-        self._dispatcher.ready(topic)
-        if self._bus.wants(events.Due):
+        self._dispatcher.wake(topic)
+        if events.Due in self._bus.wanted:
             self._bus.emit(events.Due(topic_of(topic), count))
 
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The loops that must run as long as the worker does."""
         return (
-            self._wakeups.looking,
+            self._wakeups.survey_loop,
             self._scheduler.loop,
             self._expirer.loop,
             self._monitor.loop,
@@ -94,11 +94,9 @@ class Site:
         for loop in self.loops:
             loop.start()
 
-    def look_around(self) -> None:
+    def check_now(self) -> None:
         """Survey every topic now, not at the next regular time."""
-        self._wakeups.looking.wake()
-        for listener in self._wakeups.listeners:
-            listener.listen_again()
+        self._wakeups.check_now()
 
     async def stop_wakeups(self) -> None:
         """Hear no more doorbells and make no more surveys."""

@@ -48,7 +48,7 @@ class Call:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._interrupted = False
-        self._generation = Generation()
+        self._forks = Forks.count
         self.began = False
         """A thread has entered the function."""
         self.on_wait: Callable[[], None] | None = None
@@ -75,7 +75,8 @@ class Call:
             result = self._context.run(self._inside)
         except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
             error = raised
-        self._generation.end_if_forked()
+        if Forks.count != self._forks:
+            os._exit(0)  # a child that the handler has forked must not go on as a second worker
         self.tell(result, error)
 
     def interrupt(self) -> None:
@@ -247,26 +248,18 @@ class Threads:
                 self.start()
 
 
-class Generation:
-    """Tells whether this is still the process in which it was made.
+class Forks:
+    """Counts how often this process and its ancestors were forked.
 
-    It does not ask the system, which would take longer than everything else done for a message.
+    If the count has changed, this is a child. Asking the system would take longer than everything
+    else that we do for a message.
     """
 
     count = 0
-    """How often the process was forked on its way here."""
-
-    def __init__(self) -> None:
-        self._count = Generation.count
-
-    def end_if_forked(self) -> None:
-        """End a child that a handler has forked and let go on: it must not be a second worker."""
-        if Generation.count != self._count:
-            os._exit(0)
 
 
 def _forked() -> None:
-    Generation.count += 1
+    Forks.count += 1
 
 
 os.register_at_fork(after_in_child=_forked)

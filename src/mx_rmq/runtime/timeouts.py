@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 from mx_rmq.runtime.slots import Stopped
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import Held
+    from mx_rmq.runtime.slots import HeldMessage
 
 
 class Timeouts:
     """Stops handlers that take too long."""
 
     def __init__(self) -> None:
-        self._deadlines: dict[Held, float] = {}
-        self._queue: list[tuple[float, int, Held]] = []
+        self._deadlines: dict[HeldMessage, float] = {}
+        self._queue: list[tuple[float, int, HeldMessage]] = []
         self._numbers = count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
-    def set(self, held: Held, seconds: float) -> None:
+    def set(self, held: HeldMessage, seconds: float) -> None:
         """Give a handler this many seconds from now."""
         deadline = time.monotonic() + seconds
         self._deadlines[held] = deadline
@@ -32,7 +32,7 @@ class Timeouts:
         if deadline < self._timer_at:
             self._arm(deadline)
 
-    def clear(self, held: Held) -> None:
+    def clear(self, held: HeldMessage) -> None:
         """A handler has ended."""
         self._deadlines.pop(held, None)
         if len(self._queue) > 64 + 2 * len(self._deadlines):  # most of them have ended
@@ -64,5 +64,5 @@ class Timeouts:
             if self._queue:
                 self._arm(self._queue[0][0])
 
-    def _valid(self, entry: tuple[float, int, Held]) -> bool:
+    def _valid(self, entry: tuple[float, int, HeldMessage]) -> bool:
         return self._deadlines.get(entry[2]) == entry[0]

@@ -1,10 +1,10 @@
-"""The wakeups: wake the parts of a worker when the topics of a site have something to do.
+"""The wakeups: wake the parts of a worker when there is something to do in the topics of a site.
 
-Doorbell listeners hear rings at once. A survey every ten seconds finds what a lost ring would have
-told. It is one call for all topics, so an idle worker costs a server almost nothing.
+Doorbell listeners notice a ring at once. A survey every ten seconds finds what a lost ring would
+have told us. It is one call for all topics, so an idle worker costs a server almost nothing.
 
 A blocking call names every doorbell, and one ring ends it, so the cost of a ring grows with the
-number of topics. A listener therefore takes at most 64 topics; a site with more has several.
+number of topics. That is why a listener has at most 64 topics; a site with more has several.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.net.doorbell import Doorbell
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.expirer import Expirer
     from mx_rmq.runtime.monitor import Monitor
@@ -28,18 +28,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-MOST: Final = 64
-"""Topics of one listener."""
+MOST: Final = 64  # topics per listener
 
 LISTEN: Final = 10.0
-"""Seconds that one wait for a ring lasts, if the worker has a single listener. With N of them
-each waits N times as long, so that together they start one wait every ten seconds."""
+"""Seconds that a wait for a ring lasts if the worker has a single listener. With N listeners each
+waits N times as long, so that together they start one wait every ten seconds."""
 
-LONGEST: Final = 300.0
-"""The longest that a wait lasts, in seconds."""
+LONGEST: Final = 300.0  # seconds that a wait for a ring may last
 
-LOOK_AROUND: Final = 10.0
-"""Seconds between two surveys."""
+SURVEY_EVERY: Final = 10.0  # seconds
 
 
 class Wakeups:
@@ -65,44 +62,50 @@ class Wakeups:
         self._scheduler = scheduler
         self._expirer = expirer
         self._monitor = monitor
-        self._every = min(LOOK_AROUND, lease)
+        self._every = min(SURVEY_EVERY, lease)
         self.listeners: list[DoorbellListener] = []
-        self.looking = Loop("lookout", self.look_around)
+        self.survey_loop = Loop("survey", self.survey)
 
     def add(self, topic: TopicSlots) -> None:
         """Serve a topic."""
         self._topics.append(topic.name)
-        if not self.listeners or self.listeners[-1].is_full:
+        if not self.listeners or len(self.listeners[-1].topics) >= MOST:
             doorbell = self._store.doorbell(self._site)
             listener = DoorbellListener(self._store, doorbell, self._dispatcher, self._scheduler)
             self.listeners.append(listener)
             listener.loop.start()
         self.listeners[-1].add(topic)
-        self.looking.wake()
+        self.survey_loop.wake()
 
-    async def look_around(self) -> float:
+    async def survey(self) -> float:
         """See what is pending, due, expired or overdue in every topic."""
         asked_at = time.monotonic()
-        seen = await self._store.survey_topics(self._topics.copy())
-        self._clock.heard(seen.now, asked_at)
-        for topic, survey in seen.topics.items():
-            if survey.pending:
-                self._dispatcher.ready(topic)
-            self._scheduler.saw(topic, survey.due)
-            self._expirer.saw(topic, survey.expires)
-            self._monitor.saw(topic, survey.deadline)
+        answer = await self._store.survey_topics(self._topics.copy())
+        self._clock.heard(answer.now, asked_at)
+        for topic, found in answer.topics.items():
+            if found.pending:
+                self._dispatcher.wake(topic)
+            self._scheduler.saw(topic, found.due)
+            self._expirer.saw(topic, found.expires)
+            self._monitor.saw(topic, found.deadline)
         return self._every
 
+    def check_now(self) -> None:
+        """Survey all topics now, and listen to all that have room."""
+        self.survey_loop.wake()
+        for listener in self.listeners:
+            listener.listen_again()
+
     async def stop(self) -> None:
-        """Stop. `hand_back_rings` replaces a ring that is lost on the way."""
-        await self.looking.stop()
+        """Stop. Rings that get lost are made up for by `hand_back_rings`."""
+        await self.survey_loop.stop()
         await asyncio.gather(*(listener.stop() for listener in self.listeners))
 
     async def hand_back_rings(self) -> None:
         """Ring for other workers where something is pending."""
-        seen = await self._store.survey_topics(self._topics)
-        for topic, survey in seen.topics.items():
-            if survey.pending:
+        answer = await self._store.survey_topics(self._topics)
+        for topic, found in answer.topics.items():
+            if found.pending:
                 await self._store.ring_doorbell(topic)
 
 
@@ -118,25 +121,41 @@ class DoorbellListener:
         self._dispatcher = dispatcher
         self._scheduler = scheduler
         self._waiting = False
-        self._waits = 0
-        """Waits begun so far: the number of the current one."""
+        self._waits = 0  # waits begun so far: the number of the current one
         self._unblocking: asyncio.Task[None] | None = None
-        self._ending = 0
-        """The number of the wait that `_unblocking` ends."""
-        self._again = False
-        """End the current wait too, once `_unblocking` is done."""
-        self.loop = Loop("doorbell", self.listen)
+        self._ending = 0  # the number of the wait that `_unblocking` ends
+        self._again = False  # end the current wait too, once `_unblocking` is done
+        self.loop = Loop("doorbell listener", self.listen)
         dispatcher.listeners += 1
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it has as many topics as it may."""
-        return len(self.topics) >= MOST
 
     def add(self, topic: TopicSlots) -> None:
         """Also listen to this topic."""
         self.topics[topic.name] = topic
         self.listen_again()
+
+    async def listen(self) -> float:
+        """Wait for one ring and pass it on."""
+        dispatcher = self._dispatcher
+        skipped = dispatcher.to_skip(self.topics.values())
+        listened = self.topics.keys() - {topic.name for topic in skipped}
+        seconds = min(LISTEN * dispatcher.listeners, LONGEST)
+        self._waiting = True
+        self._waits += 1
+        dispatcher.skipped.update(dict.fromkeys(skipped, self.listen_again))
+        try:
+            ring = await self._doorbell.wait(listened, self.topics, seconds)
+        finally:
+            self._waiting = False
+            for topic in skipped:
+                dispatcher.skipped.pop(topic, None)
+        if ring is None:
+            return 0.0
+        if ring.delay:
+            self._scheduler.rung(ring.topic)
+        elif not await dispatcher.take(ring.topic):
+            await self._store.ring_doorbell(ring.topic)  # for a worker that has room
+            dispatcher.wake(ring.topic)
+        return 0.0
 
     def listen_again(self) -> None:
         """End the current wait, so that the next one covers more topics."""
@@ -149,37 +168,6 @@ class DoorbellListener:
         elif self._ending != self._waits:  # it ends the wait before this one
             self._again = True
 
-    async def listen(self) -> float:
-        """Wait for one ring and pass it on."""
-        dispatcher = self._dispatcher
-        unheard = dispatcher.leaves_out(self.topics.values())
-        heard = self.topics.keys() - {topic.name for topic in unheard}
-        seconds = min(LISTEN * dispatcher.listeners, LONGEST)
-        self._waiting = True
-        self._waits += 1
-        dispatcher.unheard.update(dict.fromkeys(unheard, self.listen_again))
-        try:
-            ring = await self._doorbell.wait(heard, self.topics, seconds)
-        finally:
-            self._waiting = False
-            for topic in unheard:
-                dispatcher.unheard.pop(topic, None)
-        if ring is None:
-            return 0.0
-        if ring.delay:
-            self._scheduler.rung(ring.topic)
-        elif not await dispatcher.take(ring.topic):
-            await self._store.ring_doorbell(ring.topic)  # for a worker that has room
-            dispatcher.ready(ring.topic)
-        return 0.0
-
-    async def stop(self) -> None:
-        """Stop listening. A ring that is lost on the way is replaced later."""
-        await self.loop.stop()
-        if self._unblocking is not None:
-            await asyncio.wait([self._unblocking])
-        await self._doorbell.close()
-
     def _unblocked(self, task: asyncio.Task[None]) -> None:
         self._unblocking = None
         again, self._again = self._again, False
@@ -187,3 +175,10 @@ class DoorbellListener:
             self.listen_again()
         if not task.cancelled() and task.exception() is not None:
             logger.error("cannot end a wait for doorbells: %s", how_it_ended(task))
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self.loop.stop()
+        if self._unblocking is not None:
+            await asyncio.wait([self._unblocking])
+        await self._doorbell.close()

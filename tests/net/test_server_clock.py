@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from mx_rmq.runtime.clock import JUMP, ServerClock
+from mx_rmq.net.server_clock import JUMP, ServerClock
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [500.0]
-    monkeypatch.setattr("mx_rmq.runtime.clock.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("mx_rmq.net.server_clock.time.monotonic", lambda: now[0])
     return now
 
 

@@ -1,12 +1,11 @@
-"""The server's clock, as a worker estimates it between two answers."""
+"""The server's clock, estimated between two answers."""
 
 from __future__ import annotations
 
 import time
 from typing import Final
 
-JUMP: Final = 5.0
-"""Seconds by which the server's clock may differ from what was expected before that is a jump."""
+JUMP: Final = 5.0  # seconds; a larger difference from what we expect is a jump of the clock
 
 
 class ServerClock:
@@ -16,14 +15,13 @@ class ServerClock:
         self._told = 0
         self._asked_at = 0.0
         self._heard_at = 0.0
-        self.jumped_at = float("-inf")
-        """When a jump of the server's clock was last noticed, on the monotonic clock."""
+        self.jumped_at = float("-inf")  # when we last noticed a jump, on the monotonic clock
 
     def heard(self, now: int, asked_at: float) -> None:
-        """The server said that it is `now` (ms), at some moment since it was asked.
+        """Note that an answer to a call made at `asked_at` said that it is `now` (ms).
 
-        It jumped if no moment between two calls and their answers fits. An answer that was read
-        late, because this process stood still, leaves much room.
+        The clock jumped if no moment between the two calls and their answers fits. An answer that
+        we read late, because this process stood still, leaves much room.
         """
         heard_at = time.monotonic()
         if self._told:
@@ -34,10 +32,9 @@ class ServerClock:
         self._told, self._asked_at, self._heard_at = now, asked_at, heard_at
 
     @property
-    def knows(self) -> bool:
-        """Whether any answer has contained the server's time."""
+    def is_known(self) -> bool:
         return self._told > 0
 
     def now(self) -> int:
-        """Return the server's time, ms."""
+        """Return the server's time in ms."""
         return self._told + round((time.monotonic() - self._heard_at) * 1000)
