@@ -20,10 +20,11 @@ from mx_rmq.net.topology import CONNECTIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
+from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST
+from mx_rmq.runtime.doorbell_listener import MOST as MOST_HEARD
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
 from mx_rmq.runtime.registry import BEAT
-from mx_rmq.runtime.wakeups import LISTEN, LONGEST, SURVEY_EVERY
-from mx_rmq.runtime.wakeups import MOST as MOST_HEARD
+from mx_rmq.runtime.site import SURVEY_EVERY
 from mx_rmq.settings import Limits
 from mx_rmq.store.archive_budgets import FIXED
 

@@ -343,7 +343,7 @@ class Life:
 
     def _watch_keeper(self, keeper: Any) -> None:
         """Its tasks live in a loop of their own."""
-        loop = keeper._life.loop
+        loop = keeper._thread.loop
         loop.call_soon_threadsafe(loop.set_task_factory, watching(self))
 
     def _queue(self, url: str, patience: float = 10.0) -> MessageQueue:

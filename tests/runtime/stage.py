@@ -43,15 +43,15 @@ on_a_server = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
 def slots_of(worker: Worker) -> Slots:
     """Return the local slots of a running worker."""
     assert worker._engine is not None
-    return worker._engine._slots
+    return worker._engine.slots
 
 
-def recovery(store: Store, bus: Events, worker: str) -> Recovery:
+def recovery(store: Store, bus: Events, worker: str, lease: float = 30.0) -> Recovery:
     """What decides about messages that were taken over; its chance is a half."""
     slots = Slots(concurrency=1, prefetch=0)
     dispatcher = Dispatcher(store, slots, worker=worker, lease=30_000)
     lifecycle = Lifecycle(store, slots, dispatcher, bus, worker=worker)
-    return Recovery(lifecycle, bus, worker=worker, chance=lambda: 0.5)
+    return Recovery(store, lifecycle, bus, worker=worker, lease=lease, chance=lambda: 0.5)
 
 
 class Seen:

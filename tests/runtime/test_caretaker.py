@@ -52,10 +52,9 @@ class Rounds:
         self.caretaker = Caretaker(
             store,
             self.bus,
-            recovery(store, self.bus, "c"),
+            recovery(store, self.bus, "c", lease=3.0),
             served,
             worker="c",
-            lease=3.0,
         )
         self.caretaker._expected_at = self.now
 

@@ -860,7 +860,7 @@ async def test_more_time_asked_for_just_before_the_end_leaves_nothing_behind(
         await mq.produce_many("t", range(10))
         await seen.wait(events.Completed, 10)
         assert worker._engine is not None
-        assert worker._engine._consumer._timeouts._deadlines == {}
+        assert worker._engine.consumer._timeouts._timers == {}
 
 
 class Unequal:
@@ -916,7 +916,7 @@ async def test_a_consumer_that_is_cancelled_when_it_wakes_costs_no_wake_up(
             await mq.produce("t", 1)
             await until(lambda: runs == [1] and not slots_of(worker).held)
             assert worker._engine is not None
-            consumer = worker._engine._consumer
+            consumer = worker._engine.consumer
             wake = consumer.start_ready
 
             def wake_and_cancel() -> None:  # a timer that the handler left behind strikes now

@@ -64,10 +64,6 @@ async def pending(store: Store) -> int:
     return (await store.views.counts(TOPIC)).pending
 
 
-async def test_without_schedules_there_is_nothing_to_do(store: Store, clock: Clock) -> None:
-    assert await Timetable(store, clock).step() is None
-
-
 async def test_the_first_start_ever_fires_nothing(store: Store, clock: Clock) -> None:
     table = Timetable(store, clock, every(missed="once"))
     assert clock.now % MINUTE == 0  # a tick is now, and nobody was there to want it

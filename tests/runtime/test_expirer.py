@@ -10,7 +10,8 @@ import pytest
 from mx_rmq import Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.runtime import caretaker, expirer, wakeups
+from mx_rmq.runtime import caretaker, site
+from mx_rmq.runtime import recovery as recovery_module
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.expirer import PAUSE, Expirer
 from tests.lab.archives import find_archived
@@ -40,7 +41,7 @@ class Stage:
         self.bus = Events()
         self.seen = Seen(self.bus)
         self.recovery = recovery(store, self.bus, "e")
-        self.expirer = Expirer(store, self.recovery, worker="e", lease=30.0)
+        self.expirer = Expirer(self.recovery)
 
     async def act(self) -> float | None:
         """Tell it that something has expired, and let it act."""
@@ -77,7 +78,7 @@ async def test_what_has_expired_ends_in_the_dead_letters_and_is_told_once(
 async def test_a_topic_with_many_expired_messages_does_not_hold_up_the_others(
     store: Store, raw: Redis, clock: Clock, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expirer, "BATCH", 2)
+    monkeypatch.setattr(recovery_module, "EXPIRE_BATCH", 2)
     await pending(store, 5, ttl=TTL)
     await store.produce_normal_message("other", [draft(ttl=TTL)])
     clock.advance(TTL)
@@ -196,7 +197,7 @@ async def mq(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MessageQueue]:
     """A queue whose workers look around and make their rounds more often than they do."""
-    monkeypatch.setattr(wakeups, "SURVEY_EVERY", 0.2)
+    monkeypatch.setattr(site, "SURVEY_EVERY", 0.2)
     monkeypatch.setattr(caretaker, "ROUND", 0.2)
     async with queue(server.url) as mq:
         yield mq

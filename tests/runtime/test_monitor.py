@@ -15,7 +15,7 @@ from mx_rmq.core.message import VERSION, Priority, State
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import STOOD_STILL
 from mx_rmq.runtime.event_bus import Events
-from mx_rmq.runtime.monitor import LOOK, Monitor
+from mx_rmq.runtime.monitor import CHECK_EVERY, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, rewrite, take
 from tests.runtime.stage import Seen, handler, on_a_server, recovery
 
@@ -69,7 +69,7 @@ class Watch:
         monitor = self.monitor
         monitor.deadlines._silent_at -= seconds
         monitor.deadlines._asked_first_at -= seconds
-        for times in (monitor._looked_at, monitor._busy_since, monitor.deadlines._behind_since):
+        for times in (monitor._checked_at, monitor._busy_since, monitor.deadlines._behind_since):
             for topic in times:
                 times[topic] -= seconds
 
@@ -294,8 +294,8 @@ async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_
     (held,) = await leased(store, lease=3000)
     clock.advance(-3_600_000)
     watch = Watch(store, lease=3.0)
-    assert await watch.step() == pytest.approx(LOOK, abs=0.1)
-    watch.passed(LOOK)
+    assert await watch.step() == pytest.approx(CHECK_EVERY, abs=0.1)
+    watch.passed(CHECK_EVERY)
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
     watch.passed(HOLD_BACK + 0.1)
@@ -310,8 +310,8 @@ async def test_longer_leases_than_ours_are_left_alone_while_the_clock_is_right(
     await leased(store, lease=3_600_000)
     watch = Watch(store, lease=3.0)
     for _ in range(3):
-        assert await watch.step() == pytest.approx(LOOK, abs=0.1)
-        watch.passed(LOOK)
+        assert await watch.step() == pytest.approx(CHECK_EVERY, abs=0.1)
+        watch.passed(CHECK_EVERY)
     assert watch.seen.of(events.TakenOver) == []
 
 

@@ -1,9 +1,9 @@
 """The caretaker: looks after the topics that its worker does not serve.
 
-Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler. So no
-topic is neglected as long as any worker of the queue is alive. One worker at a time makes
-the rounds: every worker asks for the turn, and the one that has it keeps it while its rounds
-succeed. That is for cost only. Two caretakers at once would do no harm.
+Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler, so no
+topic is neglected as long as any worker of the queue is alive. One worker at a time makes the
+rounds: every worker asks for the turn, and the one that has it keeps it while its rounds succeed.
+That only saves calls; two caretakers at once would do no harm.
 
 A worker that serves a topic knows its handler's `max_crashes`, so it should be the one that takes
 over. The caretaker leaves that to it for a grace after the lease has run out. It also waits until
@@ -25,7 +25,6 @@ from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import Deadlines, stood_still
-from mx_rmq.runtime.expirer import expire
 from mx_rmq.runtime.loop import Complaints, Loop, each
 from mx_rmq.runtime.monitor import BATCH as TAKEN
 from mx_rmq.runtime.scheduler import BATCH as MOVED
@@ -39,14 +38,9 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.results import Survey, TakenMessage
 
-ROUND: Final = 10.0
-"""Seconds between two rounds."""
-
-TURN: Final = 20.0
-"""Seconds that a turn lasts after each request. If the worker dies, another gets the turn then."""
-
-GRACE: Final = 30.0
-"""Seconds after a lease has run out in which only workers that serve the topic take it over."""
+ROUND: Final = 10.0  # seconds between two rounds
+TURN: Final = 20.0  # seconds that a turn lasts after each request, even if the worker dies
+GRACE: Final = 30.0  # seconds in which only workers that serve the topic take over a lost message
 
 
 class Caretaker:
@@ -60,26 +54,24 @@ class Caretaker:
         served: Container[str],
         *,
         worker: str,
-        lease: float,
     ) -> None:
         self.topics: list[str] = []
-        """What it looks after, partitions by their names; empty while another worker does."""
+        """The topics and partitions it looks after; empty while another worker does."""
         self._store = store
         self._bus = bus
         self._recovery = recovery
         self._served = served
         self._worker = worker
-        self._lease = lease
         self._clocks: defaultdict[int, ServerClock] = defaultdict(ServerClock)
         self._deadlines: dict[int, Deadlines] = {}
         self._overdue: dict[str, float] = {}
-        """Since when a topic is known to have an overdue lease, on the monotonic clock."""
+        """By topic, since when we know of an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
         self._complaints = Complaints("caretaker")
         self.loop = Loop("caretaker", self.step)
 
     async def step(self) -> float:
-        """Make a round if it is this worker's turn; return the seconds until the next one."""
+        """Make a round if it is our turn; return the seconds until the next one."""
         if self._expected_at == float("inf"):  # spread workers that start together
             return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
         if stood_still(self._expected_at):
@@ -101,7 +93,7 @@ class Caretaker:
         return pause
 
     async def _visit(self, sites: dict[int, list[str]]) -> bool:
-        """Look after the topics of one server, site by site; say whether all of it worked."""
+        """Look after the topics of one server, site by site; return whether all of it worked."""
         try:
             for site, topics in sites.items():
                 await self._look_after(site, topics)
@@ -111,21 +103,22 @@ class Caretaker:
         return True
 
     async def _look_after(self, site: int, topics: Sequence[str]) -> None:
-        """See what is due or overdue in the topics of a site, and do it."""
+        """Find out what is due or overdue in the topics of a site, and act on it."""
         asked_at = time.monotonic()
         clock = self._clocks[site]
         if site not in self._deadlines:
             link = self._store.link_of(site)
             self._deadlines[site] = Deadlines(LONGEST_LEASE, link, clock)
-        seen = await self._store.survey_topics(topics)
-        clock.heard(seen.now, asked_at)
-        await each(seen.topics.items(), partial(self._tend, site), self._complaints)
-        expiring = [topic for topic, survey in seen.topics.items() if survey.expires == 0]
+        answer = await self._store.survey_topics(topics)
+        clock.heard(answer.now, asked_at)
+        await each(answer.topics.items(), partial(self._tend, site), self._complaints)
+        expiring = [topic for topic, found in answer.topics.items() if found.expires == 0]
         while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
-            expiring = [topic for topic in expiring if await self._expire(topic) == 0]
+            expire, complaints = self._recovery.expire, self._complaints
+            expiring = [topic for topic in expiring if await expire(topic, complaints) == 0]
 
     async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
-        """Do what a topic needs.
+        """Take over lost messages of a topic and move due ones.
 
         The workers that serve it may have a longer lease than ours, so we assume the longest.
         """
@@ -141,19 +134,8 @@ class Caretaker:
         if survey.due == 0 or taken:
             await self._promote(topic)
 
-    async def _expire(self, topic: str) -> int | None:
-        """Dead-letter a batch of expired messages; return the ms until the next one expires."""
-        return await expire(
-            self._store,
-            self._recovery,
-            topic,
-            worker=self._worker,
-            lease=self._lease,
-            complaints=self._complaints,
-        )
-
     async def _promote(self, topic: str) -> None:
-        """Move what is due from delayed to pending."""
+        """Move due messages from delayed to pending."""
         moved = MOVED
         while moved >= MOVED:
             moved = len(await self._store.process_delay_message(topic, count=MOVED))
@@ -161,7 +143,7 @@ class Caretaker:
                 self._bus.emit(events.Due(topic_of(topic), moved))
 
     async def _take_over(self, site: int, topic: str) -> bool:
-        """Take over what was lost long enough ago; say whether there was anything."""
+        """Take over messages that were lost long enough ago; return whether there were any."""
         clock, deadlines = self._clocks[site], self._deadlines[site]
         found = False
         while True:

@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 STOOD_STILL: Final = 1.0
 """Seconds by which a step may come late before the process counts as having stood still."""
 
-DECIDE_WITHIN: Final = 30.0
-"""Seconds to decide about a message that was taken over, if the lease is not shorter."""
+DECIDE_WITHIN: Final = 30.0  # seconds for which a message is leased that was taken over
 
 
 def stood_still(expected_at: float) -> bool:
-    """Return whether the process stood still: a step comes much later than it was expected."""
+    """Return whether the process stood still: a step comes much later than expected."""
     return time.monotonic() - expected_at > STOOD_STILL
+
+
+def decide_within(lease: float) -> int:
+    """Return how long to lease a message that was taken over, in ms: until we have decided."""
+    return round(min(lease, DECIDE_WITHIN) * 1000)
 
 
 class Deadlines:
@@ -44,8 +48,7 @@ class Deadlines:
         """Seconds after trouble in which every live holder extends its leases."""
         self._moment = min(lease / 4, 1.0)
         """Seconds in which a holder extends a lease once a silent server answers again."""
-        self.decide_within = round(min(lease, DECIDE_WITHIN) * 1000)
-        """Milliseconds to decide about a message that was taken over."""
+        self.decide_within = decide_within(lease)
         self.jump = round(min(JUMP, lease / 3) * 1000)
         """Milliseconds by which the server's time may differ from what we expect."""
         self.far = round((lease + JUMP) * 1000)
@@ -54,13 +57,10 @@ class Deadlines:
         self._stood_still_at = float("-inf")
         self._silent_at = float("-inf")
         self._asked_first_at = float("-inf")
-        """When the server was asked something harmless, because nothing was known about it."""
-        self._slow: set[str] = set()
-        """Topics whose last call ran later than it may, though the server's clock is right."""
+        """When we asked the server something harmless, because we knew nothing about it."""
+        self._slow: set[str] = set()  # topics whose last call ran late, though the clock is right
         self._behind_since: dict[str, float] = {}
-        """Since when we know, by topic, that the server's clock was set back."""
-
-    # trouble
+        """By topic, since when we know that the server's clock was set back."""
 
     def step_begins(self) -> None:
         """Note whether the process stood still since the last step."""
@@ -73,7 +73,7 @@ class Deadlines:
         self._expected_at = time.monotonic() + pause
 
     def pause(self) -> float:
-        """Return how many seconds to hold back; 0 or less: passed deadlines may be believed."""
+        """Return how many seconds to hold back; 0 or less: deadlines may be believed."""
         late_at = self._link.late_at
         if self._is_long_ago(self._silent_at, late_at):
             self._silent_at = late_at
@@ -84,7 +84,7 @@ class Deadlines:
         return until - time.monotonic()
 
     def _is_long_ago(self, at: float, now: float) -> bool:
-        """Not again and again, or a busy process or a slow server would stop all recovery."""
+        """Return whether to hold back again. If always, a slow server would stop all recovery."""
         return now - at > 4 * self.hold_back
 
     def overdue_for(self, since: float) -> float:
@@ -92,27 +92,23 @@ class Deadlines:
         trouble_at = max(self._link.back_at, self._link.late_at, self._clock.jumped_at)
         return time.monotonic() - max(since, trouble_at)
 
-    # a server that may have been silent
-
     def knows_server(self) -> bool:
-        """Return whether the server has answered for a moment, so holders could extend."""
+        """Return whether the server has answered long enough for holders to extend."""
         asked_first = time.monotonic() - self._asked_first_at <= 4 * self._moment
         return asked_first or self._link.is_known(self._moment)
 
     def asked_first(self, *, was_failing: bool) -> None:
-        """The server has answered a harmless call."""
+        """Note that the server has answered a harmless call."""
         self._asked_first_at = time.monotonic()
         if was_failing:
             self._silent_at = self._asked_first_at
-
-    # the server's clock
 
     def expected(self, topic: str) -> int | None:
         """Return the server time at which a call must run; None: whenever it runs, believe it."""
         return None if topic in self._slow or not self._clock.is_known else self._clock.now()
 
     def surprised(self, topic: str) -> None:
-        """The call did not run when it was expected, so it took nothing over.
+        """Note that a call did not run when it was expected, so it took nothing over.
 
         The clock was set, or the call was under way during an outage in which no lease could be
         extended. We hold back, then believe the next call: a server may always be late.
@@ -121,19 +117,18 @@ class Deadlines:
         self._silent_at = time.monotonic()
 
     def not_surprised(self, topic: str) -> None:
-        """The call ran when it was expected, or did what it did."""
         self._slow.discard(topic)
 
-    def is_behind(self, topic: str, ms: int, looked_at: float) -> None:
+    def is_behind(self, topic: str, ms: int, checked_at: float) -> None:
         """Note how far the server's clock is behind what it has been."""
         if ms <= JUMP * 1000:
             self._behind_since.pop(topic, None)
         elif topic not in self._behind_since:
             jumped_at = self._clock.jumped_at
-            self._behind_since[topic] = jumped_at if jumped_at > 0 else looked_at
+            self._behind_since[topic] = jumped_at if jumped_at > 0 else checked_at
 
     def sweep_at(self, topic: str) -> float:
-        """Return when far deadlines may be believed to be those of dead holders."""
+        """Return from when on far deadlines must be those of dead holders."""
         return self._behind_since.get(topic, float("inf")) + self.hold_back
 
     def may_sweep(self, topic: str) -> bool:

@@ -1,6 +1,6 @@
-"""The janitor: drops dead letters and quarantined messages that are over their age.
+"""The janitor: drops dead letters and quarantined messages that are too old.
 
-Whatever adds to an archive trims it, too. This is for archives to which nothing is added.
+Scripts that add to an archive trim it, too. This is for archives to which nothing is added.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.store import Store
 
-EVERY: Final = 3600.0
-"""Seconds between two rounds, about."""
+EVERY: Final = 3600.0  # seconds between two rounds, or down to half of that
 
 
 class Janitor:
@@ -30,9 +29,8 @@ class Janitor:
         self.loop = Loop("janitor", self.step)
 
     async def step(self) -> float:
-        """Trim every archive; return the seconds until the next round."""
         await each(self._topics(), self._trim, self._complaints)
-        return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - so that workers do not meet
+        return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def _trim(self, topic: str) -> None:
         for state in (State.DEAD, State.QUARANTINED):

@@ -1,11 +1,10 @@
 """The monitor: takes over messages whose worker went silent.
 
-It acts at the next deadline of a lease that it knows, if `deadlines.py` says that it may be
-believed. `recovery.py` decides what becomes of the message.
+It acts at the next lease deadline that it knows, if `deadlines.py` says that it may be believed.
+`recovery.py` decides what becomes of the message.
 
 After the server's clock was set back, the deadlines of dead holders lie far ahead, so no deadline
-says when to look. A topic with messages in processing is therefore looked at once a minute in any
-case.
+says when to check. A topic with messages in processing is therefore checked once a minute anyway.
 """
 
 from __future__ import annotations
@@ -26,15 +25,12 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
     from mx_rmq.store.results import TakenMessage
 
-BATCH: Final = 100
-"""Messages taken over by one call."""
-
-LOOK: Final = 60.0
-"""Seconds after which a topic is looked at, whatever its next deadline is."""
+BATCH: Final = 100  # messages taken over per call
+CHECK_EVERY: Final = 60.0  # seconds after which a topic is checked, whatever its next deadline is
 
 
 class Monitor:
-    """Watches the leases of every worker, in the topics of one site that this one serves."""
+    """Watches the leases that any worker has in the topics of one site that this one serves."""
 
     def __init__(
         self,
@@ -55,23 +51,22 @@ class Monitor:
         self._link = link
         self.deadlines = Deadlines(lease, link, clock)
         self._act_at: dict[str, float | None] = {}
-        """When to look, on the monotonic clock; None: nothing is in processing."""
+        """By topic, when the next lease runs out; None: nothing is in processing."""
         self._busy_since: dict[str, float] = {}
-        """Since when we know that something is in processing in a topic."""
-        self._looked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
-        """When a topic was last looked at."""
+        """By topic, since when we know that something is in processing."""
+        self._checked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
         self._complaints = Complaints("monitor")
         self.loop = Loop("monitor", self.step)
 
     def saw(self, topic: str, wait: int | None) -> None:
-        """A survey saw the next lease of a topic run out in `wait` ms."""
+        """Note that the next lease of a topic runs out in `wait` ms; None: there is none."""
         now = time.monotonic()
         known = self._act_at.get(topic)
         act = None if wait is None else now + wait / 1000
         self._act_at[topic] = act
         if known is None:
             self._busy_since[topic] = now
-        jumped = self._clock.jumped_at > self._looked_at[topic]
+        jumped = self._clock.jumped_at > self._checked_at[topic]
         if act is not None and (known is None or act < known or jumped):
             self.loop.wake()
 
@@ -89,15 +84,15 @@ class Monitor:
         return None if pause == float("inf") else pause
 
     def _due_at(self, topic: str) -> float:
-        """Return when a topic must be looked at."""
-        deadline, looked_at = self._act_at[topic], self._looked_at[topic]
+        """Return when to check a topic, on the monotonic clock."""
+        deadline, checked_at = self._act_at[topic], self._checked_at[topic]
         if deadline is None:
             return float("inf")
-        due_at = min(deadline, max(looked_at, self._busy_since[topic]) + LOOK)
-        if self._clock.jumped_at > looked_at:
+        due_at = min(deadline, max(checked_at, self._busy_since[topic]) + CHECK_EVERY)
+        if self._clock.jumped_at > checked_at:
             due_at = min(due_at, self._clock.jumped_at + self.deadlines.hold_back)
         sweep_at = self.deadlines.sweep_at(topic)
-        return min(due_at, sweep_at) if looked_at < sweep_at else due_at
+        return min(due_at, sweep_at) if checked_at < sweep_at else due_at
 
     async def _take_over(self, topic: str) -> None:
         deadlines = self.deadlines
@@ -106,7 +101,7 @@ class Monitor:
         if not deadlines.knows_server():
             await self._ask_first(topic)
             return
-        began = self._looked_at[topic] = time.monotonic()
+        began = self._checked_at[topic] = time.monotonic()
         while True:
             asked_at = time.monotonic()
             sweeps = deadlines.may_sweep(topic)
@@ -136,10 +131,10 @@ class Monitor:
         self.saw(topic, survey.deadline)
 
     async def _ask_first(self, topic: str) -> None:
-        """Ask the server something harmless before anything is taken over.
+        """Ask the server something harmless before taking anything over.
 
-        It may have been silent until now. If we took over with the first call that it answers, no
-        holder would have had the time to extend a lease.
+        It may have been silent until now. If the first call that it answers took messages over, no
+        holder would have had time to extend a lease.
         """
         was_failing = self._link.is_failing
         survey = (await self._store.survey_topics([topic])).topics[topic]

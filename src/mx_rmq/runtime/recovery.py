@@ -6,7 +6,8 @@ The monitor, the caretaker and the expirer take messages over. The lifecycle app
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, NewerRecord
@@ -19,6 +20,8 @@ from mx_rmq.core.outcome import (
     postponed,
 )
 from mx_rmq.core.partition import topic_of
+from mx_rmq.runtime.deadlines import decide_within
+from mx_rmq.runtime.loop import Complaints, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +30,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.outcome import Outcome
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.lifecycle import Lifecycle
+    from mx_rmq.store import Store
     from mx_rmq.store.results import Leased, TakenMessage
+
+EXPIRE_BATCH: Final = 100  # expired messages per call
 
 
 class Recovery:
@@ -35,15 +41,19 @@ class Recovery:
 
     def __init__(
         self,
+        store: Store,
         lifecycle: Lifecycle,
         bus: Events,
         *,
         worker: str,
+        lease: float,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self._store = store
         self._lifecycle = lifecycle
         self._bus = bus
         self._worker = worker
+        self._lease = lease
         self._chance = chance
 
     async def lost(self, name: str, one: TakenMessage, *, max_crashes: int, now: int) -> None:
@@ -53,8 +63,22 @@ class Recovery:
             name, one, now, lambda message, at: after_crash(message, max_crashes, one.lost_by, at)
         )
 
-    async def expired(self, name: str, one: Leased, *, now: int) -> None:
-        """Dead-letter a message that expired while it waited."""
+    async def expire(self, name: str, complaints: Complaints) -> int | None:
+        """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
+
+        Returns the ms until the next one expires, 0 if more have expired; None if none will, or if
+        we found nothing, because another worker was faster.
+        """
+        taken = await self._store.expire_message(
+            name, self._worker, count=EXPIRE_BATCH, recovery=decide_within(self._lease)
+        )
+        if not taken.messages:
+            return None
+        await each(taken.messages, partial(self._expired, name, taken.now), complaints)
+        await self._store.ring_doorbell(name)  # in an ordered topic, workers that asked got none
+        return taken.wait
+
+    async def _expired(self, name: str, now: int, one: Leased) -> None:
         await self._settle(name, one, now, _after_expiry)
 
     async def _settle(

@@ -1,7 +1,4 @@
-"""The wakeups: wake the parts of a worker when there is something to do in the topics of a site.
-
-Doorbell listeners notice a ring at once. A survey every ten seconds finds what a lost ring would
-have told us. It is one call for all topics, so an idle worker costs a server almost nothing.
+"""The doorbell listener: waits for rings of topics and wakes the dispatcher or the scheduler.
 
 A blocking call names every doorbell, and one ring ends it, so the cost of a ring grows with the
 number of topics. That is why a listener has at most 64 topics; a site with more has several.
@@ -10,7 +7,6 @@ number of topics. That is why a listener has at most 64 topics; a site with more
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.runtime.loop import Loop, how_it_ended, spawn
@@ -18,10 +14,7 @@ from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from mx_rmq.net.doorbell import Doorbell
-    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
-    from mx_rmq.runtime.expirer import Expirer
-    from mx_rmq.runtime.monitor import Monitor
     from mx_rmq.runtime.scheduler import Scheduler
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
@@ -35,78 +28,6 @@ LISTEN: Final = 10.0
 waits N times as long, so that together they start one wait every ten seconds."""
 
 LONGEST: Final = 300.0  # seconds that a wait for a ring may last
-
-SURVEY_EVERY: Final = 10.0  # seconds
-
-
-class Wakeups:
-    """Wakes dispatcher, scheduler, expirer and monitor for the topics of one site."""
-
-    def __init__(
-        self,
-        store: Store,
-        site: int,
-        clock: ServerClock,
-        dispatcher: Dispatcher,
-        scheduler: Scheduler,
-        expirer: Expirer,
-        monitor: Monitor,
-        *,
-        lease: float,
-    ) -> None:
-        self._store = store
-        self._site = site
-        self._topics: list[str] = []
-        self._clock = clock
-        self._dispatcher = dispatcher
-        self._scheduler = scheduler
-        self._expirer = expirer
-        self._monitor = monitor
-        self._every = min(SURVEY_EVERY, lease)
-        self.listeners: list[DoorbellListener] = []
-        self.survey_loop = Loop("survey", self.survey)
-
-    def add(self, topic: TopicSlots) -> None:
-        """Serve a topic."""
-        self._topics.append(topic.name)
-        if not self.listeners or len(self.listeners[-1].topics) >= MOST:
-            doorbell = self._store.doorbell(self._site)
-            listener = DoorbellListener(self._store, doorbell, self._dispatcher, self._scheduler)
-            self.listeners.append(listener)
-            listener.loop.start()
-        self.listeners[-1].add(topic)
-        self.survey_loop.wake()
-
-    async def survey(self) -> float:
-        """See what is pending, due, expired or overdue in every topic."""
-        asked_at = time.monotonic()
-        answer = await self._store.survey_topics(self._topics.copy())
-        self._clock.heard(answer.now, asked_at)
-        for topic, found in answer.topics.items():
-            if found.pending:
-                self._dispatcher.wake(topic)
-            self._scheduler.saw(topic, found.due)
-            self._expirer.saw(topic, found.expires)
-            self._monitor.saw(topic, found.deadline)
-        return self._every
-
-    def check_now(self) -> None:
-        """Survey all topics now, and listen to all that have room."""
-        self.survey_loop.wake()
-        for listener in self.listeners:
-            listener.listen_again()
-
-    async def stop(self) -> None:
-        """Stop. Rings that get lost are made up for by `hand_back_rings`."""
-        await self.survey_loop.stop()
-        await asyncio.gather(*(listener.stop() for listener in self.listeners))
-
-    async def hand_back_rings(self) -> None:
-        """Ring for other workers where something is pending."""
-        answer = await self._store.survey_topics(self._topics)
-        for topic, found in answer.topics.items():
-            if found.pending:
-                await self._store.ring_doorbell(topic)
 
 
 class DoorbellListener:

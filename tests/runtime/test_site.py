@@ -1,4 +1,4 @@
-"""The wakeups and the dispatcher: from a ring to messages in local slots."""
+"""A site and the dispatcher: from a ring to messages in local slots."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST, MOST, DoorbellListener
 from mx_rmq.runtime.event_bus import Events
-from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.janitor import Janitor
-from mx_rmq.runtime.monitor import Monitor
-from mx_rmq.runtime.scheduler import STAND_IN, Scheduler
-from mx_rmq.runtime.wakeups import LISTEN, LONGEST, MOST, SURVEY_EVERY, DoorbellListener, Wakeups
+from mx_rmq.runtime.scheduler import STAND_IN
+from mx_rmq.runtime.site import SURVEY_EVERY, Site
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, dead, delayed, draft, leased, pending
 from tests.lab.proxy import Proxy
@@ -37,7 +35,7 @@ steady = pytest.mark.usefixtures("steady")
 
 
 class Post:
-    """Wakeups with those that it wakes, and nobody who runs anything."""
+    """A site and a dispatcher, and nobody who runs anything."""
 
     def __init__(
         self,
@@ -53,7 +51,6 @@ class Post:
         self.slots = slots_for(handlers.values(), concurrency=concurrency)
         self.quiet = 0
         self.taken = 0
-        clock = ServerClock()
         self.dispatcher = Dispatcher(
             store,
             self.slots,
@@ -64,28 +61,20 @@ class Post:
         self.dispatcher.consumer = consumer
         self._listen_again = self.dispatcher.listen_again
         self.dispatcher.listen_again = self._on_quiet  # type: ignore[method-assign]
-        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic, count: None)
-        self.monitor = Monitor(
-            store,
-            handlers,
-            clock,
-            recovery(store, Events(), "w1"),
-            worker="w1",
-            lease=lease,
-            link=store.link_of(0),
-        )
-        self.expirer = Expirer(store, recovery(store, Events(), "w1"), worker="w1", lease=lease)
-        self.wakeups = Wakeups(
+        self.site = Site(
             store,
             0,
-            clock,
             self.dispatcher,
-            self.scheduler,
-            self.expirer,
-            self.monitor,
+            recovery(store, Events(), "w1", lease),
+            Events(),
+            (),
+            worker="w1",
             lease=lease,
         )
-        self.wakeups._topics += handlers
+        self.site.handlers.update(handlers)
+        self.scheduler, self.monitor = self.site.scheduler, self.site.monitor
+        for topic in handlers:
+            self.scheduler.rung(topic)
         self.listener = DoorbellListener(store, store.doorbell(), self.dispatcher, self.scheduler)
         self.listener.topics |= self.slots.topics
 
@@ -103,7 +92,7 @@ class Post:
 
     async def close(self) -> None:
         await self.listener.stop()
-        await self.wakeups.stop()
+        await self.site.stop_taking()
         await self.dispatcher.stop(5)
 
 
@@ -235,7 +224,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
     await post.close()
 
 
-# the wakeups
+# the site
 
 
 async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
@@ -329,7 +318,7 @@ async def test_a_wait_is_ended_although_the_one_before_is_still_being_ended(
 async def test_a_survey_finds_what_no_ring_told(post: Post, raw: Redis) -> None:
     await pending(post.store, 2)
     await raw.delete(post.store.keys.of(TOPIC).doorbell)
-    assert await post.wakeups.survey() == SURVEY_EVERY
+    assert await post.site.survey() == SURVEY_EVERY
     await until(lambda: len(post.slots.held) == 2)
 
 
@@ -339,7 +328,7 @@ async def test_a_survey_tells_due_times_and_deadlines(store: Store) -> None:
     assert await post.scheduler.step() is None
     await leased(store, lease=8000)
     await delayed(store, 5000)
-    await post.wakeups.survey()
+    await post.site.survey()
     assert await post.scheduler.step() == pytest.approx(5 + STAND_IN, abs=0.1)
     assert await post.monitor.step() == pytest.approx(8, abs=0.1)
     await post.close()
@@ -347,7 +336,7 @@ async def test_a_survey_tells_due_times_and_deadlines(store: Store) -> None:
 
 async def test_a_short_lease_is_looked_after_more_often(store: Store) -> None:
     post = Post(store, lease=0.7)
-    assert await post.wakeups.survey() == 0.7
+    assert await post.site.survey() == 0.7
     await post.close()
 
 
@@ -355,7 +344,7 @@ async def test_rings_are_handed_back_where_something_is_pending(store: Store, ra
     post = Post(store, TOPIC, "other")
     await pending(store)
     await raw.delete(store.keys.of(TOPIC).doorbell)
-    await post.wakeups.hand_back_rings()
+    await post.site.hand_back_rings()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
     assert await raw.llen(store.keys.of("other").doorbell) == 0
     await post.close()
@@ -367,15 +356,15 @@ async def test_many_topics_are_seen_together_and_heard_by_several_listeners(
     topics = [f"t{number}" for number in range(3 * MOST + 1)]
     post = Post(store, *topics)
     for topic in post.slots.topics.values():
-        post.wakeups.add(topic)
-    assert [len(one.topics) for one in post.wakeups.listeners] == [MOST, MOST, MOST, 1]
+        post.site.add(topic)
+    assert [len(one.topics) for one in post.site.listeners] == [MOST, MOST, MOST, 1]
     for name in (topics[-1], topics[0], topics[MOST]):
         held = len(post.slots.held)
         await store.produce_normal_message(name, [draft(1)])
         await until(lambda held=held: len(post.slots.held) == held + 1)  # type: ignore[misc]
     await store.produce_normal_message("t7", [draft(1)])
     await raw.delete(store.keys.of("t7").doorbell)
-    await post.wakeups.survey()
+    await post.site.survey()
     await until(lambda: len(post.slots.held) == 4)
     await post.close()
 
