@@ -15,6 +15,7 @@ from mx_rmq.net import availability as link_module
 from mx_rmq.net import server_clock as clock_module
 from mx_rmq.runtime import caretaker as module
 from mx_rmq.runtime import deadlines as deadlines_module
+from mx_rmq.runtime import recovery as recovery_module
 from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.settings import LONGEST_LEASE
@@ -43,7 +44,7 @@ class Rounds:
 
     def __init__(self, store: Store, clock: Clock, patch: pytest.MonkeyPatch, *served: str) -> None:
         self.now = 1000.0
-        for one in (module, clock_module, deadlines_module, link_module):
+        for one in (module, clock_module, deadlines_module, link_module, recovery_module):
             patch.setattr(one, "time", self)
         self._clock = clock
         self.bus = Events()

@@ -10,10 +10,13 @@ import pytest
 from mx_rmq import Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime import caretaker, site
 from mx_rmq.runtime import recovery as recovery_module
+from mx_rmq.runtime.deadlines import Deadlines
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.expirer import PAUSE, Expirer
+from mx_rmq.runtime.loop import Complaints
 from tests.lab.archives import find_archived
 from tests.lab.messages import TOPIC, delayed, draft, leased, message, pending, take
 from tests.lab.snapshot import snapshot
@@ -78,7 +81,7 @@ async def test_what_has_expired_ends_in_the_dead_letters_and_is_told_once(
 async def test_a_topic_with_many_expired_messages_does_not_hold_up_the_others(
     store: Store, raw: Redis, clock: Clock, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery_module, "EXPIRE_BATCH", 2)
+    monkeypatch.setattr(recovery_module, "BATCH", 2)
     await pending(store, 5, ttl=TTL)
     await store.produce_normal_message("other", [draft(ttl=TTL)])
     clock.advance(TTL)
@@ -181,9 +184,11 @@ async def test_a_message_that_was_lost_after_its_time_expires_without_a_crash(
 ) -> None:
     await leased(store, ttl=TTL if past else 9 * TTL, lease=TTL)
     clock.advance(TTL)
-    taken = await store.handle_timeout_message(TOPIC, "e", count=9, recovery=TTL)
-    for one in taken.messages:
-        await stage.recovery.lost(TOPIC, one, max_crashes=1, now=taken.now)
+    deadlines = Deadlines(TTL / 1000, store.link_of(0), ServerClock())
+    complaints = Complaints("test")
+    await stage.recovery.take_over(
+        TOPIC, deadlines, complaints, expected=None, far=None, max_crashes=1
+    )
     (died,) = stage.seen.of(events.Died)
     assert died.attempts == (0 if past else 1)
     assert died.reason.partition(":")[0] == ("expired" if past else "crashed")

@@ -13,7 +13,7 @@ from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import VERSION, Priority, State
 from mx_rmq.net.server_clock import ServerClock
-from mx_rmq.runtime.deadlines import STOOD_STILL
+from mx_rmq.runtime.deadlines import STOOD_STILL, Deadlines
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.monitor import CHECK_EVERY, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, rewrite, take
@@ -41,11 +41,8 @@ class Watch:
         self.monitor = Monitor(
             store,
             {topic: handler(topic, **options) for topic in topics or (TOPIC,)},
-            self.clock,
+            Deadlines(lease, store.link_of(0), self.clock),
             recovery(store, self.bus, "m"),
-            worker="m",
-            lease=lease,
-            link=store.link_of(0),
         )
         self.store = store
         self.know()

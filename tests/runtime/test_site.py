@@ -68,7 +68,6 @@ class Post:
             recovery(store, Events(), "w1", lease),
             Events(),
             (),
-            worker="w1",
             lease=lease,
         )
         self.site.handlers.update(handlers)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -26,7 +25,7 @@ from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import Deadlines, stood_still
 from mx_rmq.runtime.loop import Complaints, Loop, each
-from mx_rmq.runtime.monitor import BATCH as TAKEN
+from mx_rmq.runtime.recovery import BATCH
 from mx_rmq.runtime.scheduler import BATCH as MOVED
 from mx_rmq.settings import LONGEST_LEASE
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Survey, TakenMessage
+    from mx_rmq.store.results import Survey
 
 ROUND: Final = 10.0  # seconds between two rounds
 TURN: Final = 20.0  # seconds that a turn lasts after each request, even if the worker dies
@@ -47,13 +46,7 @@ class Caretaker:
     """Makes the rounds through every topic of the queue but those in `served`."""
 
     def __init__(
-        self,
-        store: Store,
-        bus: Events,
-        recovery: Recovery,
-        served: Container[str],
-        *,
-        worker: str,
+        self, store: Store, bus: Events, recovery: Recovery, served: Container[str], *, worker: str
     ) -> None:
         self.topics: list[str] = []
         """The topics and partitions it looks after; empty while another worker does."""
@@ -62,8 +55,7 @@ class Caretaker:
         self._recovery = recovery
         self._served = served
         self._worker = worker
-        self._clocks: defaultdict[int, ServerClock] = defaultdict(ServerClock)
-        self._deadlines: dict[int, Deadlines] = {}
+        self._deadlines: dict[int, Deadlines] = {}  # by site
         self._overdue: dict[str, float] = {}
         """By topic, since when we know of an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
@@ -105,32 +97,29 @@ class Caretaker:
     async def _look_after(self, site: int, topics: Sequence[str]) -> None:
         """Find out what is due or overdue in the topics of a site, and act on it."""
         asked_at = time.monotonic()
-        clock = self._clocks[site]
         if site not in self._deadlines:
+            # The workers that serve the topics may have a longer lease than ours.
             link = self._store.link_of(site)
-            self._deadlines[site] = Deadlines(LONGEST_LEASE, link, clock)
+            self._deadlines[site] = Deadlines(LONGEST_LEASE, link, ServerClock())
+        deadlines = self._deadlines[site]
         answer = await self._store.survey_topics(topics)
-        clock.heard(answer.now, asked_at)
-        await each(answer.topics.items(), partial(self._tend, site), self._complaints)
+        deadlines.clock.heard(answer.now, asked_at)
+        await each(answer.topics.items(), partial(self._tend, deadlines), self._complaints)
         expiring = [topic for topic, found in answer.topics.items() if found.expires == 0]
         while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
             expire, complaints = self._recovery.expire, self._complaints
             expiring = [topic for topic in expiring if await expire(topic, complaints) == 0]
 
-    async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
-        """Take over lost messages of a topic and move due ones.
-
-        The workers that serve it may have a longer lease than ours, so we assume the longest.
-        """
-        topic, survey = seen
+    async def _tend(self, deadlines: Deadlines, found: tuple[str, Survey]) -> None:
+        """Take over lost messages of a topic and move due ones."""
+        topic, survey = found
         taken = False
-        deadlines = self._deadlines[site]
         if survey.deadline is None or 0 < survey.deadline <= deadlines.far:
             self._overdue.pop(topic, None)
         else:  # overdue, or so far ahead that it was set before the clock was set back
             since = self._overdue.setdefault(topic, time.monotonic())
             if deadlines.overdue_for(since) >= deadlines.hold_back:
-                taken = await self._take_over(site, topic)
+                taken = await self._take_over(deadlines, topic)
         if survey.due == 0 or taken:
             await self._promote(topic)
 
@@ -142,32 +131,24 @@ class Caretaker:
             if moved and events.Due in self._bus.wanted:
                 self._bus.emit(events.Due(topic_of(topic), moved))
 
-    async def _take_over(self, site: int, topic: str) -> bool:
+    async def _take_over(self, deadlines: Deadlines, topic: str) -> bool:
         """Take over messages that were lost long enough ago; return whether there were any."""
-        clock, deadlines = self._clocks[site], self._deadlines[site]
         found = False
         while True:
-            asked_at = time.monotonic()
-            taken = await self._store.handle_timeout_message(
+            taken = await self._recovery.take_over(
                 topic,
-                self._worker,
-                count=TAKEN,
-                recovery=deadlines.decide_within,
-                expected=clock.now(),
-                jump=deadlines.jump,
+                deadlines,
+                self._complaints,
+                expected=deadlines.clock.now(),
                 far=deadlines.far,
-                grace=round(GRACE * 1000),
+                max_crashes=MAX_CRASHES,
+                grace=GRACE,
             )
-            clock.heard(taken.now, asked_at)
-            await each(taken.messages, partial(self._recover, clock, topic), self._complaints)
             found = found or bool(taken.messages)
             if taken.surprised:  # the clock was set, or the call was on its way through an outage
                 self._overdue[topic] = time.monotonic()
-            if len(taken.messages) < TAKEN:
+            if len(taken.messages) < BATCH:
                 break
         if found:  # in an ordered topic, workers that asked meanwhile were refused
             await self._store.ring_doorbell(topic)
         return found
-
-    async def _recover(self, clock: ServerClock, topic: str, one: TakenMessage) -> None:
-        await self._recovery.lost(topic, one, max_crashes=MAX_CRASHES, now=clock.now())

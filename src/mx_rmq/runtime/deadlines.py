@@ -42,8 +42,8 @@ class Deadlines:
     """Decides whether the deadlines of one site may be believed. Times are monotonic."""
 
     def __init__(self, lease: float, link: Link, clock: ServerClock) -> None:
-        self._link = link
-        self._clock = clock
+        self.link = link
+        self.clock = clock
         self.hold_back = min(lease / 3, 10.0) + 1.0
         """Seconds after trouble in which every live holder extends its leases."""
         self._moment = min(lease / 4, 1.0)
@@ -74,11 +74,11 @@ class Deadlines:
 
     def pause(self) -> float:
         """Return how many seconds to hold back; 0 or less: deadlines may be believed."""
-        late_at = self._link.late_at
+        late_at = self.link.late_at
         if self._is_long_ago(self._silent_at, late_at):
             self._silent_at = late_at
         trouble_at = max(
-            self._link.back_at, self._clock.jumped_at, self._stood_still_at, self._silent_at
+            self.link.back_at, self.clock.jumped_at, self._stood_still_at, self._silent_at
         )
         until = max(trouble_at + self.hold_back, self._asked_first_at + self._moment)
         return until - time.monotonic()
@@ -89,23 +89,23 @@ class Deadlines:
 
     def overdue_for(self, since: float) -> float:
         """Return for how many seconds holders could have extended their leases, since a time."""
-        trouble_at = max(self._link.back_at, self._link.late_at, self._clock.jumped_at)
+        trouble_at = max(self.link.back_at, self.link.late_at, self.clock.jumped_at)
         return time.monotonic() - max(since, trouble_at)
 
     def knows_server(self) -> bool:
         """Return whether the server has answered long enough for holders to extend."""
         asked_first = time.monotonic() - self._asked_first_at <= 4 * self._moment
-        return asked_first or self._link.is_known(self._moment)
+        return asked_first or self.link.is_known(self._moment)
 
     def asked_first(self, *, was_failing: bool) -> None:
-        """Note that the server has answered a harmless call."""
+        """Note that the server has answered a harmless call; `was_failing`: before that call."""
         self._asked_first_at = time.monotonic()
         if was_failing:
             self._silent_at = self._asked_first_at
 
     def expected(self, topic: str) -> int | None:
         """Return the server time at which a call must run; None: whenever it runs, believe it."""
-        return None if topic in self._slow or not self._clock.is_known else self._clock.now()
+        return None if topic in self._slow or not self.clock.is_known else self.clock.now()
 
     def surprised(self, topic: str) -> None:
         """Note that a call did not run when it was expected, so it took nothing over.
@@ -124,7 +124,7 @@ class Deadlines:
         if ms <= JUMP * 1000:
             self._behind_since.pop(topic, None)
         elif topic not in self._behind_since:
-            jumped_at = self._clock.jumped_at
+            jumped_at = self.clock.jumped_at
             self._behind_since[topic] = jumped_at if jumped_at > 0 else checked_at
 
     def sweep_at(self, topic: str) -> float:

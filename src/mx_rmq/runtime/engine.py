@@ -184,7 +184,6 @@ class Engine:
             self._recovery,
             self._bus,
             [cron for cron in self._crons if self._store.site_of(cron.topic) == number],
-            worker=self._name,
             lease=self._lease,
         )
         site.start()

@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.deadlines import Deadlines
 from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.recovery import BATCH
 
 if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
-    from mx_rmq.net.availability import Link
-    from mx_rmq.net.server_clock import ServerClock
+    from mx_rmq.runtime.deadlines import Deadlines
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import TakenMessage
 
-BATCH: Final = 100  # messages taken over per call
 CHECK_EVERY: Final = 60.0  # seconds after which a topic is checked, whatever its next deadline is
 
 
@@ -33,23 +29,13 @@ class Monitor:
     """Watches the leases that any worker has in the topics of one site that this one serves."""
 
     def __init__(
-        self,
-        store: Store,
-        handlers: dict[str, Handler],
-        clock: ServerClock,
-        recovery: Recovery,
-        *,
-        worker: str,
-        lease: float,
-        link: Link,
+        self, store: Store, handlers: dict[str, Handler], deadlines: Deadlines, recovery: Recovery
     ) -> None:
         self._store = store
         self._handlers = handlers
-        self._clock = clock
+        self.deadlines = deadlines
+        self._clock = deadlines.clock
         self._recovery = recovery
-        self._worker = worker
-        self._link = link
-        self.deadlines = Deadlines(lease, link, clock)
         self._act_at: dict[str, float | None] = {}
         """By topic, when the next lease runs out; None: nothing is in processing."""
         self._busy_since: dict[str, float] = {}
@@ -103,19 +89,15 @@ class Monitor:
             return
         began = self._checked_at[topic] = time.monotonic()
         while True:
-            asked_at = time.monotonic()
             sweeps = deadlines.may_sweep(topic)
-            taken = await self._store.handle_timeout_message(
+            taken = await self._recovery.take_over(
                 topic,
-                self._worker,
-                count=BATCH,
-                recovery=deadlines.decide_within,
+                deadlines,
+                self._complaints,
                 expected=deadlines.expected(topic),
-                jump=deadlines.jump,
                 far=deadlines.far if sweeps else None,
+                max_crashes=self._handlers[topic].max_crashes,
             )
-            self._clock.heard(taken.now, asked_at)
-            await each(taken.messages, partial(self._recover, topic), self._complaints)
             deadlines.not_surprised(topic)
             if taken.surprised or self._clock.jumped_at >= began:
                 deadlines.surprised(topic)
@@ -136,11 +118,7 @@ class Monitor:
         It may have been silent until now. If the first call that it answers took messages over, no
         holder would have had time to extend a lease.
         """
-        was_failing = self._link.is_failing
+        was_failing = self.deadlines.link.is_failing
         survey = (await self._store.survey_topics([topic])).topics[topic]
         self.deadlines.asked_first(was_failing=was_failing)
         self.saw(topic, survey.deadline)
-
-    async def _recover(self, name: str, one: TakenMessage) -> None:
-        max_crashes = self._handlers[name].max_crashes
-        await self._recovery.lost(name, one, max_crashes=max_crashes, now=self._clock.now())

@@ -17,6 +17,7 @@ from mx_rmq.core import events
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.crons import Crons
+from mx_rmq.runtime.deadlines import Deadlines
 from mx_rmq.runtime.doorbell_listener import MOST, DoorbellListener
 from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.loop import Loop
@@ -49,7 +50,6 @@ class Site:
         bus: Events,
         crons: Iterable[Cron],
         *,
-        worker: str,
         lease: float,
     ) -> None:
         self._store = store
@@ -63,15 +63,8 @@ class Site:
         self.survey_loop = Loop("survey", self.survey)
         self.scheduler = Scheduler(store, on_moved=self._moved)
         self.expirer = Expirer(recovery)
-        self.monitor = Monitor(
-            store,
-            self.handlers,
-            self.clock,
-            recovery,
-            worker=worker,
-            lease=lease,
-            link=store.link_of(number),
-        )
+        deadlines = Deadlines(lease, store.link_of(number), self.clock)
+        self.monitor = Monitor(store, self.handlers, deadlines, recovery)
         self._crons = [Crons(store, mine, self.clock, bus)] if (mine := tuple(crons)) else []
 
     @property
