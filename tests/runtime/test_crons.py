@@ -38,7 +38,7 @@ class LabClock(ServerClock):
         super().__init__()
         self._clock = clock
 
-    def heard(self, now: int, asked_at: float) -> None: ...
+    def update(self, now: int, asked_at: float) -> None: ...
 
     def now(self) -> int:
         return self._clock.now

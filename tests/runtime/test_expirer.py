@@ -16,7 +16,7 @@ from mx_rmq.runtime import recovery as recovery_module
 from mx_rmq.runtime.deadlines import Deadlines
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.expirer import PAUSE, Expirer
-from mx_rmq.runtime.loop import Complaints
+from mx_rmq.runtime.loop import FailureLog
 from tests.lab.archives import find_archived
 from tests.lab.messages import TOPIC, delayed, draft, leased, message, pending, take
 from tests.lab.snapshot import snapshot
@@ -48,7 +48,7 @@ class Stage:
 
     async def act(self) -> float | None:
         """Tell it that something has expired, and let it act."""
-        self.expirer.saw(TOPIC, 0)
+        self.expirer.surveyed(TOPIC, 0)
         return await self.expirer.step()
 
 
@@ -85,8 +85,8 @@ async def test_a_topic_with_many_expired_messages_does_not_hold_up_the_others(
     await pending(store, 5, ttl=TTL)
     await store.produce_normal_message("other", [draft(ttl=TTL)])
     clock.advance(TTL)
-    stage.expirer.saw(TOPIC, 0)
-    stage.expirer.saw("other", 0)
+    stage.expirer.surveyed(TOPIC, 0)
+    stage.expirer.surveyed("other", 0)
     assert await stage.expirer.step() == 0.0
     assert len((await snapshot(raw, TOPIC)).dead) == 2
     assert len((await snapshot(raw, "other")).dead) == 1
@@ -115,9 +115,9 @@ async def test_who_finds_nothing_leaves_it_to_others_until_the_next_survey(
 
 
 async def test_a_topic_in_which_nothing_expires_is_forgotten(stage: Stage) -> None:
-    stage.expirer.saw(TOPIC, 5000)
-    stage.expirer.saw("other", 9000)
-    stage.expirer.saw(TOPIC, None)
+    stage.expirer.surveyed(TOPIC, 5000)
+    stage.expirer.surveyed("other", 9000)
+    stage.expirer.surveyed(TOPIC, None)
     assert await stage.expirer.step() == pytest.approx(9, abs=0.5)
 
 
@@ -129,7 +129,7 @@ async def test_a_broken_topic_does_not_stop_the_others(
     await pending(store, ttl=TTL)
     await raw.set(store.keys.of("broken").cancelled, "no set")
     clock.advance(TTL)
-    stage.expirer.saw("broken", 0)
+    stage.expirer.surveyed("broken", 0)
     assert await stage.act() == pytest.approx(2, abs=0.5)
     assert (await store.views.counts(TOPIC)).dead == 1
 
@@ -185,9 +185,9 @@ async def test_a_message_that_was_lost_after_its_time_expires_without_a_crash(
     await leased(store, ttl=TTL if past else 9 * TTL, lease=TTL)
     clock.advance(TTL)
     deadlines = Deadlines(TTL / 1000, store.link_of(0), ServerClock())
-    complaints = Complaints("test")
+    failures = FailureLog("test")
     await stage.recovery.take_over(
-        TOPIC, deadlines, complaints, expected=None, far=None, max_crashes=1
+        TOPIC, deadlines, failures, expected=None, far=None, max_crashes=1
     )
     (died,) = stage.seen.of(events.Died)
     assert died.attempts == (0 if past else 1)

@@ -37,7 +37,7 @@ def scheduler_of(store: Store, *topics: str) -> Scheduler:
     """A scheduler that asks about these topics first."""
     scheduler = Scheduler(store, on_moved=lambda topic, count: None)
     for topic in topics:
-        scheduler.rung(topic)
+        scheduler.on_ring(topic)
     return scheduler
 
 
@@ -92,7 +92,7 @@ async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
     scheduler = scheduler_of(store, TOPIC)
     assert await scheduler.step() == pytest.approx(60, abs=0.1)
     await delayed(store, 2000)
-    scheduler.rung(TOPIC)
+    scheduler.on_ring(TOPIC)
     assert await scheduler.step() == pytest.approx(2, abs=0.05)
 
 
@@ -117,7 +117,7 @@ async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) ->
     scheduler = scheduler_of(store, TOPIC)
     assert await scheduler.step() is None
     await delayed(store, 3000)
-    scheduler.saw(TOPIC, 3000)
+    scheduler.surveyed(TOPIC, 3000)
     assert await scheduler.step() == pytest.approx(3 + STAND_IN, abs=0.05)
 
 
@@ -128,8 +128,8 @@ async def test_who_knows_a_due_time_exactly_does_not_put_it_off_when_it_is_seen(
     await delayed(store, 3000)
     scheduler = scheduler_of(store, TOPIC)
     await scheduler.step()
-    scheduler.saw(TOPIC, 2990)
-    scheduler.saw(TOPIC, None)
+    scheduler.surveyed(TOPIC, 2990)
+    scheduler.surveyed(TOPIC, None)
     assert await scheduler.step() == pytest.approx(3, abs=0.05)
 
 
@@ -158,7 +158,7 @@ async def test_a_ring_during_a_move_is_not_lost(
         async def meanwhile() -> None:
             """After the look at the next due time, before its answer arrives."""
             await delayed(store, 1000)
-            scheduler.rung(TOPIC)
+            scheduler.on_ring(TOPIC)
 
         proxy._orders.clear()
         proxy.delay_reply(1)  # process_delay_message
@@ -250,11 +250,11 @@ async def test_what_was_moved_is_told_at_once(store: Store) -> None:
     await store.produce_delay_message(TOPIC, [draft(delay=0, at=1)])
     moved: list[tuple[str, int]] = []
     scheduler = Scheduler(store, on_moved=lambda topic, count: moved.append((topic, count)))
-    scheduler.rung(TOPIC)
-    scheduler.rung("other")
+    scheduler.on_ring(TOPIC)
+    scheduler.on_ring("other")
     await scheduler.step()
     assert moved == [(TOPIC, 1)]
-    scheduler.rung(TOPIC)
+    scheduler.on_ring(TOPIC)
     await scheduler.step()
     assert moved == [(TOPIC, 1)]
 
@@ -275,10 +275,10 @@ async def test_a_topic_that_is_taken_up_is_asked_about_by_the_survey_alone(
         scheduler.add(TOPIC)
         assert await scheduler.step() is None
         assert len(proxy.requests) == before
-        scheduler.saw("t1", None)
-        scheduler.saw(TOPIC, 5000)
+        scheduler.surveyed("t1", None)
+        scheduler.surveyed(TOPIC, 5000)
         assert await scheduler.step() == pytest.approx(5, abs=0.05)  # nobody stands in for us
-        scheduler.saw("t1", 1000)
+        scheduler.surveyed("t1", 1000)
         assert await scheduler.step() == pytest.approx(1 + STAND_IN, abs=0.05)
 
 
@@ -288,10 +288,10 @@ async def test_a_topic_that_fails_does_not_fill_the_agenda(store: Store, raw: Re
     await raw.zadd(store.keys.of("broken").delay_tasks, {"a": 1})
     scheduler = scheduler_of(store)
     for _ in range(5):
-        scheduler.rung("broken")
+        scheduler.on_ring("broken")
         assert await scheduler.step() == pytest.approx(TRY_AGAIN, abs=0.5)
     assert len(scheduler._agenda) <= 5
-    scheduler.rung("broken")
-    scheduler.rung("broken")
+    scheduler.on_ring("broken")
+    scheduler.on_ring("broken")
     await scheduler.step()
     assert sum(map(scheduler._is_current, scheduler._agenda)) == 1

@@ -73,7 +73,7 @@ class Post:
         self.site.handlers.update(handlers)
         self.scheduler, self.monitor = self.site.scheduler, self.site.monitor
         for topic in handlers:
-            self.scheduler.rung(topic)
+            self.scheduler.on_ring(topic)
         self.listener = DoorbellListener(store, store.doorbell(), self.dispatcher, self.scheduler)
         self.listener.topics |= self.slots.topics
 

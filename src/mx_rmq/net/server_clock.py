@@ -17,11 +17,11 @@ class ServerClock:
         self._heard_at = 0.0
         self.jumped_at = float("-inf")  # when we last noticed a jump, on the monotonic clock
 
-    def heard(self, now: int, asked_at: float) -> None:
+    def update(self, now: int, asked_at: float) -> None:
         """Note that an answer to a call made at `asked_at` said that it is `now` (ms).
 
         The clock jumped if no moment between the two calls and their answers fits. An answer that
-        we read late, because this process stood still, leaves much room.
+        we read late, because this process was frozen, leaves much room.
         """
         heard_at = time.monotonic()
         if self._told:

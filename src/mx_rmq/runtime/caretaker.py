@@ -23,8 +23,8 @@ from mx_rmq.core import events
 from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.net.server_clock import ServerClock
-from mx_rmq.runtime.deadlines import Deadlines, stood_still
-from mx_rmq.runtime.loop import Complaints, Loop, each
+from mx_rmq.runtime.deadlines import Deadlines, was_frozen
+from mx_rmq.runtime.loop import FailureLog, Loop, each
 from mx_rmq.runtime.recovery import BATCH
 from mx_rmq.runtime.scheduler import BATCH as MOVED
 from mx_rmq.settings import LONGEST_LEASE
@@ -59,15 +59,15 @@ class Caretaker:
         self._overdue: dict[str, float] = {}
         """By topic, since when we know of an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
-        self._complaints = Complaints("caretaker")
+        self._failures = FailureLog("caretaker")
         self.loop = Loop("caretaker", self.step)
 
     async def step(self) -> float:
         """Make a round if it is our turn; return the seconds until the next one."""
         if self._expected_at == float("inf"):  # spread workers that start together
             return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
-        if stood_still(self._expected_at):
-            self._overdue.clear()  # perhaps the holders stood still, too
+        if was_frozen(self._expected_at):
+            self._overdue.clear()  # perhaps the holders were frozen, too
         registry = await self._store.tend_topics(self._worker, turn=round(TURN * 1000))
         if registry is None:
             self.topics = []
@@ -90,7 +90,7 @@ class Caretaker:
             for site, topics in sites.items():
                 await self._look_after(site, topics)
         except Exception as error:  # noqa: BLE001 - logged, and tried again
-            self._complaints.failed(error)
+            self._failures.log(error)
             return False
         return True
 
@@ -103,12 +103,12 @@ class Caretaker:
             self._deadlines[site] = Deadlines(LONGEST_LEASE, link, ServerClock())
         deadlines = self._deadlines[site]
         answer = await self._store.survey_topics(topics)
-        deadlines.clock.heard(answer.now, asked_at)
-        await each(answer.topics.items(), partial(self._tend, deadlines), self._complaints)
+        deadlines.clock.update(answer.now, asked_at)
+        await each(answer.topics.items(), partial(self._tend, deadlines), self._failures)
         expiring = [topic for topic, found in answer.topics.items() if found.expires == 0]
         while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
-            expire, complaints = self._recovery.expire, self._complaints
-            expiring = [topic for topic in expiring if await expire(topic, complaints) == 0]
+            expire, failures = self._recovery.expire, self._failures
+            expiring = [topic for topic in expiring if await expire(topic, failures) == 0]
 
     async def _tend(self, deadlines: Deadlines, found: tuple[str, Survey]) -> None:
         """Take over lost messages of a topic and move due ones."""
@@ -138,7 +138,7 @@ class Caretaker:
             taken = await self._recovery.take_over(
                 topic,
                 deadlines,
-                self._complaints,
+                self._failures,
                 expected=deadlines.clock.now(),
                 far=deadlines.far,
                 max_crashes=MAX_CRASHES,

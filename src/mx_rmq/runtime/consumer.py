@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 WAKE: Final = 8
-"""Consumers that are woken at once. A handler that never waits needs only one for all messages;
+"""Most consumers to wake together. A handler that never waits needs only one for all messages;
 otherwise each consumer that starts a message wakes the next."""
 
 WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
@@ -162,7 +162,7 @@ class Consumer:
                 self._idle.append(waiter)
                 try:
                     await waiter
-                except asyncio.CancelledError:  # by foreign code, or at the end
+                except asyncio.CancelledError:  # by application code, or at the end
                     if waiter.done() and not waiter.cancelled():
                         self._woken -= 1
                         self._died = "it was cancelled"  # just when it was woken for a message
@@ -196,7 +196,7 @@ class Consumer:
         """Decode a message, run its handler, and return the outcome; None: it is not ours now."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we stood still or were cut off: another worker may have it
+            return _RELEASE  # we were frozen or cut off: another worker may have it
         handler = held.topic.handler
         try:
             record, id = held.claim.record, held.claim.id

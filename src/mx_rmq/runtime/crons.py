@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.cron import Missed
 from mx_rmq.core.events import CronFired, CronMissed
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,12 +39,12 @@ class Crons:
         self._bus = bus
         self._last: dict[str, int] = {}
         self._next: dict[str, int] = {}
-        self._complaints = Complaints("crons")
+        self._failures = FailureLog("crons")
         self.loop = Loop("crons", self.step)
 
     async def step(self) -> float:
         """Fire due ticks; return the seconds until the next one."""
-        failed = await each(self._crons, self._fire, self._complaints)
+        failed = await each(self._crons, self._fire, self._failures)
         now = self._clock.now()
         waits = [TRY_AGAIN if failed else LONGEST_SLEEP]
         waits += [(tick - now) / 1000 for tick in self._next.values()]
@@ -58,7 +58,7 @@ class Crons:
         if last is None or last > now + SET_BACK or cron.latest(now, last) is not None:
             asked_at = time.monotonic()
             known_last = await self._store.produce_cron_message(cron.topic, 0)
-            self._clock.heard(known_last.now, asked_at)
+            self._clock.update(known_last.now, asked_at)
             last = known_last.last if known_last.last is not None else known_last.now
         now = self._clock.now()
         # Ticks up to here have fired or were reported as missed.

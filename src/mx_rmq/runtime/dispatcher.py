@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import MxRmqError, OutcomeUnknown
-from mx_rmq.runtime.loop import Backoff, Complaints, how_it_ended, spawn
+from mx_rmq.runtime.loop import Backoff, FailureLog, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Dispatcher:
         self._calls: Counter[TopicSlots] = Counter()
         self._tasks: set[asyncio.Task[Dispatched]] = set()
         self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
-        self._complaints = Complaints("dispatcher")
+        self._failures = FailureLog("dispatcher")
         self._paused: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._unanswered_at = float("-inf")
         """When a call ended without an answer: it may have leased messages to us."""
@@ -133,7 +133,7 @@ class Dispatcher:
         messages = answer.messages
         self._slots.receive(topic, count, messages, asked_at)
         self._backoffs.pop(topic, None)
-        topic.clock.heard(answer.now, asked_at)
+        topic.clock.update(answer.now, asked_at)
         if messages and self.consumer is not None:
             self.consumer.start_ready()
         # An ordered topic may have more, too: other workers were refused while we had these.
@@ -148,7 +148,7 @@ class Dispatcher:
         """Leave a topic alone for a moment after a call that failed or was cancelled."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._complaints.failed(error)
+            self._failures.log(error)
         elif not self._stopped:
             how = how_it_ended(task)
             logger.error("a dispatch call for %s did not finish: %s", topic.name, how)
@@ -186,7 +186,7 @@ class Dispatcher:
     def to_skip(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
         """Return the topics we need not listen to: without room, or known to have messages.
 
-        There is room for a topic of which we hold nothing, unless the worker is full.
+        There is room for a topic without messages here, unless the worker is full.
         """
         slots, paused = self._slots, self._paused
         full, ready = slots.is_full(), slots.ready

@@ -72,7 +72,7 @@ class DoorbellListener:
         if ring is None:
             return 0.0
         if ring.delay:
-            self._scheduler.rung(ring.topic)
+            self._scheduler.on_ring(ring.topic)
         elif not await dispatcher.take(ring.topic):
             await self._store.ring_doorbell(ring.topic)  # for a worker that has room
             dispatcher.wake(ring.topic)

@@ -239,7 +239,7 @@ class Engine:
 
     def _on_check(self) -> None:
         """Extend leases if the lease keeper is late. While it is down, take no messages."""
-        self._lease_keeper.stand_in()
+        self._lease_keeper.extend_if_late()
         on_hold = self._lease_keeper.name in self.watchdog.down()
         if self._dispatcher.on_hold and not on_hold:
             self._dispatcher.on_hold = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from mx_rmq.runtime.recovery import Recovery
@@ -25,10 +25,10 @@ class Expirer:
     def __init__(self, recovery: Recovery) -> None:
         self._recovery = recovery
         self._act_at: dict[str, float] = {}  # by topic, on the monotonic clock
-        self._complaints = Complaints("expirer")
+        self._failures = FailureLog("expirer")
         self.loop = Loop("expirer", self.step)
 
-    def saw(self, topic: str, wait: int | None) -> None:
+    def surveyed(self, topic: str, wait: int | None) -> None:
         """Note that the next message of a topic expires in `wait` ms; None: none does."""
         if wait is None:
             self._act_at.pop(topic, None)
@@ -40,14 +40,14 @@ class Expirer:
         """Dead-letter what has expired; return the seconds until the next time."""
         now = time.monotonic()
         topics = [topic for topic, at in self._act_at.items() if at <= now]
-        for failed in await each(topics, self._expire, self._complaints):
+        for failed in await each(topics, self._expire, self._failures):
             self._act_at[failed] = time.monotonic() + TRY_AGAIN
         if not self._act_at:
             return None
         return max(0.0, min(self._act_at.values()) - time.monotonic())
 
     async def _expire(self, topic: str) -> None:
-        wait = await self._recovery.expire(topic, self._complaints)
+        wait = await self._recovery.expire(topic, self._failures)
         if wait is None:
             self._act_at.pop(topic, None)
         else:  # at once if more is left, but the other topics come first

@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.message import State
-from mx_rmq.runtime.loop import Complaints, Loop, each
+from mx_rmq.runtime.loop import FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,11 +25,11 @@ class Janitor:
     def __init__(self, store: Store, topics: Callable[[], Iterable[str]]) -> None:
         self._store = store
         self._topics = topics
-        self._complaints = Complaints("janitor")
+        self._failures = FailureLog("janitor")
         self.loop = Loop("janitor", self.step)
 
     async def step(self) -> float:
-        await each(self._topics(), self._trim, self._complaints)
+        await each(self._topics(), self._trim, self._failures)
         return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def _trim(self, topic: str) -> None:

@@ -23,7 +23,7 @@ from mx_rmq.core.events import LoopBlocked
 from mx_rmq.core.text import end_of, text_of
 from mx_rmq.net.caller import REPLY_WITHIN
 from mx_rmq.runtime.lifecycle import handed_back
-from mx_rmq.runtime.loop import Complaints, each, spawn
+from mx_rmq.runtime.loop import FailureLog, each, spawn
 from mx_rmq.runtime.slots import Stopped
 from mx_rmq.safe_log import defer_exit
 from mx_rmq.store.arguments import MAX_BATCH
@@ -43,7 +43,7 @@ CHECK_IDLE_EVERY: Final = 0.5
 take Python's global lock just when the handler begins."""
 
 PAST_TIMEOUT: Final = 5.0  # seconds past its timeout that a handler which blocks keeps its lease
-BLOCKED_AFTER: Final = 1.0  # seconds of standstill after which the event loop counts as blocked
+BLOCKED_AFTER: Final = 1.0  # seconds without a response after which the event loop is blocked
 BEGIN_WITHIN: Final = 10.0  # seconds that the thread has to begin
 END_WITHIN: Final = 10.0  # seconds that the thread has to end
 STUCK_AFTER: Final = 40  # checks of the watchdog, four per second, until a thread counts as stuck
@@ -59,7 +59,8 @@ class _Thread:
         self.ended = ""  # how it ended; empty: it has not
         self.turns = 0
         self.busy: dict[int, asyncio.Task[None]] = {}  # calls under way, by site
-        self.changed = asyncio.Event()  # set in the worker's loop: it has begun or ended
+        self.begun = asyncio.Event()  # set in the worker's event loop, as the next one
+        self.over = asyncio.Event()
 
     def forget(self, site: int, _: asyncio.Task[None]) -> None:
         del self.busy[site]
@@ -94,22 +95,21 @@ class LeaseKeeper:
         self._main_thread = 0
         self._seen_turns = 0
         self._still = 0  # checks since the thread made its last turn
-        self._standing_in: asyncio.Task[None] | None = None
-        self._heard_at = 0.0
+        self._extending: asyncio.Task[None] | None = None
+        self._responded_at = 0.0
         self._reported = False
-        self._complaints = Complaints("lease keeper")
+        self._failures = FailureLog("lease keeper")
         self._handing_back: set[HeldMessage] = set()
 
     async def begin(self) -> None:
         """Start the thread and wait until it works. Call it in the loop whose leases it keeps."""
+        why = ""
         try:
             self.start()
-            thread = self._thread
-            async with asyncio.timeout(BEGIN_WITHIN):
-                while thread is not None and not thread.turns and not thread.ended:
-                    thread.changed.clear()
-                    await thread.changed.wait()
-            why = "" if thread is None else thread.ended
+            if (thread := self._thread) is not None:
+                async with asyncio.timeout(BEGIN_WITHIN):
+                    await thread.begun.wait()
+                why = thread.ended
         except (RuntimeError, MemoryError, TimeoutError) as error:
             why = f"{type(error).__name__}: {error}"
         except BaseException:  # cancelled
@@ -124,7 +124,7 @@ class LeaseKeeper:
         """Start a thread. One that is stuck is left alone, and ends when it can."""
         self._main_loop = asyncio.get_running_loop()
         self._main_thread = threading.get_ident()
-        self._heard_at = time.monotonic()
+        self._responded_at = time.monotonic()
         if self._thread is not None:
             self._tell_to_end(self._thread)
         thread = self._thread = _Thread()
@@ -135,6 +135,7 @@ class LeaseKeeper:
             ).start()
         except (RuntimeError, MemoryError) as error:
             thread.ended = f"its thread could not be started: {error}"
+            thread.over.set()
             raise
 
     def down(self) -> str:
@@ -146,38 +147,36 @@ class LeaseKeeper:
         self._seen_turns = thread.turns
         return "its thread is stuck" if self._still >= STUCK_AFTER else ""
 
-    def stand_in(self) -> None:
+    def extend_if_late(self) -> None:
         """Extend leases from the event loop if the thread is late or gone."""
         now = time.monotonic()
         late = (now - held.extended_at > 1.5 * self._every for held in self._slots.held)
-        if self._standing_in is None and any(late):
-            self._standing_in = spawn("keeper", self._extend_here)
-            self._standing_in.add_done_callback(self._stood_in)
+        if self._extending is None and any(late):
+            self._extending = spawn("keeper", self._extend_here)
+            self._extending.add_done_callback(self._extended)
 
     async def _extend_here(self) -> None:
         due, now = self._due()
         extending = (self._extend(self._store, due[topic], now) for topic in due)
         for failed in await asyncio.gather(*extending, return_exceptions=True):
             if isinstance(failed, Exception):
-                self._complaints.failed(failed)
+                self._failures.log(failed)
 
-    def _stood_in(self, task: asyncio.Task[None]) -> None:
-        self._standing_in = None
+    def _extended(self, task: asyncio.Task[None]) -> None:
+        self._extending = None
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
-            self._complaints.failed(error)
+            self._failures.log(error)
 
     async def stop(self) -> None:
         """End the thread. Does nothing if it does not run."""
         thread, self._thread = self._thread, None
-        if self._standing_in is not None:
-            self._standing_in.cancel()
+        if self._extending is not None:
+            self._extending.cancel()
         if thread is not None:
             self._tell_to_end(thread)
-            with suppress(TimeoutError):  # it is stuck in foreign code: it ends when it can
+            with suppress(TimeoutError):  # stuck in application code: it ends when it can
                 async with asyncio.timeout(END_WITHIN):
-                    while not thread.ended:
-                        thread.changed.clear()
-                        await thread.changed.wait()
+                    await thread.over.wait()
 
     def _tell_to_end(self, thread: _Thread) -> None:
         thread.must_end = True
@@ -200,7 +199,8 @@ class LeaseKeeper:
             how = f"{type(error).__name__}: {text_of(error)}"
         finally:
             thread.ended = how
-            self._in_main_loop(thread.changed.set)
+            self._in_main_loop(thread.begun.set)
+            self._in_main_loop(thread.over.set)
 
     def _in_main_loop(self, function: Callable[..., object], *arguments: object) -> None:
         if self._main_loop is not None:
@@ -214,17 +214,17 @@ class LeaseKeeper:
             while not thread.must_end and not self._is_abandoned():
                 thread.turns += 1
                 if thread.turns == 1:
-                    self._in_main_loop(thread.changed.set)
+                    self._in_main_loop(thread.begun.set)
                 idle = not self._slots.held
                 if idle:
-                    self._heard_at = time.monotonic()  # nothing runs, so nothing stands still
+                    self._responded_at = time.monotonic()  # nothing runs, so nothing is blocked
                 else:
                     try:
                         self._check_main_loop()
                         await self._extend_all(thread, store)
                         await self._hand_back(thread, store)
                     except Exception as error:  # noqa: BLE001 - the next turn comes soon
-                        self._complaints.failed(error)
+                        self._failures.log(error)
                 pause = min(self._every / 2, CHECK_IDLE_EVERY if idle else CHECK_EVERY)
                 began = time.monotonic()
                 try:
@@ -232,8 +232,10 @@ class LeaseKeeper:
                         await thread.wake.wait()
                 except TimeoutError:
                     pass
-                if time.monotonic() - began > pause + BLOCKED_AFTER / 2:  # all of us stood still
-                    self._heard_at = time.monotonic()
+                if (
+                    time.monotonic() - began > pause + BLOCKED_AFTER / 2
+                ):  # the whole process was frozen
+                    self._responded_at = time.monotonic()
             for task in thread.busy.values():
                 task.cancel()
 
@@ -279,12 +281,12 @@ class LeaseKeeper:
         timeout = held.topic.handler.timeout
         if timeout is None or held.started_at is None or held.settling:
             return False
-        blocked = now - self._heard_at > BLOCKED_AFTER
+        blocked = now - self._responded_at > BLOCKED_AFTER
         return blocked and now - held.started_at > timeout + PAST_TIMEOUT
 
     async def _hand_back(self, thread: _Thread, store: Store) -> None:
         """Hand back messages that have not started, if the loop is blocked longer than a lease."""
-        if time.monotonic() - self._heard_at < max(self._lease, BLOCKED_AFTER):
+        if time.monotonic() - self._responded_at < max(self._lease, BLOCKED_AFTER):
             return
         waiting: dict[TopicSlots, list[HeldMessage]] = defaultdict(list)
         there = self._slots.held.copy()
@@ -330,22 +332,22 @@ class LeaseKeeper:
         self, topics: list[TopicSlots], duty: Callable[[TopicSlots], Awaitable[object]]
     ) -> None:
         try:
-            await each(topics, duty, self._complaints)
+            await each(topics, duty, self._failures)
         except Exception as error:  # noqa: BLE001 - the next turn comes soon
-            self._complaints.failed(error)
+            self._failures.log(error)
 
     def _check_main_loop(self) -> None:
         """Report the event loop if it is blocked."""
         if self._main_loop is None:
             return
-        silent = time.monotonic() - self._heard_at
+        silent = time.monotonic() - self._responded_at
         if silent > BLOCKED_AFTER and not self._reported:
             self._reported = True
             self._report(silent)
-        self._main_loop.call_soon_threadsafe(self._heard)
+        self._main_loop.call_soon_threadsafe(self._responded)
 
-    def _heard(self) -> None:
-        self._heard_at = time.monotonic()
+    def _responded(self) -> None:
+        self._responded_at = time.monotonic()
         self._reported = False
 
     def _report(self, silent: float) -> None:

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 
 FIRST_PAUSE: Final = 0.05  # seconds, as all of these
 LONGEST_PAUSE: Final = 2.0
-COMPLAIN_EVERY: Final = 60.0
+LOG_EVERY: Final = 60.0
 CANCEL_AGAIN: Final = 0.5  # libraries may swallow a cancellation
 TRY_AGAIN: Final = 2.0  # for a topic that failed
 
@@ -48,21 +48,21 @@ class Backoff:
         self._pause = FIRST_PAUSE
 
 
-class Complaints:
-    """Logs the first failure, then one per minute."""
+class FailureLog:
+    """Logs the failures of a part: the first one, then one per minute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._next = float("-inf")
 
-    def failed(self, error: Exception) -> None:
+    def log(self, error: Exception) -> None:
         if not isinstance(error, AWAY) and time.monotonic() >= self._next:
-            self._next = time.monotonic() + COMPLAIN_EVERY
+            self._next = time.monotonic() + LOG_EVERY
             logger.error("the %s failed and goes on", self._name, exc_info=error)
 
 
 async def each(
-    topics: Iterable[T], duty: Callable[[T], Awaitable[object]], complaints: Complaints
+    topics: Iterable[T], duty: Callable[[T], Awaitable[object]], failures: FailureLog
 ) -> list[T]:
     """Do a duty for every topic or message; return those for which it failed.
 
@@ -75,7 +75,7 @@ async def each(
         except AWAY:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and tried again
-            complaints.failed(error)
+            failures.log(error)
             failed.append(topic)
     return failed
 
@@ -108,14 +108,14 @@ class Loop:
             await asyncio.wait([task], timeout=CANCEL_AGAIN)
 
     async def _run(self) -> None:
-        backoff, complaints = None, Complaints(self.name)
+        backoff, failures = None, FailureLog(self.name)
         while True:
             self._wake.clear()
             try:
                 pause = await self._step()
                 backoff = None
             except Exception as error:  # noqa: BLE001 - a loop never ends because of an error
-                complaints.failed(error)
+                failures.log(error)
                 backoff = backoff or Backoff()
                 await asyncio.sleep(backoff.next())
                 continue

@@ -1,6 +1,6 @@
 """The monitor: takes over messages whose worker went silent.
 
-It acts at the next lease deadline that it knows, if `deadlines.py` says that it may be believed.
+It acts at the next lease deadline that it knows, if `deadlines.py` says that it can be trusted.
 `recovery.py` decides what becomes of the message.
 
 After the server's clock was set back, the deadlines of dead holders lie far ahead, so no deadline
@@ -13,7 +13,7 @@ import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
 from mx_rmq.runtime.recovery import BATCH
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ class Monitor:
         self._busy_since: dict[str, float] = {}
         """By topic, since when we know that something is in processing."""
         self._checked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
-        self._complaints = Complaints("monitor")
+        self._failures = FailureLog("monitor")
         self.loop = Loop("monitor", self.step)
 
-    def saw(self, topic: str, wait: int | None) -> None:
+    def surveyed(self, topic: str, wait: int | None) -> None:
         """Note that the next lease of a topic runs out in `wait` ms; None: there is none."""
         now = time.monotonic()
         known = self._act_at.get(topic)
@@ -62,7 +62,7 @@ class Monitor:
         if (pause := self.deadlines.pause()) <= 0:
             now = time.monotonic()
             topics = [topic for topic in self._act_at if self._due_at(topic) <= now]
-            for failed in await each(topics, self._take_over, self._complaints):
+            for failed in await each(topics, self._take_over, self._failures):
                 self._act_at[failed] = time.monotonic() + TRY_AGAIN
             due_at = min(map(self._due_at, self._act_at), default=float("inf"))
             pause = max(0.0, due_at - time.monotonic())
@@ -85,7 +85,7 @@ class Monitor:
         if deadlines.pause() > 0:  # there was trouble since the step began
             return
         if not deadlines.knows_server():
-            await self._ask_first(topic)
+            await self._probe(topic)
             return
         began = self._checked_at[topic] = time.monotonic()
         while True:
@@ -93,7 +93,7 @@ class Monitor:
             taken = await self._recovery.take_over(
                 topic,
                 deadlines,
-                self._complaints,
+                self._failures,
                 expected=deadlines.expected(topic),
                 far=deadlines.far if sweeps else None,
                 max_crashes=self._handlers[topic].max_crashes,
@@ -103,22 +103,22 @@ class Monitor:
                 deadlines.surprised(topic)
                 self._act_at[topic] = began
                 return
-            deadlines.is_behind(topic, taken.behind, began)
+            deadlines.note_behind(topic, taken.behind, began)
             more = taken.messages if sweeps else len(taken.messages) == BATCH
             if not (more or sweeps < deadlines.may_sweep(topic)):
                 break
         if self._handlers[topic].ordered:  # workers that asked meanwhile were refused
             await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]
-        self.saw(topic, survey.deadline)
+        self.surveyed(topic, survey.deadline)
 
-    async def _ask_first(self, topic: str) -> None:
-        """Ask the server something harmless before taking anything over.
+    async def _probe(self, topic: str) -> None:
+        """Make a harmless call before taking anything over.
 
-        It may have been silent until now. If the first call that it answers took messages over, no
-        holder would have had time to extend a lease.
+        The server may have been silent until now. If the first call that it answers took messages
+        over, no holder would have had time to extend a lease.
         """
         was_failing = self.deadlines.link.is_failing
         survey = (await self._store.survey_topics([topic])).topics[topic]
-        self.deadlines.asked_first(was_failing=was_failing)
-        self.saw(topic, survey.deadline)
+        self.deadlines.probed(was_failing=was_failing)
+        self.surveyed(topic, survey.deadline)

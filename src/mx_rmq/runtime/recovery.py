@@ -21,7 +21,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.partition import topic_of
 from mx_rmq.runtime.deadlines import decide_within
-from mx_rmq.runtime.loop import Complaints, each
+from mx_rmq.runtime.loop import FailureLog, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Recovery:
         self,
         name: str,
         deadlines: Deadlines,
-        complaints: Complaints,
+        failures: FailureLog,
         *,
         expected: int | None,
         far: int | None,
@@ -83,7 +83,7 @@ class Recovery:
             far=far,
             grace=round(grace * 1000),
         )
-        deadlines.clock.heard(taken.now, asked_at)
+        deadlines.clock.update(taken.now, asked_at)
 
         async def lost(one: TakenMessage) -> None:
             """Count the crash. The message waits for its next attempt, or is dead."""
@@ -96,10 +96,10 @@ class Recovery:
                 lambda message, at: after_crash(message, max_crashes, one.lost_by, at),
             )
 
-        await each(taken.messages, lost, complaints)
+        await each(taken.messages, lost, failures)
         return taken
 
-    async def expire(self, name: str, complaints: Complaints) -> int | None:
+    async def expire(self, name: str, failures: FailureLog) -> int | None:
         """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
 
         Returns the ms until the next one expires, 0 if more have expired; None if none will, or if
@@ -114,7 +114,7 @@ class Recovery:
         async def has_expired(one: Leased) -> None:
             await self._settle(name, one, taken.now, _after_expiry)
 
-        await each(taken.messages, has_expired, complaints)
+        await each(taken.messages, has_expired, failures)
         await self._store.ring_doorbell(name)  # in an ordered topic, workers that asked got none
         return taken.wait
 

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
 
 BATCH: Final = 500  # messages moved per call, of each priority
-STAND_IN: Final = 1.0  # seconds after which we do what another worker should have done
+STAND_IN: Final = 1.0  # seconds to wait for the worker that should act first
 
 
 class Scheduler:
@@ -28,7 +28,7 @@ class Scheduler:
 
     def __init__(self, store: Store, *, on_moved: Callable[[str, int], None]) -> None:
         self.loop = Loop("scheduler", self.step)
-        self._complaints = Complaints("scheduler")
+        self._failures = FailureLog("scheduler")
         self._store = store
         self._on_moved = on_moved
         self._due: dict[str, float] = {}
@@ -42,12 +42,12 @@ class Scheduler:
         """Serve a topic. The next survey shows when something is due in it."""
         self._new.add(topic)
 
-    def rung(self, topic: str) -> None:
+    def on_ring(self, topic: str) -> None:
         """Act at once: an earlier due time has come up in a topic."""
         self._act_at(topic, 0.0)
         self.loop.wake()
 
-    def saw(self, topic: str, wait: int | None) -> None:
+    def surveyed(self, topic: str, wait: int | None) -> None:
         """Note that a message of a topic is due in `wait` ms; None: none is delayed."""
         stand_in = 0.0 if topic in self._new else STAND_IN
         self._new.discard(topic)
@@ -62,7 +62,7 @@ class Scheduler:
         while (head := self._head()) is not None and head[0] <= now:
             due.add(heappop(self._agenda))
         try:
-            for failed in await each([topic for _, topic in due], self._move, self._complaints):
+            for failed in await each([topic for _, topic in due], self._move, self._failures):
                 self._due.pop(failed, None)
                 self._act_at(failed, time.monotonic() + TRY_AGAIN)
         finally:

@@ -3,8 +3,8 @@
 On one server that is all topics, in a cluster those of one slot. Each site has its own parts, so
 trouble on one server does not hold up topics on another.
 
-Doorbell listeners notice a ring at once. A survey every ten seconds finds what a lost ring would
-have told us. It is one call for all topics, so an idle worker costs a server almost nothing.
+Doorbell listeners notice a ring at once. A survey every ten seconds makes up for lost
+rings. It is one call for all topics, so an idle worker costs a server almost nothing.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ class Site:
         """Find out what is pending, due, expired or overdue in every topic."""
         asked_at = time.monotonic()
         answer = await self._store.survey_topics(list(self.handlers))
-        self.clock.heard(answer.now, asked_at)
+        self.clock.update(answer.now, asked_at)
         for topic, found in answer.topics.items():
             if found.pending:
                 self._dispatcher.wake(topic)
-            self.scheduler.saw(topic, found.due)
-            self.expirer.saw(topic, found.expires)
-            self.monitor.saw(topic, found.deadline)
+            self.scheduler.surveyed(topic, found.due)
+            self.expirer.surveyed(topic, found.expires)
+            self.monitor.surveyed(topic, found.deadline)
         return self._every
 
     def _moved(self, topic: str, count: int) -> None:

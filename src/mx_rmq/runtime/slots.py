@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 0.02  # seconds of work that may be taken ahead of free slots
 MEASURE: Final = 0.05  # seconds over which the rate is measured
 WEIGHT: Final = 0.05  # weight of the latest handler in its topic's average
-INSTANT: Final = 1e-6  # the shortest time, in seconds, that a handler is said to take
+INSTANT: Final = 1e-6  # seconds; a handler that took less counts as this long
 CHUNK: Final = 64  # messages that make a call worthwhile, if they are handled quickly
 
 
@@ -44,14 +44,14 @@ class Stopped(Enum):
     NO_THREAD = "no thread could be started for it"
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)  # a repr would put payloads into logs
 class HeldMessage:
     """A message that is leased to this worker. Times are monotonic."""
 
     topic: TopicSlots
     claim: Leased
     taken_at: float
-    extended_at: float  # when the lease was last known to be whole
+    extended_at: float  # when the lease was last known to have its full length
     message: Message | None = None  # None until it is decoded
     started_at: float | None = None
     ended_at: float | None = None
@@ -82,7 +82,7 @@ class TopicSlots:
         self.running = 0
         self.held = 0  # messages that are waiting, running, being settled, or asked for
         self.has_turn = False  # it is in `Slots._turns`
-        self.handed_back_at = -1  # the count of ended handlers when no slot was free for a message
+        self.handed_back_at = -1  # `Slots._ended` when a message was last handed back
         self.handler_seconds = inf  # how long its handler takes on average; inf: not known yet
 
 
@@ -101,7 +101,7 @@ class Slots:
         self.ready: dict[TopicSlots, None] = {}  # may have more pending; the next to ask first
         self.running = 0
         self.waiting = 0  # messages here that wait for a slot
-        self._held = 0  # like `held`, plus messages asked for
+        self._held = 0  # as many as in `held`, plus those asked for
         self._finished = 0  # handlers that ended since the rate was last measured
         self._ended = 0  # handlers that ended, ever
         self._measured_at = time.monotonic()
@@ -120,12 +120,12 @@ class Slots:
     # how many to take
 
     def room(self, topic: TopicSlots, ahead: int | None = None) -> int:
-        """Return how many more messages of a topic may be taken now; 0 or less: none.
+        """Return how many more messages of a topic may be taken now.
 
-        An idle topic gets at least one even if the worker is full, so that it need not wait for the
-        handlers of others. If it is quick it gets a batch: with many topics, one message per call
-        would be so slow that it never became a batch. It gets nothing if one was handed back and
-        no slot has become free since.
+        A topic without messages here gets one even if the worker is full, so that it need not wait
+        for the handlers of others. If it is quick it gets a batch: with many topics, one message per
+        call would be so slow that it never became a batch. It gets nothing if one was handed back
+        and no slot has become free since.
         """
         if topic.held and topic.ordered:  # the server gives none while we have some
             return 0
@@ -165,7 +165,7 @@ class Slots:
         return min(self._pace(), int(topic.limit * AHEAD / topic.handler_seconds))
 
     def is_full(self) -> bool:
-        """Return whether the worker is full, except for topics of which it holds nothing."""
+        """Return whether the worker is full, except for topics without messages here."""
         return self._held >= self.concurrency + self._pace()
 
     def _pace(self) -> int:

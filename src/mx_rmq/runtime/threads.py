@@ -77,7 +77,7 @@ class Call:
         self.report(result, error)
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread. A call that has not begun is withdrawn for good."""
+        """Raise Interrupted in the thread. A call that has not begun never runs."""
         with self._lock:
             self._interrupted = True
             if self._thread is not None:
@@ -226,12 +226,12 @@ class Threads:
         try:
             while (call := self._calls.get()) is not None:
                 call.run()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread by foreign code
+        except BaseException as error:  # noqa: BLE001 - raised in the thread by application code
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._thread_died, call, error)
 
     def _thread_died(self, call: Call | None, error: BaseException) -> None:
-        """Make up for a thread in which foreign code raised something: no call may be lost."""
+        """Make up for a thread in which application code raised something: no call may be lost."""
         logger.error("a handler thread died of %s", type(error).__name__)
         self._started -= 1
         if call is not None and call.began:
