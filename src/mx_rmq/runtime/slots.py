@@ -123,9 +123,9 @@ class Slots:
         """Return how many more messages of a topic may be taken now.
 
         A topic without messages here gets one even if the worker is full, so that it need not wait
-        for the handlers of others. If it is quick it gets a batch: with many topics, one message per
-        call would be so slow that it never became a batch. It gets nothing if one was handed back
-        and no slot has become free since.
+        for the handlers of others. If it is quick it gets a batch: with many topics, one message
+        per call would be so slow that it never became a batch. It gets nothing if one was handed
+        back and no slot has become free since.
         """
         if topic.held and topic.ordered:  # the server gives none while we have some
             return 0
