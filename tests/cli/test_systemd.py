@@ -32,7 +32,7 @@ from pathlib import Path
 from mx_rmq import MessageQueue
 from mx_rmq.runtime import watchdog
 
-watchdog.LOOK, watchdog.FIRST_PAUSE, watchdog.LONGEST_PAUSE = 0.02, 0.01, 0.02
+watchdog.CHECK_EVERY, watchdog.FIRST_PAUSE, watchdog.LONGEST_PAUSE = 0.02, 0.01, 0.02
 mq = MessageQueue()
 
 def kill_survey():

@@ -64,7 +64,7 @@ class Dispatcher:
         """Ask for messages of a topic and wait for the answer; False: there is no room."""
         topic = self._slots.topics[name]
         room = self._slots.room(topic)
-        if self._stopped or self.on_hold or topic in self._paused or room <= 0:
+        if self._stopped or self.on_hold or topic in self._paused or not room:
             return False
         await asyncio.wait([self._ask(topic, room)])
         return True
@@ -104,8 +104,6 @@ class Dispatcher:
     def _ask(self, topic: TopicSlots, room: int) -> asyncio.Task[Dispatched]:
         """Start a dispatch call; `_answered` takes in what it brings."""
         count = min(room, BATCH)
-        self._slots.reserve(topic, count)
-        self._calls[topic] += 1
         task = spawn(
             "dispatch",
             self._store.dispatch_message,
@@ -115,6 +113,8 @@ class Dispatcher:
             lease=self._lease,
             alone=topic.ordered,
         )
+        self._slots.reserve(topic, count)
+        self._calls[topic] += 1
         self._tasks.add(task)
         task.add_done_callback(partial(self._answered, topic, count, time.monotonic()))
         return task
@@ -196,7 +196,7 @@ class Dispatcher:
             if self.on_hold
             or topic in ready
             or topic in paused
-            or ((topic.held or full) and slots.room(topic) <= 0)
+            or ((topic.held or full) and not slots.room(topic))
         ]
 
     def listen_again(self, topic: TopicSlots) -> None:
