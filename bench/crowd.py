@@ -2,7 +2,7 @@
 
 Everything comes there by real transitions: produced by the public API, and what is dead or
 quarantined was dispatched before. `python -m bench.crowd URL PREFIX` is the traffic: a producer and
-a worker, one handler in fifty fails, until somebody ends it.
+a worker, one handler in fifty fails, until it is stopped.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Extent:
     """Pending, delayed and dead ones each, all of one topic."""
     quarantined: int = 100_000
     others: int = 30
-    """Other topics, each with so many dead letters:"""
+    """Other topics, each with this many dead letters:"""
     each: int = 1_000
     workers: int = 500
-    """That were heard of, each of them running 20 handlers."""
+    """Recently seen workers, each running 20 handlers."""
     long: int = 100
     """Messages of 1 MiB in one topic, behind as many short ones."""
 
@@ -114,7 +114,7 @@ async def _at(admin: Admin, state: State, place: int) -> MessageView:
 
 
 def cursor(state: State, passed: int) -> str | None:
-    """Return the cursor of a page before which so many stand."""
+    """Return the cursor of a page after this many messages."""
     if not passed:
         return None
     return f"0.{passed}.0" if state in (State.PENDING, State.DELAYED) else str(passed)
@@ -214,7 +214,7 @@ def _set_aside(
 
 
 def _about(number: int) -> bytes:
-    """Return what a worker says of itself that runs as much as it tells of."""
+    """Return the report of a worker that runs as many handlers as it reports."""
     doing = {"topic": TOPIC, "handler": "shop.orders.handlers.charge", "attempt": 1}
     return msgspec.json.encode(
         {

@@ -1,4 +1,4 @@
-"""The one handler that everybody runs: it notes its entry, and may sleep.
+"""The handler that all queues run: it records its start, and may sleep.
 
 The harness tells by the environment where the record is and how long to sleep.
 """

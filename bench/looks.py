@@ -58,7 +58,7 @@ class Times:
     commands: int = 0
     """How many there were in all."""
     longest: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """How long each of them took at the most, and what was looked at meanwhile."""
+    """How long each of them took at most, and which page was requested at the time."""
 
     def summary(self) -> dict[str, Any]:
         """Return the middle and the worst of everything."""
@@ -146,7 +146,7 @@ class Looks:
     def __init__(
         self, mq: MessageQueue, web: httpx.AsyncClient, log: SlowLog, *, moving: bool
     ) -> None:
-        """`moving`: messages may be gone when somebody looks at them."""
+        """`moving`: messages may be gone when they are requested."""
         self.admin: Admin = mq.admin
         self._web = web
         self._moving = moving
@@ -375,7 +375,7 @@ def _calls(admin: Admin, crowd: Crowd, state: State) -> dict[str, Call]:
 
 @asynccontextmanager
 async def operator(url: str, prefix: str, web: str, *, moving: bool) -> AsyncIterator[Looks]:
-    """Somebody who looks at a queue, and at its dashboard at this address."""
+    """An operator of a queue, with its dashboard at this address."""
     async with (
         queue(url, prefix) as mq,
         SlowLog.open(url) as log,

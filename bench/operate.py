@@ -49,7 +49,7 @@ TIMES = 5
 """How often a page is asked for."""
 STARTS_WITHIN = 30.0
 WARM = 2.0
-"""Seconds of traffic before anybody looks."""
+"""Seconds of traffic before the first request."""
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _measure(options: argparse.Namespace) -> Results:
-    """Measure on a server of our own, each part on a fresh one."""
+    """Measure on our own server, each part on a fresh one."""
     began, load = time.monotonic(), [os.getloadavg()[0]]
     kind, parts = Kind(options.kind), options.only or PARTS
     extent = crowd.QUICK if options.quick else crowd.USUAL
@@ -216,9 +216,9 @@ def _parser() -> argparse.ArgumentParser:
         "--page", action="store_true", help="measure nothing: update the page from the last results"
     )
     add("--only", choices=PARTS, nargs="+", help="these parts alone")
-    add("--messages", type=int, help="so many of each state, not a million")
+    add("--messages", type=int, help="messages in each state, instead of a million")
     add("--kind", choices=list(Kind), default=Kind.REDIS_7_0, help="the server (redis-7.0)")
-    add("--nice", type=int, default=0, help="priority of what looks and is looked at, as of nice")
+    add("--nice", type=int, default=0, help="nice value of dashboard, client and server")
     add("--no-lock", action="store_true", help="do not wait for other measurements")
     add("--out", type=Path, help="where to write instead; the page is left alone")
     return parser

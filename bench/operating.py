@@ -47,7 +47,7 @@ def _conditions(results: Results) -> str:
         f"same machine ({results['machine']}), Python {results['python']}, {results['loop']}; "
         f"{results['minutes']:.0f} minutes in all. Load of the machine before and after: {load}."
         + " **The machine had other work: times are too high, ratios are not.**" * busy
-        + f" What looked and was looked at ran at nice {results['nice']}." * bool(results["nice"])
+        + f" Dashboard, client and server ran at nice {results['nice']}." * bool(results["nice"])
         + "\n"
     )
 
@@ -58,15 +58,15 @@ def _crowd(looks: Results) -> str:
         f"One topic with {extent['messages']:,} messages pending, as many delayed, as many dead, "
         f"and {extent['quarantined']:,} quarantined; {extent['others']} other topics with "
         f"{extent['each']:,} dead letters each; a topic with {extent['long']} messages of 1 MiB; "
-        f"{extent['workers']} workers that tell of 20 handlers each; histories on. That took "
-        f"{looks['seconds'] / 60:.1f} minutes and takes {looks['memory'] / 1e9:.1f} GB of the "
-        "server.\n"
+        f"{extent['workers']} workers that report 20 handlers each; histories on. Filling it took "
+        f"{looks['seconds'] / 60:.1f} minutes and {looks['memory'] / 1e9:.1f} GB of the server's "
+        "memory.\n"
     )
 
 
 def _verdict(looks: Results) -> str:
     lines = []
-    for moment, said in zip(MOMENTS, ("while nothing else happens", "beside traffic"), strict=True):
+    for moment, said in zip(MOMENTS, ("without other traffic", "beside traffic"), strict=True):
         found = looks[moment]
         pages, server = found["pages"], found["server"]
         slow = [name for name, one in pages.items() if one["median"] > PAGE_MS]
@@ -164,7 +164,7 @@ def _extras(extras: Results) -> str:
     return (
         table(head, rows)
         + f"\nSide by side, {extras['rounds']} rounds of {extras['messages']:,} messages: the "
-        "middle ratio, and in brackets the middle half of them:\n\n"
+        "median ratio, and in brackets the middle half of the rounds:\n\n"
         + table(head, compared)
         + f"\nHistory costs {costs[0]:.1%} of a drain and {costs[1]:.1%} of a produce; the goal is "
         f"under {GOAL:.0%} of throughput: {verdict}.\n"

@@ -1,4 +1,4 @@
-"""The one payload that everybody carries."""
+"""The payload that all queues carry."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-LOCK = Path("/tmp/bench.lock")  # noqa: S108 - one machine, one lock, whoever measures
+LOCK = Path("/tmp/bench.lock")  # noqa: S108 - one lock per machine, for every user
 TICK = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def machine_lock() -> Iterator[None]:
-    """Wait until nobody else measures on this machine. `flock /tmp/bench.lock` is the same."""
+    """Wait until no other measurement runs on this machine. `flock /tmp/bench.lock` is the same."""
     with LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -30,7 +30,7 @@ def machine_lock() -> Iterator[None]:
 def started(
     commands: Sequence[Sequence[str]], environment: Mapping[str, str], errors: Path
 ) -> Iterator[list[int]]:
-    """Run these, each in a session of its own, and kill them with all their children."""
+    """Run these, each in its own session, and kill them with all their children."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         with errors.open("ab") as file:

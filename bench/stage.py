@@ -89,7 +89,7 @@ class Stage:
         deadline = time.monotonic() + LEFT_SECONDS
         while (info := self._redis.info())["connected_clients"] > 1:
             if time.monotonic() > deadline:
-                raise RuntimeError("somebody is still connected")
+                raise RuntimeError("a client is still connected")
             time.sleep(0.01)
         return int(info["used_memory"])
 

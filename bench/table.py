@@ -85,7 +85,7 @@ def _throughput(results: Results) -> Table:
         ours = {} if key == OURS else results["systems"].get(OURS, {})
         rows.append([found["name"], *(_rate(found, ours, *at) for at in columns.values())])
     return Table(
-        "Messages a second",
+        "Messages per second",
         "Medians. In brackets: how many times as fast mx-rmq was.",
         ["", *columns],
         rows,
@@ -108,7 +108,7 @@ def _threads(results: Results) -> Table:
             ]
         )
     return Table(
-        "Plain functions as handlers, messages a second",
+        "Sync handlers, messages per second",
         "In brackets: how many times as fast mx-rmq was with plain functions, in threads.",
         ["", "drain", "two workers", "threads"],
         rows,
@@ -120,8 +120,8 @@ def _cost(results: Results) -> Table:
         "worker CPU": ("drain", "worker_cpu", "{:,.0f}"),
         "server CPU": ("drain", "server_cpu", "{:,.0f}"),
         "server CPU, produce": ("produce", "server_cpu", "{:,.0f}"),
-        "reads a message": ("drain", "reads", "{:.2f}"),
-        "bytes a message": ("memory", "bytes", "{:,.0f}"),
+        "reads per message": ("drain", "reads", "{:.2f}"),
+        "bytes per message": ("memory", "bytes", "{:,.0f}"),
         "idle: CPU %": ("idle", "cpu_percent", "{:.2f}"),
         "idle: reads/s": ("idle", "reads", "{:.2f}"),
     }

@@ -1,4 +1,4 @@
-"""What is mostly waiting, and so is done for all queues at once, each on a server of its own."""
+"""Workloads that mostly wait, so all queues run at once, each on its own server."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Bench:
     kind: Kind
     scale: float = 1.0
     alone: bool = True
-    """Whether to wait until nobody else measures on this machine."""
+    """Whether to wait until no other measurement runs on this machine."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Return what to hold while measuring."""

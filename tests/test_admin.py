@@ -72,6 +72,8 @@ async def ids_of(admin: Admin, state: State, limit: int = 1000) -> list[str]:
     "call",
     [
         lambda admin: admin.stats("orderz"),
+        lambda admin: admin.overview("topic-00", "orderz"),
+        lambda admin: admin.rates("topic-00", "orderz"),
         lambda admin: admin.get("orderz", "id"),
         lambda admin: admin.list("orderz", State.PENDING),
         lambda admin: admin.requeue("orderz", "id"),
@@ -100,6 +102,30 @@ async def test_an_unknown_topic_is_refused_and_the_known_ones_are_named(
         "topic-03, topic-04, topic-05, topic-06, topic-07, topic-08, topic-09"
     )
     assert {key async for key in raw.scan_iter()} == before
+
+
+async def test_an_overview_has_the_named_topics_in_their_order_or_all_by_name(
+    store: Store, admin: Admin
+) -> None:
+    for topic in ("c", "a", "b"):
+        await store.produce_normal_message(topic, [draft()])
+    assert list((await admin.overview("c", "a", "c")).topics) == ["c", "a"]
+    every = await admin.overview()
+    assert (list(every.topics), every.known, every.left_out) == (["a", "b", "c"], 3, 0)
+    some = await admin.overview(most=2, first=("c",))
+    assert (set(some.topics), some.known, some.left_out) == ({"a", "c"}, 3, 1)
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_cannot_be_counted_hides_no_other(
+    store: Store, admin: Admin, raw: Redis
+) -> None:
+    for topic in ("a", "b"):
+        await store.produce_normal_message(topic, [draft()])
+    await raw.set(store.keys.of("a").dlq, "not ours")
+    for overview in (await admin.overview(), await admin.overview("a", "b")):
+        assert list(overview.topics) == ["b"]
+        assert isinstance(overview.away["a"], WrongType)
 
 
 async def test_a_name_that_is_no_topic_is_refused(admin: Admin) -> None:

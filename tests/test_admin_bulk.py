@@ -314,3 +314,14 @@ async def test_only_what_waits_is_cancelled(store: Store, admin: Admin, state: S
     await pending(store)
     with pytest.raises(InvalidInput, match="only pending and delayed messages are cancelled"):
         await admin.cancel_all(TOPIC, state)
+
+
+@pytest.mark.parametrize("act", ["requeue_all", "discard_all", "cancel_all"])
+async def test_an_option_that_does_not_exist_is_refused_before_anything_is_done(
+    store: Store, admin: Admin, act: str
+) -> None:
+    await pending(store, 3)
+    state = State.PENDING if act == "cancel_all" else State.DEAD
+    with pytest.raises(TypeError, match="limt"):
+        await getattr(admin, act)(TOPIC, state, limt=1)
+    assert (await admin.stats(TOPIC)).pending == 3

@@ -15,6 +15,11 @@ from scripts.prose import relapses
         ("It mended the counter.", "mended", "fix"),
         ("It waits for ever.", "for ever", "forever"),
         ("Wait so many seconds.", "so many seconds", "N ..."),
+        ("Growth up to so many pending.", "so many pending", "this many ..."),
+        ("It sends 9 commands a second.", "commands a second", "per ..."),
+        ("It costs 5 µs a message.", "µs a message", "per ..."),
+        ("It asks everybody.", "everybody", "name who it is: every client, any worker"),
+        ("It takes 9 ms at the worst.", "at the worst", "at worst"),
     ],
 )
 def test_a_relapse_is_named_with_its_place_and_the_better_words(
@@ -23,6 +28,14 @@ def test_a_relapse_is_named_with_its_place_and_the_better_words(
     assert relapses("docs/a.md", f"Fine.\n{line}\n") == [f"docs/a.md:2: {phrase!r}: write {better}"]
 
 
-@pytest.mark.parametrize("line", ["for every topic", "for ever in counted:", "a shallow copy"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "for every topic",
+        "for ever in counted:",
+        "a shallow copy",
+        "how many messages a topic may take",
+    ],
+)
 def test_words_that_only_look_alike_pass(line: str) -> None:
     assert relapses("a.py", line) == []

@@ -91,7 +91,7 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("", "unexpected keyword argument '", ""),
         ("unexpected keyword argument '", "a", "!"),
     ],
-    ("doctor/vulnerabilities.py", r"(Redis|Valkey) (\d+)\.(\d+)\.(\d+)"): [
+    ("doctor/vulnerabilities.py", r"((?:Redis|Valkey) \d+\.\d+)\.(\d+)"): [
         ("Redis ", "1", "x"),
         ("Redis 1.", "1", "x"),
         ("Redis 1.1.", "1", ""),

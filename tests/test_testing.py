@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -66,7 +68,7 @@ def shop() -> MessageQueue:
 
 @pytest.fixture
 def mq(shop: MessageQueue, mx_rmq_use: Use) -> MessageQueue:
-    """The same, in test use."""
+    """The same, in test mode."""
     return mx_rmq_use(shop)
 
 
@@ -175,7 +177,7 @@ def test_a_failure_says_how_often_it_was_produced(mq: MessageQueue) -> None:
 
 
 def test_an_option_that_produce_does_not_have_is_refused(mq: MessageQueue) -> None:
-    with pytest.raises(TypeError, match=r"^'prio' is no option of produce: id, delay, "):
+    with pytest.raises(TypeError, match=r"^'prio' is not an option of produce: id, delay, "):
         testing.assert_not_produced(mq, "mail", prio="high")
 
 
@@ -329,7 +331,7 @@ def test_the_queue_is_what_it_was_and_nothing_is_left(mx_rmq_server: str) -> Non
         assert list(mq.handlers) == ["flaky"]
         with Redis.from_url(mx_rmq_server) as raw:
             assert raw.keys() == []
-    with pytest.raises(InvalidInput, match="not in test use"):
+    with pytest.raises(InvalidInput, match="not in test mode"):
         testing.produced(mq)
 
 
@@ -343,7 +345,7 @@ WRONG = "audit: mail: m-1: a state without a record: pending"
 
 
 async def broken(mq: MessageQueue, url: str, *, then: Exception | None = None) -> None:
-    """Lose a record while the queue is in test use."""
+    """Lose a record while the queue is in test mode."""
     async with testing.use(mq, url):
         await mq.produce("mail", 1, id="m-1")
         with Redis.from_url(url) as raw:
@@ -391,7 +393,7 @@ async def test_wipe_removes_what_is_under_the_prefix_and_nothing_else(mx_rmq_ser
 
 @pytest.mark.parametrize("setting", ["", "mx_rmq", "mx_rmq:Worker"])
 def test_a_setting_that_names_no_queue_is_told(setting: str) -> None:
-    told = f"^mx_rmq_queue = '{setting}' names no MessageQueue: write "
+    told = f"^mx_rmq_queue = '{setting}' is not the name of a MessageQueue: set "
     with pytest.raises(pytest.fail.Exception, match=told):
         named(setting)
 
@@ -547,10 +549,31 @@ def test_a_failure_is_the_tests_own_and_shows_its_line(run: Run) -> None:
             "E*AssertionError: 'mail' with payload 1 was never produced",
             "E*Produced to 'mail': nothing",
             '>*testing.assert_produced(mq, "mail", prio="high")',
-            "E*TypeError: 'prio' is no option of produce: *",
+            "E*TypeError: 'prio' is not an option of produce: *",
         ]
     )
     result.stdout.no_fnmatch_line("*record.py:*")
+
+
+def test_without_pytest_everything_but_the_fixtures_works() -> None:
+    script = """
+        import sys
+
+        sys.modules["pytest"] = None  # as if it were not installed
+        from mx_rmq import MessageQueue
+        from mx_rmq.testing import *
+
+        mq = MessageQueue("redis://nowhere.invalid:6379/0")
+        with use(mq):
+            mq.sync.produce("mail", 1)
+            assert_produced(mq, "mail", 1)
+        print([name for name in dir() if "mx_rmq_" in name])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
+    assert {"mx_rmq_queue", "mx_rmq_url"} <= {*testing.__all__}
 
 
 def test_nothing_is_started_where_no_fixture_is_used(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 MOST_SHARDS: Final = 10_000
 VOLUME: Final = 100
-"""Megabytes that a measurement takes on the server, at the most."""
+"""Megabytes that a measurement takes on the server at most."""
 
 
 class Count(click.ParamType[int]):
@@ -81,7 +81,7 @@ class Count(click.ParamType[int]):
 @click.option(
     "--measure", "out", type=click.Path(path_type=Path), help="Measure costs here, write this file."
 )
-@click.option("--url", help="With --measure: a server of yours; else one of its own is started.")
+@click.option("--url", help="With --measure: your server; by default it starts its own.")
 @click.option("--prefix", default=PREFIX, show_default=True, help="A random part is added to it.")
 @click.option(
     "--patience",
@@ -172,7 +172,7 @@ def _measured(
 
 
 def _ask(url: str, prefix: str, *, yes: bool) -> None:
-    """Say what is going to happen on somebody's server; go on only if somebody says yes."""
+    """Say what will happen on the user's server; continue only after a yes."""
     click.echo(
         printable(
             f"On {shown_url(url)} this writes keys under {prefix}: and nowhere else, up to "
@@ -201,14 +201,14 @@ def _print(model: Model, plans: list[Plan]) -> None:
     load = plans[0].load
     click.echo(
         printable(
-            f"{load.payload:,} bytes a message, {load.batch:,} a call, every core "
+            f"{load.payload:,} bytes per message, {load.batch:,} per call, every core "
             f"{load.utilisation:.0%} busy, {load.backlog:,} messages waiting"
         )
     )
     click.echo()
     columns = (
-        *("shards", "partitions", "on the busiest", "messages/s a shard", "messages/s"),
-        *("memory", "on the busiest", "workers", "producers", "connections a node"),
+        *("shards", "partitions", "on the busiest", "messages/s per shard", "messages/s"),
+        *("memory", "on the busiest", "workers", "producers", "connections per node"),
     )
     rows = [
         (
@@ -266,7 +266,7 @@ def _document(plan: Plan) -> dict[str, Any]:
 
 
 def rounded(value: float) -> int:
-    """Return a number of which two digits count."""
+    """Return a number rounded to two significant digits."""
     step = int(10 ** max(0, len(str(int(value))) - 2))
     return round(value / step) * step
 

@@ -1,7 +1,7 @@
 """What a message costs, by payload and batch: of the server, phase by phase, and of Python.
 
 The server's share is taken by the store's own calls, whose batches are exact. Python's is taken by
-a real producer and a real worker in this process. All of it in rounds, of which the middle counts:
+a real producer and a real worker in this process. All of it in rounds; the median counts:
 processor time is what is measured, so other work on the machine disturbs less than with a clock.
 """
 
@@ -52,13 +52,13 @@ class Extent:
 
     rounds: int = 5
     calls: int = 300
-    """Calls of each script a round, at the most."""
+    """Maximum calls of each script per round."""
     messages: int = 10_000
     volume: int = 20_000_000
-    """Messages and bytes of payload a round and cell, at the most."""
+    """Maximum messages and payload bytes per round and cell."""
 
     def count(self, size: int, batch: int) -> int:
-        """Return how many messages a cell gets: whole batches, two at the least."""
+        """Return how many messages a cell gets: whole batches, at least two."""
         most = min(self.calls * batch, self.messages, self.volume // size)
         return batch * max(2, most // batch)
 
@@ -245,7 +245,7 @@ def _middle_share(found: list[Share]) -> Share:
     )
 
 
-# a server of its own
+# its own server
 
 
 @asynccontextmanager

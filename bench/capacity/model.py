@@ -1,6 +1,6 @@
 """What a message costs, as a formula: values without I/O.
 
-    µs a message = message + call / batch + byte × payload
+    µs per message = message + call / batch + byte × payload
 
 A call's share shrinks with the messages that it carries, a byte's does not. The three numbers are
 fitted to what was measured (costs.py) by least squares of the relative error, none below zero.
@@ -44,7 +44,7 @@ class Share(msgspec.Struct, frozen=True):
 
     payload: int
     batch: float
-    """Messages a call, as it came about."""
+    """Measured messages per call."""
     cpu: float
     """Microseconds of the process's processor."""
 
@@ -94,7 +94,7 @@ class Line(NamedTuple):
         return self.message + self.call / batch + self.byte * payload
 
     def deviation(self, points: Iterable[Point]) -> float:
-        """Return by which part of it the formula misses a point, at the worst."""
+        """Return the largest relative error of the formula at a point."""
         return max(abs(self.at(one.payload, one.batch) / one.value - 1) for one in points)
 
 
@@ -123,7 +123,7 @@ class Model:
         raise ValueError("memory was measured at less than two sizes")
 
     def deviation(self) -> float:
-        """Return by which part the server's formula misses a measured whole life, at the worst."""
+        """Return the largest relative error of the server's formula for all three calls."""
         return max(
             abs(
                 self.server(cell.payload, batch=cell.batch)

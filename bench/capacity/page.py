@@ -97,7 +97,7 @@ def _python(model: Model) -> str:
         [name, *(f"{cpu:,.{cpu < 100:d}f} ({batch:,.0f})" for cpu, batch in cells)]
         for name, cells in found.items()
     ]
-    return table(["µs a message (messages a call)", *heads], rows)
+    return table(["µs per message (messages per call)", *heads], rows)
 
 
 def _named(names: Sequence[str], shares: Sequence[Any]) -> dict[str, list[tuple[float, float]]]:
@@ -141,14 +141,14 @@ def _shards(shards: dict[str, Any]) -> str:
     copied = replicated["sent"] - one["sent"] - shards["payload"]
     head = [
         *("", "server CPU, µs", *readings, "in scripts, by the clock"),
-        *("drain by a worker: server CPU", "worker CPU", "a node's own chores, of a core"),
+        *("drain by a worker: server CPU", "worker CPU", "a node's chores, share of a core"),
     ]
     return (
         table(head, rows)
-        + f"\nThe goal is {GOAL}× for three shards: {_verdict(judged)}. Beside the payload, a "
-        f"message of these batches brings the server {one['received']:.0f} bytes, takes "
-        f"{one['sent']:.0f} from it and {copied:.0f} more to a replica, which also gets the "
-        "payload.\n"
+        + f"\nThe goal is {GOAL}× for three shards: {_verdict(judged)}. Besides the payload, a "
+        f"message in these batches sends the server {one['received']:.0f} bytes, and the server "
+        f"returns {one['sent']:.0f} and sends a replica {copied:.0f} more. The replica gets the "
+        "payload, too.\n"
     )
 
 
@@ -166,7 +166,7 @@ def _readings(shards: dict[str, Any], name: str) -> dict[str, float]:
 def _verdict(readings: dict[str, float]) -> str:
     missed = [f"{name}: {ratio:.2f}×" for name, ratio in readings.items() if ratio > GOAL]
     if not missed:
-        return f"met in all readings, {max(readings.values()):.2f}× at the worst"
+        return f"met in all readings, {max(readings.values()):.2f}× at worst"
     return f"**missed** in {len(missed)} of {len(readings)} readings ({'; '.join(missed)})"
 
 
@@ -189,7 +189,7 @@ def _idle(shards: dict[str, Any], model: Model) -> str:
             ]
         )
     return table(
-        ["", "commands/s", "calculated", "connections", "calculated, under load at the most"], rows
+        ["", "commands/s", "calculated", "connections", "calculated maximum under load"], rows
     )
 
 
@@ -207,9 +207,9 @@ def _formula(model: Model) -> str:
         for name, line in lines.items()
     ]
     return (
-        table(["µs", "a message", "a call", "1,000 bytes"], rows)
-        + "\nFor a whole life on the server the formula misses no measured cell by more than "
-        f"{model.deviation():.0%}.\n"
+        table(["µs", "per message", "per call", "per 1,000 bytes"], rows)
+        + "\nFor all three calls on the server, the formula is within "
+        f"{model.deviation():.0%} of every measured cell.\n"
     )
 
 
@@ -266,7 +266,7 @@ def _spread() -> str:
             most = usual_busiest(1, parts, shards)
             row.append(f"{per_shard / most:.0%} ({most:g})" if parts <= MOST else NONE)
         rows.append(row)
-    return table(["shards", *(f"{one} a shard" for one in PER_SHARD)], rows)
+    return table(["shards", *(f"{one} per shard" for one in PER_SHARD)], rows)
 
 
 def _bounds(model: Model) -> str:

@@ -69,7 +69,7 @@ class Load:
     names: tuple[str, ...] = ()
     """The topics by name: then it is known exactly where they are."""
     partitions: int | None = None
-    """Of each topic; None: so many that each shard has eight, if there are several shards."""
+    """Per topic; None: eight per shard, or one if there is one shard."""
     backlog: int = 1_000_000
     """Messages that wait."""
     handler: float = 0.0
@@ -115,7 +115,7 @@ class Plan:
     producer_us: float
     """Microseconds of processor time per message."""
     per_shard: float
-    """Messages a second of a shard that is as busy as it may be."""
+    """Messages per second of a shard at its allowed utilisation."""
     total: float
     """Messages per second of all, when the busiest shard is as busy as it may be."""
     memory: float
@@ -129,7 +129,7 @@ class Plan:
     """Processes."""
     worker_connections: int
     node_connections: int
-    """Of one worker to all nodes, and of everybody to the busiest node; at the most."""
+    """Maximum of one worker to all nodes, and of all clients to the busiest node."""
     idle_commands: float
     """Commands per second of a worker that has nothing to do."""
     gbits_in: float
@@ -225,7 +225,7 @@ def _busiest(load: Load, topics: int, parts: int) -> float:
 
 
 def _calls(partitions: float) -> int:
-    """Return the connections of a worker to a node with so many partitions, without doorbells."""
+    """Return a worker's connections to a node with N partitions, without doorbells."""
     return min(CONNECTIONS, math.ceil(partitions * (OUTSTANDING + SETTLING))) + ASIDE
 
 

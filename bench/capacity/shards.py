@@ -61,7 +61,7 @@ class Extent:
     idle: float = 15.0
     """Seconds that an idle worker is watched."""
     chores: float = 3.0
-    """Seconds that a server is watched of which nobody wants anything."""
+    """Seconds for which an idle server is watched."""
 
 
 USUAL = Extent()
@@ -157,7 +157,7 @@ def _turn(grounds: dict[str, Ground], number: int) -> list[str]:
 
 
 async def _chores(ground: Ground, extent: Extent) -> float:
-    """Return the processor time a second of servers of which nobody wants anything."""
+    """Return the CPU time per second of idle servers."""
     before, began = (await ground.place.gauge.read()).cpu, time.monotonic()
     await asyncio.sleep(extent.chores)
     spent = (await ground.place.gauge.read()).cpu - before
@@ -167,7 +167,7 @@ async def _chores(ground: Ground, extent: Extent) -> float:
 async def _calls(ground: Ground, extent: Extent, chores: float, *, mixed: bool) -> dict[str, float]:
     """Take messages through their lives by the store's own calls.
 
-    Slot by slot, so a shard does its share in one go, as it would on a machine of its own; or, if
+    Slot by slot, so a shard does its share in one go, as it would on its own machine; or, if
     `mixed`, a batch of every partition in turn, so the next call is mostly another shard's.
     """
     count = PARTS * extent.batches * BATCH

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 16_384
 SAMPLES: Final = 100
-"""Sets of made-up topic names, of which the middle one counts."""
+"""Sets of made-up topic names; the median counts."""
 NAMES: Final = 200_000
 """Made-up names in all, about: many topics need fewer sets."""
 
@@ -45,7 +45,7 @@ def busiest(topics: Iterable[str], parts: int, shards: int) -> int:
 
 @cache
 def usual_busiest(topics: int, parts: int, shards: int) -> float:
-    """Return the same for topics whose names nobody knows yet: the middle of many tries."""
+    """Return the same for topics with unknown names: the median of many tries."""
     if shards == 1:
         return topics * parts
     samples = max(3, min(SAMPLES, NAMES // (topics * parts)))

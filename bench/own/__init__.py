@@ -1,1 +1,1 @@
-"""mx-rmq alone: `python -m bench.own` measures a message on a server of its own, or on yours."""
+"""mx-rmq alone: `python -m bench.own` measures a message on its own server, or on yours."""

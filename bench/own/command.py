@@ -1,4 +1,4 @@
-"""`python -m bench.own`: what a message costs, on a server of its own or on yours."""
+"""`python -m bench.own`: what a message costs, on its own server or on yours."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ VERDICTS: Final = {True: "met", False: "missed", None: ""}
 
 
 @click.command(short_help="Measure what a message costs here.")
-@click.option("--url", help="A server or cluster of yours; else one of its own is started.")
+@click.option("--url", help="Your server or cluster; by default it starts its own.")
 @click.option("--prefix", default=PREFIX, show_default=True, help="A random part is added to it.")
 @click.option(
     "--patience",
@@ -52,7 +52,7 @@ VERDICTS: Final = {True: "met", False: "missed", None: ""}
 @click.option("--only", multiple=True, help=f"Of: {', '.join(PARTS)}. With commas, or repeated.")
 @click.option("--quick", is_flag=True, help="A smoke run of half a minute; figures are rough.")
 @click.option("--long", is_flag=True, help=f"Up to {LONG:,} pending: minutes more, about 2 GB.")
-@click.option("--pending", type=click.IntRange(2_000, 100_000_000), help="Up to so many pending.")
+@click.option("--pending", type=click.IntRange(2_000, 100_000_000), help="Up to this many pending.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def bench(
@@ -69,7 +69,7 @@ def bench(
     """Measure speed, latency, memory and growth; print each beside its goal.
 
     Takes about five minutes. It ignores all settings and measures the defaults. On a server of
-    yours it asks first, uses only keys of its own, and deletes them at the end. Exit code 0:
+    yours it asks first, uses only its own keys, and deletes them at the end. Exit code 0:
     measured, whether goals are met or not. 1: something went wrong on the way. 2: it could not
     begin. 130: Ctrl-C.
     """
@@ -148,7 +148,7 @@ async def _run(asked: Asked) -> None:
 
 
 async def _look(url: str, asked: Asked) -> None:
-    """Say what is going to happen on somebody's server; refuse one that has no room for it."""
+    """Say what will happen on the user's server; refuse one without enough memory."""
     nature, strangers = await look(url, patience=asked.patience)
     needed, room = asked.size.bytes, nature.maxmemory - nature.memory
     if nature.maxmemory and needed > room:
@@ -161,12 +161,12 @@ async def _look(url: str, asked: Asked) -> None:
         f"to {needed / 1e6:,.0f} MB of them. It keeps the server as busy as it can, and deletes "
         "those keys at the end. It changes no setting, and resets no statistic."
     )
-    _tell(f"Other clients send {strangers:,.0f} commands a second there now.")
+    _tell(f"Other clients send {strangers:,.0f} commands per second there now.")
 
 
 def _introduce(here: Place) -> None:
     nature = here.nature
-    where = "a server of its own" if here.own else "the server"
+    where = "its own server" if here.own else "the server"
     if nature.nodes > 1:
         where = f"a cluster of {nature.nodes} nodes, the first"
     kept = "with an append-only file" if nature.persists else "without append-only file"

@@ -147,7 +147,7 @@ class Crew:
 
 
 async def until_begun(count: int, *hands: Hand) -> None:
-    """Wait until so many handlers have begun; none does for long: that is trouble."""
+    """Wait until this many handlers have started. Raise if none starts for long."""
     loop = asyncio.get_running_loop()
     seen, moved = -1, loop.time()
     while seen < count:
@@ -160,6 +160,6 @@ async def until_begun(count: int, *hands: Hand) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment without anybody's settings."""
+    """Return an environment without the user's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MX_RMQ_")}
     return {**kept, "MX_RMQ_CONFIG": os.devnull, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""How many messages a second a worker handles, and what processor time that takes.
+"""How many messages per second a worker handles, and the CPU time that takes.
 
 The queue is filled first; the rate is that between the first and the last handler's beginning.
 """

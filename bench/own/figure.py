@@ -42,7 +42,7 @@ class Figure:
     goal: Goal | None = None
     """None: nothing is asked of it, or nothing that can be judged here."""
     beside: str = ""
-    """A goal that needs somebody else's figure beside it."""
+    """A goal that depends on another figure."""
     excuse: str = ""
     """Why a goal that is missed says nothing here: the figure is not judged."""
     note: str = ""

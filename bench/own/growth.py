@@ -1,7 +1,7 @@
 """Does the server's work for a message grow with what is in flight, pending, or with the topics?
 
 The server's own stopwatch (INFO commandstats) counts, so neither the client nor the network does.
-The levels take turns, each in a queue of its own that stays as full as it is.
+The levels take turns, each in its own queue, which stays as full as it is.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ LIMIT: Final = 1.5
 """The most that a message may cost at the highest level, against the lowest."""
 
 Turns = list[dict[int, float]]
-"""Level -> server µs a message, turn by turn."""
+"""Level -> server µs per message, turn by turn."""
 
 
 async def measure_in_flight(place: Place, size: Size) -> list[Figure]:
-    """Dispatch batches, and complete as many in random order, while so many leases are out."""
+    """Dispatch and complete batches in random order, with this many leases in flight."""
     turns: Turns = []
     async with AsyncExitStack() as stack:
         levels: dict[int, tuple[Cycle, list[Claim]]] = {}
@@ -82,7 +82,7 @@ async def measure_topics(place: Place, size: Size) -> list[Figure]:
     ]
     turns: Turns = [{over: one.busy for over, one in turn.items()} for turn in drained]
     rates = [statistics.median(turn[over].rate for turn in drained) for over in size.topics]
-    note = f"{' / '.join(f'{rate:,.0f}' for rate in rates)} messages a second"
+    note = f"{' / '.join(f'{rate:,.0f}' for rate in rates)} messages per second"
     return _figures(turns, "topics", "topics", note)
 
 
@@ -96,7 +96,7 @@ def _figures(turns: Turns, part: str, what: str, note: str = "") -> list[Figure]
             value=growth(turns),
             unit="×",
             goal=at_most(LIMIT),
-            note=f"{' / '.join(costs)} µs a message{'; ' * bool(note)}{note}",
+            note=f"{' / '.join(costs)} µs per message{'; ' * bool(note)}{note}",
             others=True,
         )
     ]

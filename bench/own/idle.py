@@ -17,7 +17,7 @@ LEVELS: Final = (1, 200)
 CALM: Final = 2.0
 """Seconds until a worker has settled down."""
 LONG_ENOUGH: Final = 10.0
-"""Seconds from which on few commands can be told from none."""
+"""Seconds needed to tell few commands from none."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:
@@ -50,7 +50,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
 
 
 async def _watch(place: Place, level: int, seconds: float) -> tuple[float, float]:
-    """Return commands a second, and the share of a core."""
+    """Return commands per second, and the share of a core."""
     async with place.queue() as mq, Crew(mq) as crew:
         hand = await crew.hire(topics(level))
         await hand.go()

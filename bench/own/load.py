@@ -54,7 +54,7 @@ class Cycle:
         self._drafts = [Message.new(msgspec.Raw(msgspec.json.encode(payload)))] * BULK
 
     async def produce(self, count: int, *, batch: int = BULK) -> None:
-        """Produce messages, so many a call."""
+        """Produce messages, this many per call."""
         for start in range(0, count, batch):
             drafts = self._drafts[: min(batch, count - start)]
             await self._store.produce_normal_message(self._topic, drafts)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mx_rmq.queue import MessageQueue
 
 RATE: Final = 150
-"""Messages a second."""
+"""Messages per second."""
 CALM: Final = 3.0
 """Seconds until workers have done what they do at their start."""
 LIMIT: Final = 2.0
@@ -73,7 +73,7 @@ async def measure(place: Place, size: Size) -> list[Figure]:
             unit="×",
             goal=at_most(LIMIT),
             note=" / ".join(f"{_middle(turns, level, name) * scale:,.2f}" for level in size.many)
-            + f" {unit}, {RATE} messages a second",
+            + f" {unit}, {RATE} messages per second",
         )
         for name, what, scale, unit in (
             ("cpu", "CPU of a worker for a message", 1.0, "µs"),

@@ -52,7 +52,7 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     metrics: int = 0
     """The port on which to serve metrics; 0: none."""
     traces: bool = False
-    """Make spans, which nobody collects."""
+    """Make spans that are not exported."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class Member:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     def _obey(self) -> None:
-        """Carry out orders until there are no more, or nobody hears the answers."""
+        """Carry out orders until there are no more, or the pipe is closed."""
         try:
             _say("ready")
             for line in sys.stdin:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bench.own.size import Size
 
 GOALS: Final = {"Valkey": 420, "Redis": 480}
-"""Bytes a message, on Valkey 9.1 and on Redis 7.0."""
+"""Bytes per message, on Valkey 9.1 and on Redis 7.0."""
 
 LEFT: Final = 256
 """KiB that may stay for counters, receipts and the allocator, however many messages there were."""

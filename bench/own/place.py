@@ -1,4 +1,4 @@
-"""Where it is measured: a server, and a prefix of our own that nothing outlives."""
+"""Where it is measured: a server, and our own prefix, which is cleaned up."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
     prefix: str
     patience: float
     own: bool
-    """Whether nobody else uses the server."""
+    """Whether no other client uses the server."""
     gauge: Gauge
     nature: Nature
 
@@ -79,7 +79,7 @@ class Place:
 
 
 async def look(url: str, *, patience: float) -> tuple[Nature, float]:
-    """Return what kind of server it is, and how many commands a second it gets; change nothing."""
+    """Return the kind of server, and how many commands per second it gets. Changes nothing."""
     async with await Gauge.open(url, patience=patience) as gauge:
         nature = await gauge.nature()
         before = (await gauge.read()).calls
@@ -88,7 +88,7 @@ async def look(url: str, *, patience: float) -> tuple[Nature, float]:
 
 
 def prefix_of_its_own(prefix: str) -> str:
-    """Return a prefix that nobody else has."""
+    """Return a prefix that no other client has."""
     return check_prefix(f"{prefix}-{secrets.token_hex(4)}")
 
 
@@ -109,7 +109,7 @@ async def place(url: str | None, *, prefix: str, patience: float) -> AsyncIterat
 
 
 async def _tidy(url: str, prefix: str) -> None:
-    """Delete what was written. If that fails, somebody must be told where it is."""
+    """Delete what was written. If that fails, say where it is."""
     try:
         await wipe(url, prefix)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How many messages a second can be produced: in bulk, by many callers at once, by one alone."""
+"""How many messages per second can be produced: in bulk, by many callers at once, by one alone."""
 
 from __future__ import annotations
 

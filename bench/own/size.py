@@ -41,7 +41,7 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """What it takes on the server, at the most."""
+        """The most memory it takes on the server."""
         messages = max(sum(self.pending), self.stored, self.drained * 2, self.produced * 3)
         return ROOM + BYTES_A_MESSAGE * messages
 

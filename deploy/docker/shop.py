@@ -1,4 +1,4 @@
-"""An application to try the image with: put yours in its place."""
+"""An application to try the image with. Replace it with yours."""
 
 import logging
 

@@ -66,7 +66,7 @@ def test_a_small_run_measures_costs_and_shards_and_makes_every_figure_of_the_pag
 
 
 def test_one_reading_over_the_goal_is_a_goal_missed() -> None:
-    assert _verdict({"a": 1.1, "b": 1.2}) == "met in all readings, 1.20× at the worst"
+    assert _verdict({"a": 1.1, "b": 1.2}) == "met in all readings, 1.20× at worst"
     assert _verdict({"a": 1.1, "b": 1.44}) == "**missed** in 1 of 2 readings (b: 1.44×)"
 
 

@@ -110,7 +110,7 @@ def test_it_runs_on_the_other_kinds_of_server_and_says_first_what_it_will_do(
     assert code == 0, err
     assert "this writes keys under mx-rmq-bench-" in err
     assert "It changes no setting, and resets no statistic." in err
-    assert "Other clients send 0 commands a second there now." in err
+    assert "Other clients send 0 commands per second there now." in err
     assert err.index("this writes") < err.index("1 of 3: drain")
     assert out.count("\n") == 10
     assert "drain, async handlers that do nothing" in out
@@ -180,7 +180,7 @@ def test_a_server_that_goes_away_is_one_line(short_path: Path) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_without_a_url_it_has_a_server_of_its_own_whatever_the_settings_say(
+def test_without_a_url_it_has_its_own_server_whatever_the_settings_say(
     short_path: Path,
 ) -> None:
     (short_path / "mx-rmq.toml").write_text('url = "redis://127.0.0.1:1"\nmax_pending = 1\n')
@@ -189,7 +189,7 @@ def test_without_a_url_it_has_a_server_of_its_own_whatever_the_settings_say(
         code, out, err = bench.end()
         assert bench.processes() == {}
     assert code == 0, err
-    assert err.startswith("a server of its own: ")
+    assert err.startswith("its own server: ")
     assert "without append-only file" in err
     assert "goals met; measured in " in out
     assert "other clients" not in out

@@ -73,8 +73,8 @@ def test_a_peers_rate_says_how_many_times_as_fast_we_were() -> None:
     assert _row("Messages", "repid & co")[3:5] == ["3,200 (10×)", "6,400 (10×)"]
 
 
-def test_plain_functions_are_compared_with_ours_in_threads() -> None:
-    assert _row("Plain", "Huey")[1] == "2,000 (4.0×)"
+def test_sync_handlers_are_compared_with_ours_in_threads() -> None:
+    assert _row("Sync", "Huey")[1] == "2,000 (4.0×)"
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

@@ -68,8 +68,25 @@ async def test_stats_count_every_topic_or_the_ones_that_are_named(
     assert header.split()[:3] == ["topic", "pending", "processing"]
     assert first.split()[:2] == [TOPIC, "1,234"]
     assert second.split()[:2] == ["other", "1"]
-    assert second.split()[-1] == "paused"
+    assert first.rstrip().endswith("  no worker")
+    assert second.rstrip().endswith("  no worker, paused")
     assert "other" not in (await run(server, "stats", TOPIC)).stdout
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_cannot_be_counted_hides_no_other(
+    store: Store, server: Server, raw: Redis
+) -> None:
+    await pending(store)
+    await store.produce_normal_message("other", [draft()])
+    await raw.set(store.keys.of("other").dlq, "not ours")
+    told = await run(server, "stats")
+    assert told.exit_code == 2
+    assert [line.split()[0] for line in told.stdout.splitlines()] == ["topic", TOPIC]
+    assert told.stderr.startswith("not counted: other: ")
+    assert (await run(server, "stats", "other")).exit_code == 2
+    found = await run_json(server, "stats", code=2)
+    assert ([one["topic"] for one in found["topics"]], len(found["away"])) == ([TOPIC], 1)
 
 
 async def test_stats_as_json_are_one_document(store: Store, server: Server) -> None:
@@ -210,7 +227,8 @@ async def test_stats_are_watched_until_somebody_interrupts(store: Store, server:
     await pending(store, 2)
     while lines[-1].split()[:2] != [TOPIC.encode(), b"3"]:
         lines.append(await table.stdout.readline())
-    assert float(lines[-1].split()[-3]) > 0  # produced a second
+    *_, produced, _, _, no, worker = lines[-1].split()
+    assert (float(produced) > 0, no, worker) == (True, b"no", b"worker")  # per second
     first, second = [json.loads(await json_lines.stdout.readline()) for _ in range(2)]
     assert (first["topics"][0]["topic"], first["away"]) == (TOPIC, [])
     assert "rates" not in first["topics"][0]
@@ -489,7 +507,7 @@ async def test_a_topic_of_partitions_is_one_line_that_says_so(store: Store, serv
     await store.produce_normal_message("plain", [draft()])
     _, first, second = (await run(server, "stats")).stdout.splitlines()
     assert first.split()[:2] == [TOPIC, "3"]
-    assert first.endswith("3 partitions")
+    assert first.endswith("3 partitions, no worker")
     assert "partition" not in second
     several, plain = (await run_json(server, "stats"))["topics"]
     assert (several["pending"], several["partitions"]) == (3, 3)

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from mx_rmq.admin import Stats, WorkerView
-from mx_rmq.admin.models import OVERDUE
-from mx_rmq.core.errors import ServerUnavailable
+from mx_rmq.admin import Overview, Stats, WorkerView
+from mx_rmq.core.errors import MxRmqError, ServerUnavailable
 from mx_rmq.doctor.finding import Severity
-from mx_rmq.doctor.topics import SLOW, STUCK, check_overview
+from mx_rmq.doctor.topics import OVERDUE, SLOW, STUCK, check_overview
 
 
 def worker(name: str, *, held: int, seen_ago: float) -> WorkerView:
@@ -38,7 +37,7 @@ def test_a_silent_worker_needs_attention_only_while_others_may_lack_its_messages
     ]
     if served:
         workers.append(worker("alive", held=1, seen_ago=5))
-    (one,) = check_overview({}, {}, workers, now=0)
+    (one,) = check_overview(Overview({}, {}, 0), workers, now=0)
     assert one.bad is not served
     assert "worker silent on h" in one.what
 
@@ -51,7 +50,7 @@ def stats(**fields: Any) -> Stats:
 
 def found(one: Stats, *workers: WorkerView) -> list[tuple[str, str]]:
     """Return what is wrong with a topic: how bad it is, and the state to look at."""
-    findings = check_overview({"orders": one}, {}, workers, now=0)
+    findings = check_overview(Overview({"orders": one}, {}, 1), workers, now=0)
     return [(finding.severity, finding.state) for finding in findings]
 
 
@@ -83,9 +82,17 @@ def test_a_topic_that_is_behind_needs_attention_unless_it_is_paused(
     assert paused == [(Severity.WARN, "pending")]
 
 
+def test_where_the_workers_are_unknown_nothing_is_said_about_them() -> None:
+    overview = Overview({"orders": stats(pending=1, paused=True)}, {}, 1)
+    assert [one.note for one in check_overview(overview, (), now=0)] == ["no worker", "paused"]
+    assert [one.note for one in check_overview(overview, None, now=0)] == ["paused"]
+
+
 def test_a_topic_that_cannot_be_reached_comes_first() -> None:
+    away: dict[str, MxRmqError | TimeoutError]
     away = {"b": ServerUnavailable("gone"), "c": TimeoutError()}
-    first, second, last = check_overview({"orders": stats(dead=1)}, away, (), now=0)
+    overview = Overview({"orders": stats(dead=1)}, away, 3)
+    first, second, last = check_overview(overview, (), now=0)
     assert first.title == "topic b: its server is away: gone"
     assert second.title == "topic c: its server is away: no answer in time"
     assert last.title == "topic orders: 1 dead message"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from mx_rmq.doctor.finding import Severity
-from mx_rmq.doctor.vulnerabilities import FLAWS, NEVER, flaws
+from mx_rmq.doctor.vulnerabilities import FIXED, NEVER, flaws
 
 LUA, BLOCKED = "CVE-2025-49844", "CVE-2026-23479"
 
@@ -16,7 +16,7 @@ LUA, BLOCKED = "CVE-2025-49844", "CVE-2026-23479"
     ("server", "holes", "cure"),
     [
         ("Redis 6.2.14", {LUA}, "Use Redis 6.2.20 or newer"),
-        ("Redis 7.0.15", {LUA}, "Use a newer line: no release of Redis 7.0 is fixed"),
+        ("Redis 7.0.15", {LUA}, "Use a newer version: no release of Redis 7.0 is fixed"),
         ("Redis 7.2.4", {LUA, BLOCKED}, "Use Redis 7.2.14 or newer"),
         ("Redis 7.2.11", {BLOCKED}, "Use Redis 7.2.14 or newer"),
         ("Redis 7.4.5", {LUA, BLOCKED}, "Use Redis 7.4.9 or newer"),
@@ -52,9 +52,8 @@ def test_a_fixed_or_unknown_one_is_not(server: str) -> None:
 
 
 def test_every_release_that_is_named_as_fixed_is_fixed() -> None:
-    for line in {line for flaw in FLAWS for line in flaw.fixed}:
-        needed = max(flaw.fixed.get(line, 0) for flaw in FLAWS)
+    for version, fixed in FIXED.items():
+        needed = max(fixed)
         if needed != NEVER:
-            name, major, minor = line
-            assert [*flaws(f"{name} {major}.{minor}.{needed}")] == []
-            assert [*flaws(f"{name} {major}.{minor}.{needed - 1}")]
+            assert [*flaws(f"{version}.{needed}")] == []
+            assert [*flaws(f"{version}.{needed - 1}")]

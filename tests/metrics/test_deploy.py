@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq import MessageQueue, Worker
-from mx_rmq.admin.models import OVERDUE
+from mx_rmq.doctor.topics import OVERDUE
 from mx_rmq.metrics import Endpoint
 from tests.metrics.asking import get, parsed
 from tests.runtime.stage import on_a_server, queue

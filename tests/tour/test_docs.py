@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.tour.pages import PAGES, ROOT
-from tests.tour.walk import Block, blocks_of, fits, walk
+from tests.tour.walk import FENCE, Block, blocks_of, fits, walk
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,6 +91,15 @@ def test_every_link_and_every_named_file_exists(page: Path) -> None:
     for name in re.findall(r"`(\w+/[\w./]+\.(?:py|lua|html|js))`", text):  # also `store/keys.py`
         folders = (ROOT, ROOT / "src/mx_rmq", ROOT / "src/mx_rmq/store", page.parent)
         assert any((folder / name).exists() for folder in folders), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    for link, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text()):
+        target = page.parent / link if link else page
+        titles = re.findall(r"^#+ (.+)$", FENCE.sub("", target.read_text()), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+        assert anchor in anchors, f"{link}#{anchor}"
 
 
 def test_every_module_that_the_table_of_layers_names_exists() -> None:

@@ -16,6 +16,7 @@ import mx_rmq
 from mx_rmq import Delivery, MessageQueue, Outgoing, Worker
 from mx_rmq.admin import (
     Admin,
+    BulkOptions,
     Cancelled,
     Doing,
     FailureView,
@@ -26,6 +27,7 @@ from mx_rmq.admin import (
     Stats,
     WorkerView,
 )
+from mx_rmq.admin.bulk import Bulk
 from mx_rmq.cli import COMMANDS as NAMES
 from mx_rmq.cli import main
 from mx_rmq.core.errors import MxRmqError
@@ -240,7 +242,10 @@ def _methods(kind: type) -> set[str]:
 
 def _shown(method: Callable[..., Any]) -> Iterable[str]:
     for one in list(inspect.signature(method).parameters.values())[1:]:
-        if one.default is not one.empty:
+        if one.annotation == "Unpack[BulkOptions]":
+            preset = inspect.signature(Bulk).parameters
+            yield from (f"{name}={preset[name].default!r}" for name in BulkOptions.__annotations__)
+        elif one.default is not one.empty:
             yield f"{one.name}={one.default!r}"
         else:
             yield "**" * (one.kind is one.VAR_KEYWORD) + one.name

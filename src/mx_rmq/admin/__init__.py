@@ -1,27 +1,28 @@
-"""What operators do with a queue."""
+"""What operators see and do: `mq.admin` and its types."""
 
-from mx_rmq.admin.admin import ARCHIVES, WAITING, Admin
-from mx_rmq.admin.bulk import Progress
+from mx_rmq.admin.admin import Admin
+from mx_rmq.admin.bulk import BulkOptions, Progress
 from mx_rmq.admin.filter import Filter
 from mx_rmq.admin.history import Happening, What
 from mx_rmq.admin.models import (
+    ARCHIVES,
+    WAITING,
     Cancelled,
     Doing,
     FailureView,
     MessageView,
     Page,
     Repair,
-    Stats,
     WorkerView,
 )
-from mx_rmq.admin.overview import Overview
-from mx_rmq.admin.rates import Rates, Totals
+from mx_rmq.admin.stats import Overview, Rates, Stats, Totals
 from mx_rmq.store.reads import ServerView
 
 __all__ = [
     "ARCHIVES",
     "WAITING",
     "Admin",
+    "BulkOptions",
     "Cancelled",
     "Doing",
     "FailureView",

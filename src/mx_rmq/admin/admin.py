@@ -1,7 +1,7 @@
 """`mq.admin`: what operators read and change in a queue.
 
 The command line and the dashboard use nothing else. A topic with several partitions is one topic
-here. Times are seconds: since 1970 where they name an instant, and always the server's.
+here. Durations are seconds; times are seconds since 1970, always by the server's clock.
 """
 
 from __future__ import annotations
@@ -11,62 +11,46 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from mx_rmq.admin.bulk import Bulk, Scope
+from mx_rmq.admin.actions import Actions, readable
+from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
-from mx_rmq.admin.listing import LOOK, search_page, turn_page
+from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
+    ARCHIVES,
+    WAITING,
     Cancelled,
     MessageView,
     Page,
     Repair,
-    Stats,
     WorkerView,
     message_view,
-    ready_at,
-    seconds,
     worker_view,
 )
-from mx_rmq.admin.overview import MOST, Overview, ask_topics
-from mx_rmq.admin.rates import rates, totals
-from mx_rmq.admin.requeue import edited, revived
+from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
-from mx_rmq.core.partition import check_partitions, number_of
-from mx_rmq.core.partition import partitions as all_parts
+from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.store.messages import levels
-from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from typing import Unpack
 
-    from mx_rmq.admin.bulk import Act, Progress
+    from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
-    from mx_rmq.admin.rates import Rates
-    from mx_rmq.core.message import Message
+    from mx_rmq.admin.stats import Rates
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
     from mx_rmq.store.messages import Found
-    from mx_rmq.store.reads import Counts, ServerView
+    from mx_rmq.store.reads import ServerView
 
-LONGEST_LOOK: Final = 60.0
-"""Maximum seconds for measuring rates."""
-
-EDITED: Final = "with another payload"
-"""What the history says about an edited message."""
-
-KNOWN: Final = 10
-"""Topics named in the error about an unknown one."""
-
-ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
-"""The states from which an operator requeues and discards."""
-
-WAITING: Final = (State.PENDING, State.DELAYED)
-"""The states from which an operator cancels."""
+LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
+KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
 class Admin:
@@ -79,13 +63,13 @@ class Admin:
     def __init__(self, store: Store, *, operator: str = "") -> None:
         self._store = store
         self._pages = store.views.pages
-        self._operator = operator
+        self._actions = Actions(store, operator)
 
     def as_operator(self, name: str) -> Admin:
         """Return the same admin under this name, which the history shows beside its actions."""
         return Admin(self._store, operator=name)
 
-    # look
+    # topics and servers
 
     async def topics(self) -> builtins.list[str]:
         """Return every topic that was ever produced to, sorted."""
@@ -95,54 +79,132 @@ class Admin:
         """Refuse a topic that was never produced to."""
         await self._parts(topic)
 
+    async def _parts(self, topic: str) -> builtins.list[str]:
+        """Return the current partitions of a topic; refuse an unknown topic."""
+        if count := await self._store.views.partitions(check_topic(topic)):
+            return partitions(topic, count)
+        known = await self.topics()
+        raise InvalidInput(
+            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
+            f"there are {len(known)}: {', '.join(known[:KNOWN])}"
+        )
+
     async def stats(self, topic: str) -> Stats:
         """Return how many messages of a topic are in each state, and how long they have waited."""
-        parts = await self._parts(topic)
-        found = await ask_all(parts, self._counted)
-        counts = [one for one, _ in found]
-        dead, quarantined = [
-            sum([await self._store.budget(part, state) for part in parts]) for state in ARCHIVES
-        ]
-        overflowed = [one.overflowed for one in counts if one.overflowed is not None]
-        return Stats(
-            topic=topic,
-            pending=sum(one.pending for one in counts),
-            processing=sum(one.processing for one in counts),
-            delayed=sum(one.delayed for one in counts),
-            dead=sum(one.dead for one in counts),
-            quarantined=sum(one.quarantined for one in counts),
-            oldest_pending=max((age for _, age in found if age is not None), default=None),
-            paused=any(one.paused for one in counts),
-            dropped=sum(one.dropped for one in counts),
-            delayed_overdue=_longest(one.delayed_overdue for one in counts),
-            lease_overdue=_longest(one.lease_overdue for one in counts),
-            partitions=len(parts),
-            dead_bytes=sum(one.dead_bytes for one in counts),
-            quarantined_bytes=sum(one.quarantined_bytes for one in counts),
-            dead_budget=dead,
-            quarantined_budget=quarantined,
-            overflowed_at=seconds(max(overflowed, default=None)),
-            totals=totals(one.ever for one in counts),
-        )
+        return await count_topic(self._store, topic, await self._parts(topic))
 
     async def overview(
         self,
-        *,
+        *topics: str,
         most: int | None = MOST,
         first: Collection[str] = (),
         each: float | None = None,
         within: float | None = None,
     ) -> Overview[Stats]:
-        """Return the stats of every topic; one that cannot be reached hides no other.
+        """Return the stats of these topics, or of all; one that cannot be reached hides no other.
 
         If there are more than `most`, those in `first` are asked, then the first ones by name. One
         answer may take `each` seconds, all together `within`.
         """
         began = time.monotonic()
         async with asyncio.timeout(within):
-            topics = await self.topics()
+            names = list(dict.fromkeys(topics)) or await self.topics()
         left = None if within is None else within - (time.monotonic() - began)
-        return await ask_topics(topics, self.stats, most=most, first=first, each=each, within=left)
+        found = await ask_topics(names, self.stats, most=most, first=first, each=each, within=left)
+        for error in found.away.values() if topics else ():
+            if isinstance(error, InvalidInput):  # a typo
+                raise error
+        return found
+
+    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
+        """Return how fast messages come and go, measured over `over` seconds; by default for all
+        topics.
+        """
+        if not 0 < over <= LONGEST_RATES:
+            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_RATES:g} s")
+        names = topics or await self.topics()
+        before = await ask_all(names, self.stats)
+        began = time.monotonic()
+        await asyncio.sleep(over)
+        after = await ask_all(names, self.stats)
+        passed = time.monotonic() - began
+        return {
+            one.topic: rates(one.topic, one.totals, later.totals, passed)
+            for one, later in zip(before, after, strict=True)
+        }
+
+    async def now(self) -> float:
+        """Return the server's time, which everything here uses."""
+        return await self._store.views.now() / 1000
+
+    async def workers(self) -> builtins.list[WorkerView]:
+        """Return every worker that was seen recently, including silent ones."""
+        return [worker_view(one) for one in await self._store.views.workers()]
+
+    async def servers(self) -> builtins.list[ServerView]:
+        """Return how full each server is, and whether it persists data.
+
+        A server that is away is left out. Needs the right to run INFO.
+        """
+        return await self._store.views.servers()
+
+    async def pause(self, topic: str) -> bool:
+        """Stop workers from taking messages of a topic; return whether that changed anything."""
+        return await self._on_all(topic, self._store.pause_topic)
+
+    async def resume(self, topic: str) -> bool:
+        """Let workers take messages of a topic again; return whether that changed anything."""
+        return await self._on_all(topic, self._store.resume_topic)
+
+    async def _on_all(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
+        """Act on each partition of a topic, including those that are added meanwhile."""
+        done, changed = 0, False
+        while new := (await self._parts(topic))[done:]:
+            changed |= any(await ask_all(new, partial(act, by=self._actions.by)))
+            done += len(new)
+        return changed
+
+    async def grow(self, topic: str, partitions: int) -> int:
+        """Grow a topic to this many partitions; return how many it has now. It never shrinks.
+
+        Producers use the new ones within ten seconds, and running workers serve them within
+        fifteen. A paused topic stays paused.
+        """
+        wanted = check_partitions(partitions)
+        parts = await self._parts(topic)
+        if wanted < len(parts):
+            raise InvalidInput(
+                f"topic {topic!r} has {len(parts)} partitions and cannot have {wanted}: "
+                "the messages in the others would be lost"
+            )
+        await self._store.grow(topic, wanted)
+        return self._store.partitions[topic]
+
+    async def audit(self, topic: str) -> builtins.list[Violation]:
+        """Return every message that is not in exactly one state; an empty list: all is well.
+
+        It reads one partition after the other, because it keeps what it reads in memory.
+        """
+        return [
+            violation
+            for part in await self._parts(topic)
+            for violation in await self._store.audit.topic(part)
+        ]
+
+    async def repair(self, topic: str, *, dry_run: bool = False) -> builtins.list[Repair]:
+        """Fix what `audit` finds; return what was done. `dry_run`: what would be done.
+
+        Each repair checks again on the server, atomically, so it is safe under live traffic.
+        No message is lost: one with a record stays alive, one with an archived copy stays archived.
+        A key of a wrong type is left alone: its data is not ours.
+        """
+        return [
+            done
+            for part in await self._parts(topic)
+            for done in await self._actions.repair(part, dry_run=dry_run)
+        ]
+
+    # reading messages
 
     async def count(
         self,
@@ -154,7 +216,7 @@ class Admin:
     ) -> int:
         """Count the messages of a state between two times, without reading them.
 
-        The time is the one that a Filter uses. Pending messages have none: all are counted.
+        The times mean the same as in a Filter. Pending messages have none: all are counted.
         """
         chosen = _state(state)
         low, high = times(Filter(since=since, until=until), chosen)
@@ -162,56 +224,16 @@ class Admin:
         async def count(part: str) -> int:
             if chosen is State.PENDING:
                 return (await self._store.views.counts(part)).pending
-            ways = range(levels(chosen))
-            return sum([await self._pages.count(part, chosen, way, low, high) for way in ways])
+            each = range(levels(chosen))
+            return sum([await self._pages.count(part, chosen, level, low, high) for level in each])
 
         return sum(await ask_all(await self._parts(topic), count))
-
-    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
-        """Return how fast messages come and go, measured over `over` seconds; by default for all
-        topics.
-        """
-        if not 0 < over <= LONGEST_LOOK:
-            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_LOOK:g} s")
-        names = topics or await self.topics()
-        before = {topic: (await self.stats(topic)).totals for topic in names}
-        began = time.monotonic()
-        await asyncio.sleep(over)
-        after = {topic: (await self.stats(topic)).totals for topic in names}
-        passed = time.monotonic() - began
-        return {topic: rates(topic, before[topic], after[topic], passed) for topic in names}
-
-    async def history(self, topic: str, id: str) -> builtins.list[Happening]:
-        """Return what has happened to a message, oldest first, also after it is finished.
-
-        As far back as the topic's history goes, which the setting `history` limits.
-        """
-
-        async def find(part: str) -> builtins.list[HistoryEntry] | None:
-            return await self._store.views.history.of(part, id) or None
-
-        found = await ask_for(_text(id), await self._parts(topic), find)
-        part, entries = found or ("", [])
-        seen = (happening(part, entry) for entry in entries)
-        return [one for one in seen if one is not None]
-
-    async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
-        """Yield what happens from now on, or from a time on; by default in all topics."""
-
-        async def parts() -> builtins.list[str]:
-            found = await ask_all(topics or await self.topics(), self._parts)
-            return [part for some in found for part in some]
-
-        async for one in follow(self._store.views.history, parts, since=since):
-            yield one
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in any state; None: it is finished or never existed."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
-        return (
-            None if found is None else message_view(topic, found[1], partition=number_of(found[0]))
-        )
+        return None if found is None else message_view(*found)
 
     async def find(self, id: str) -> builtins.list[MessageView]:
         """Return the message with this id from every topic that has one."""
@@ -231,79 +253,44 @@ class Admin:
     ) -> Page:
         """Return up to `limit` (1 to 1,000) messages of a state, from where the last page ended.
 
-        Pending ones in the order in which they are taken: high, normal, low, and of each the
-        first of every partition, then the second ones. Delayed ones by due time, those in
-        processing by the deadline of their lease, dead and quarantined ones newest first. A cursor
-        is a position: a message that moves between two calls may be on both pages or on neither.
-        Partitions added meanwhile are on later pages. A page also ends after 8 MiB of messages.
+        Pending ones come in dispatch order: high, normal, low; within each the first of every
+        partition, then the second ones. Delayed ones come by due time, those in processing by the
+        deadline of their lease, dead and quarantined ones newest first. A cursor is a position: a
+        message that moves between two calls may be on both pages or on neither. Partitions added
+        meanwhile are on later pages. A page also ends after 8 MiB of messages.
 
         With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
         says how many; the cursor continues after them.
         """
         chosen = _state(state)
         parts = await self._parts(topic)
-        if not filter:
-            return await turn_page(self._pages, parts, chosen, limit=limit, cursor=cursor)
-        return await search_page(
+        return await read_page(
             self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor, look=look
         )
 
-    async def now(self) -> float:
-        """Return the server's time, which everything here uses."""
-        return await self._store.views.now() / 1000
+    async def history(self, topic: str, id: str) -> builtins.list[Happening]:
+        """Return what has happened to a message, oldest first, also after it is finished.
 
-    async def workers(self) -> builtins.list[WorkerView]:
-        """Return every worker that was seen recently, including silent ones."""
-        seen = await self._store.views.workers()
-        return [worker_view(one) for one in seen]
-
-    async def servers(self) -> builtins.list[ServerView]:
-        """Return how full each server is, and whether it persists data.
-
-        A server that is away is left out. Needs the right to run INFO.
+        As far back as the topic's history goes, which the setting `history` limits.
         """
-        return await self._store.views.servers()
 
-    async def audit(self, topic: str) -> builtins.list[Violation]:
-        """Return every message that is not in exactly one state; an empty list: all is well.
+        async def find(part: str) -> builtins.list[HistoryEntry] | None:
+            return await self._store.views.history.of(part, id) or None
 
-        It reads one partition after the other, because it keeps what it reads in memory.
-        """
-        return [
-            violation
-            for part in await self._parts(topic)
-            for violation in await self._store.audit.topic(part)
-        ]
+        part, entries = await ask_for(_text(id), await self._parts(topic), find) or ("", [])
+        return [seen for entry in entries if (seen := happening(part, entry))]
 
-    # act
+    async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
+        """Yield what happens from now on, or since a time; by default in all topics."""
 
-    async def repair(self, topic: str, *, dry_run: bool = False) -> builtins.list[Repair]:
-        """Fix what `audit` finds; return what was done. `dry_run`: what would be done.
+        async def parts() -> builtins.list[str]:
+            found = await ask_all(topics or await self.topics(), self._parts)
+            return [part for some in found for part in some]
 
-        Each repair checks again on the server, atomically, so it is safe under live traffic.
-        No message is lost: one with a record stays alive, one with an archived copy stays archived.
-        A key of a wrong type is left alone: its data is not ours.
-        """
-        repairs = []
-        for part in await self._parts(topic):
-            found = await self._store.audit.examine(part)
-            if found.wrong_types:
-                repairs += [
-                    Repair(part, "", f"not repaired: {one.what}. Rename or delete that key")
-                    for one in found.violations
-                ]
-                continue
-            done = await self._store.repair_topic(
-                part, least=found.token, recount=found.miscounted, dry_run=dry_run
-            )
-            repairs += [Repair(part, "", words) for words in done]
-            for id in found.ids:
-                shown = id.decode("utf-8", "backslashreplace")
-                done = await self._store.repair_message(
-                    part, id, dry_run=dry_run, by=self._operator
-                )
-                repairs += [Repair(part, shown, words) for words in done]
-        return repairs
+        async for one in follow(self._store.views.history, parts, since=since):
+            yield one
+
+    # acting on one message
 
     async def requeue(
         self,
@@ -321,10 +308,7 @@ class Admin:
         so no worker could read it either.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        if archived is None:
-            return False
-        part, found = archived
-        return await self._requeue(part, found, revived(part, found))
+        return archived is not None and await self._actions.requeue(*archived)
 
     async def edit(
         self,
@@ -337,17 +321,12 @@ class Admin:
     ) -> bool:
         """Requeue a dead or quarantined message with another payload.
 
-        It keeps its id, headers, priority and errors; of an unreadable record, as much of them as
-        can be read. `state`, `archived_at` and the result are those of `requeue`. InvalidInput:
-        produce would refuse the payload, or it is not the message you saw.
+        It keeps its id, headers, priority and errors, as far as the record can be read. `state`,
+        `archived_at` and the result are those of `requeue`. InvalidInput: produce would refuse the
+        payload, or it is not the message you saw.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        if archived is None:
-            return False
-        part, found = archived
-        limit = self._store.limits.max_payload
-        message = edited(part, found, payload, limit=limit)
-        return await self._requeue(part, found, message, why=EDITED)
+        return archived is not None and await self._actions.edit(*archived, payload)
 
     async def discard(
         self,
@@ -357,68 +336,31 @@ class Admin:
         state: State | str | None = None,
         archived_at: float | None = None,
     ) -> bool:
-        """Delete a dead or quarantined message. False: it is in neither.
+        """Delete a dead or quarantined message. False: it is in neither archive.
 
         `state` and `archived_at` are those of `requeue`.
         """
         archived = await self._archived(topic, id, state, archived_at)
-        if archived is None:
-            return False
-        return await self._discard(*archived)
+        return archived is not None and await self._actions.discard(*archived)
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Cancel a message that no worker has taken. The result is true if that was done."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        if found is None:
-            return Cancelled.ABSENT
-        answer = await self._store.cancel_message(found[0], id, by=self._operator)
-        if answer is Settled.PROCESSING:
-            return Cancelled.PROCESSING
-        return Cancelled.DONE if answer else Cancelled.ABSENT
+        return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
 
-    async def pause(self, topic: str) -> bool:
-        """Stop workers from taking messages of a topic; return whether that changed anything."""
-        return await self._decide(topic, self._store.pause_topic)
-
-    async def resume(self, topic: str) -> bool:
-        """Let workers take messages of a topic again; return whether that changed anything."""
-        return await self._decide(topic, self._store.resume_topic)
-
-    async def _decide(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
-        """Apply an action to each partition of a topic, including new ones."""
-        done, changed = 0, False
-        while new := (await self._parts(topic))[done:]:
-            changed |= any(await ask_all(new, partial(act, by=self._operator)))
-            done += len(new)
-        return changed
-
-    async def grow(self, topic: str, partitions: int) -> int:
-        """Grow a topic to this many partitions; return how many it has now. It never shrinks.
-
-        Producers use the new ones within ten seconds, and running workers serve them within
-        fifteen. A topic that is paused stays so.
-        """
-        wanted = check_partitions(partitions)
+    async def _archived(
+        self, topic: str, id: str, state: State | str | None, seen: float | None
+    ) -> tuple[str, Found] | None:
+        states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
+        _text(id)
         parts = await self._parts(topic)
-        if wanted < len(parts):
-            raise InvalidInput(
-                f"topic {topic!r} has {len(parts)} partitions and cannot have {wanted}: "
-                "what is in the others would be lost"
-            )
-        await self._store.grow(topic, wanted)
-        return self._store.partitions[topic]
+        return await self._actions.find_archived(parts, id, states, seen)
+
+    # acting on many messages
 
     async def requeue_all(
-        self,
-        topic: str,
-        state: State | str,
-        *,
-        filter: Filter | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        self, topic: str, state: State | str, **options: Unpack[BulkOptions]
     ) -> int:
         """Requeue the dead or quarantined messages that match a filter; return how many.
 
@@ -427,141 +369,44 @@ class Admin:
         `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
         message is either requeued or as it was.
         """
-
-        async def requeue(part: str, found: Found) -> bool:
-            try:
-                message = revived(part, found)
-            except InvalidInput:
-                return False
-            return dry_run or await self._requeue(part, found, message)
-
-        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
-        return await self._each(topic, _one_of(ARCHIVES, state), requeue, scope, reads=True)
+        chosen = _one_of(ARCHIVES, state)
+        return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
-        self,
-        topic: str,
-        state: State | str,
-        *,
-        filter: Filter | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        self, topic: str, state: State | str, **options: Unpack[BulkOptions]
     ) -> int:
         """Delete the dead or quarantined messages that match a filter; return how many.
 
-        Order and limits are those of `requeue_all`.
+        Order and options are those of `requeue_all`.
         """
-
-        async def discard(part: str, found: Found) -> bool:
-            return dry_run or await self._discard(part, found)
-
-        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
-        return await self._each(topic, _one_of(ARCHIVES, state), discard, scope)
+        return await self._bulk(topic, _one_of(ARCHIVES, state), self._actions.discard, options)
 
     async def cancel_all(
-        self,
-        topic: str,
-        state: State | str,
-        *,
-        filter: Filter | None = None,
-        limit: int | None = None,
-        rate: float | None = None,
-        dry_run: bool = False,
-        progress: Callable[[Progress], None] | None = None,
+        self, topic: str, state: State | str, **options: Unpack[BulkOptions]
     ) -> int:
         """Remove the pending or delayed messages that match a filter; return how many.
 
-        One partition after the other, the high ones before the normal and the low ones: of pending
-        ones the newest first, of delayed ones those that are due first. Messages produced
-        meanwhile are left alone; those that workers hand back or retry meanwhile may be missed.
-        Limits are those of `requeue_all`.
+        One partition after the other; within it high, normal, low. Pending ones newest first,
+        delayed ones by due time. Messages produced meanwhile are left alone; those that workers
+        hand back or retry meanwhile may be missed. Options are those of `requeue_all`.
         """
 
-        async def cancel(part: str, found: Found) -> bool:
-            if dry_run:
-                return True
-            return bool(await self._store.cancel_message(part, found.id, by=self._operator))
+        async def cancel(part: str, found: Found) -> Cancelled:
+            return await self._actions.cancel(part, found.id)
 
-        scope = Scope(filter=filter, limit=limit, rate=rate, dry_run=dry_run, progress=progress)
-        return await self._each(topic, _one_of(WAITING, state), cancel, scope)
+        return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
 
-    async def _each(
-        self, topic: str, state: State, act: Act, scope: Scope, *, reads: bool = False
+    async def _bulk(
+        self,
+        topic: str,
+        state: State,
+        act: Act,
+        options: BulkOptions,
+        can_act: CanAct | None = None,
     ) -> int:
-        parts = await self._parts(topic)
-        return await Bulk(
-            self._pages, state, act, scope, now=self._store.views.now, reads=reads
-        ).run(parts)
-
-    async def _requeue(self, part: str, found: Found, message: Message, why: str = "") -> bool:
-        at = found.archived or 0
-        return bool(
-            await self._store.requeue_message(
-                part,
-                found.state,
-                found.id,
-                archived=at,
-                message=message,
-                why=why,
-                by=self._operator,
-            )
-        )
-
-    async def _discard(self, part: str, found: Found) -> bool:
-        at = found.archived or 0
-        return bool(
-            await self._store.discard_message(
-                part, found.state, found.id, archived=at, by=self._operator
-            )
-        )
-
-    async def _archived(
-        self, topic: str, id: str, state: State | str | None, seen: float | None
-    ) -> tuple[str, Found] | None:
-        """Return an archived message; refuse one other than the one that was seen."""
-        states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
-
-        async def find(part: str) -> Found | None:
-            for chosen in states:
-                if found := await self._pages.find_archived(part, chosen, id):
-                    return found
-            return None
-
-        archived = await ask_for(_text(id), await self._parts(topic), find)
-        if archived and seen is not None and archived[1].archived != round(seen * 1000):
-            raise InvalidInput(
-                f"message {id!r:.80} is not the one you saw: another was archived since then"
-            )
-        return archived
-
-    # partitions
-
-    async def _parts(self, topic: str) -> builtins.list[str]:
-        """Return the current partitions of a topic; refuse an unknown topic."""
-        if count := await self._store.views.partitions(check_topic(topic)):
-            return all_parts(topic, count)
-        known = await self.topics()
-        raise InvalidInput(
-            f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"there are {len(known)}: {', '.join(known[:KNOWN])}"
-        )
-
-    async def _counted(self, part: str) -> tuple[Counts, float | None]:
-        """Count the messages of a partition; return how long the next one has waited, too."""
-        counts = await self._store.views.counts(part)
-        if not counts.pending:
-            return counts, None
-        ready = [ready_at(data) for data in await self._pages.next_records(part)]
-        known = [at for at in ready if at is not None]
-        if not known:
-            return counts, None
-        return counts, max(0, await self._store.views.now(part) - min(known)) / 1000
-
-
-def _longest(times: Iterable[int | None]) -> float | None:
-    return seconds(max((ms for ms in times if ms is not None), default=None))
+        now = self._store.views.now
+        bulk = Bulk(self._pages, state, act, now=now, can_act=can_act, **options)
+        return await bulk.run(await self._parts(topic))
 
 
 def _state(state: State | str) -> State:

@@ -1,4 +1,4 @@
-"""Asks partitions or topics: all of them, or one after the other until one has the message."""
+"""Ask many partitions or topics: all of them, or until one has the message."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AT_ONCE: Final = 16
-"""Partitions asked at the same time."""
+AT_ONCE: Final = 16  # partitions or topics asked at the same time
 
 
 async def ask_all(
@@ -45,9 +44,9 @@ async def ask_all(
 async def ask_for(
     id: str, parts: Sequence[str], ask: Callable[[str], Awaitable[T | None]]
 ) -> tuple[str, T] | None:
-    """Ask for a message until a partition has it; return the partition and its answer.
+    """Ask partitions until one has the message; return that partition and its answer.
 
-    The likely ones come first, then the others, several at a time.
+    Likely ones are asked first, then the others, several at a time.
     """
     likely = _likely(id, parts)
     for part in likely:
@@ -63,7 +62,7 @@ async def ask_for(
 
 
 def _likely(id: str, parts: Sequence[str]) -> list[str]:
-    """Return where a message is, unless it was given a key or the topic has grown."""
+    """Return where a message is, unless it was produced with a key or the topic has grown."""
     numbers = [number_in(id)] if maker_of(id) else []
     if ID.fullmatch(id):
         numbers.append(number_for(id, len(parts)))

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.requeue import split
+from mx_rmq.admin.actions import split
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import instant
 
 if TYPE_CHECKING:
@@ -24,19 +25,17 @@ EVER: Final = (-math.inf, math.inf)
 class Filter:
     """What a message must match; None matches everything. Case does not matter."""
 
-    error: str | None = None
-    """Part of the type of its last error, or of the reason for which it is dead or quarantined."""
+    error: str | None = None  # part of the last error's type, or of why it is dead or quarantined
     since: float | None = None
     until: float | None = None
-    """From when and until when, seconds of the server's time: of a dead or quarantined message the
-    time of its archiving, of a delayed one when it is due, of one in processing when its lease
-    ends, of a pending one when it was produced. Both bounds are included."""
-    text: str | None = None
-    """Part of its id or of its payload, as JSON; of what cannot be read, part of its bytes."""
+    """Bounds of the message's time, inclusive, in seconds of the server's time. That is: if dead or
+    quarantined, when it was archived; if delayed, when it is due; if in processing, when its lease
+    ends; if pending, when it was produced."""
+    text: str | None = None  # part of its id or of its payload as JSON; if unreadable, of its bytes
     as_of: float | None = None
-    """Only what came into its state by then, seconds of the server's time: dead and quarantined
-    messages that were archived, others that were produced and have last failed, not later. Live
-    ones that cannot be read do not match."""
+    """Only messages that were in their state by then, in seconds of the server's time: archived
+    not later, or, if live, produced and last failed not later. A live message that cannot be read
+    does not match."""
 
     def __post_init__(self) -> None:
         for name in ("error", "text"):
@@ -61,7 +60,7 @@ class Filter:
 def times(wanted: Filter, state: State) -> tuple[float, float]:
     """Return the range of times to read from a state's index, ms."""
     if state is State.PENDING:
-        return EVER  # they are listed by no time
+        return EVER  # the lists have no times
     low, high = _span(wanted)
     if state.is_archive and wanted.as_of is not None:
         high = min(high, round(wanted.as_of * 1000))
@@ -69,17 +68,17 @@ def times(wanted: Filter, state: State) -> tuple[float, float]:
 
 
 def must_read(wanted: Filter, state: State) -> bool:
-    """Return whether records must be read, because index times do not decide alone."""
+    """Return whether records must be read, because the times in the index are not enough."""
     if wanted.error or wanted.text or (wanted.as_of is not None and not state.is_archive):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
 
-def matches(wanted: Filter, topic: str, found: Found) -> bool:
-    """Return whether a message matches. Never fails, whatever the server holds."""
+def matches(wanted: Filter, part: str, found: Found) -> bool:
+    """Return whether a message of a partition matches. Never fails, whatever the server holds."""
     about, data = split(found)
     try:
-        message = codec.decode_as(data, topic, found.id)
+        message = codec.decode_as(data, topic_of(part), found.id)
     except DecodeError:
         message = None
     return (
@@ -91,11 +90,8 @@ def matches(wanted: Filter, topic: str, found: Found) -> bool:
 
 
 def _span(wanted: Filter) -> tuple[float, float]:
-    low, high = EVER
-    if wanted.since is not None:
-        low = round(wanted.since * 1000)
-    if wanted.until is not None:
-        high = round(wanted.until * 1000)
+    low = -math.inf if wanted.since is None else round(wanted.since * 1000)
+    high = math.inf if wanted.until is None else round(wanted.until * 1000)
     return low, high
 
 
@@ -103,17 +99,10 @@ def _in_time(wanted: Filter, found: Found, message: Message | None) -> bool:
     low, high = _span(wanted)
     if (low, high) == EVER:
         return True
-    at: int | None
-    match found.state:
-        case State.PENDING:
-            at = message.created_at if message is not None else None
-        case State.DELAYED:
-            at = found.due
-        case State.PROCESSING:
-            at = found.deadline
-        case State.DEAD | State.QUARANTINED:
-            at = found.archived
-    return at is not None and low <= at <= high
+    ats = [found.due, found.deadline, found.archived]  # by its state, at most one is known
+    if found.state is State.PENDING and message is not None:
+        ats = [message.created_at]
+    return any(at is not None and low <= at <= high for at in ats)
 
 
 def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
@@ -128,11 +117,11 @@ def _was_there(wanted: Filter, found: Found, message: Message | None) -> bool:
 def _has_error(wanted: Filter, message: Message | None, about: QuarantineReason | None) -> bool:
     if not wanted.error:
         return True
-    said = [] if about is None else [about.error_type, about.error]
+    texts = [] if about is None else [about.error_type, about.error]
     if message is not None:
-        said += [message.reason, *(one.type for one in message.errors[-1:])]
+        texts += [message.reason, *(one.type for one in message.errors[-1:])]
     part = wanted.error.casefold()
-    return any(part in one.casefold() for one in said)
+    return any(part in text.casefold() for text in texts)
 
 
 def _has_text(wanted: Filter, id: str, content: bytes) -> bool:

@@ -17,37 +17,29 @@ if TYPE_CHECKING:
 
     from mx_rmq.store.history import History, HistoryEntry
 
-LOOK_EVERY: Final = 0.2
-"""Seconds between two polls."""
-LEARN_EVERY: Final = 5.0
-"""Seconds after which a tail looks for new topics and partitions."""
+POLL_EVERY: Final = 0.2  # seconds
+REFRESH_EVERY: Final = 5.0  # seconds after which a tail looks for new topics and partitions
 
 
 class What(StrEnum):
     """What can happen to a message, or to a topic."""
 
     PRODUCED = "produced"
-    DELAYED = "delayed"
-    """Produced, and not due yet."""
+    DELAYED = "delayed"  # produced, and not due yet
     DUE = "due"
     DISPATCHED = "dispatched"
     COMPLETED = "completed"
     RETRIED = "retried"
     DIED = "died"
     QUARANTINED = "quarantined"
-    RELEASED = "released"
-    """Handed back by a worker that stopped."""
-    POSTPONED = "postponed"
-    """Handed back by a worker whose release is too old to read it."""
-    TAKEN_OVER = "taken_over"
-    """Taken from a worker that went silent."""
+    RELEASED = "released"  # handed back by a worker that stopped
+    POSTPONED = "postponed"  # handed back by a worker whose release is too old to read it
+    TAKEN_OVER = "taken_over"  # taken from a worker that went silent
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
-    TRIMMED = "trimmed"
-    """Dropped from an archive, because of its age or of the archive's cap."""
-    REPAIRED = "repaired"
-    """Brought back into exactly one state by an operator."""
+    TRIMMED = "trimmed"  # dropped from an archive, for its age or because it was full
+    REPAIRED = "repaired"  # brought back into exactly one state by an operator
     PAUSED = "paused"
     RESUMED = "resumed"
 
@@ -60,14 +52,12 @@ class Happening:
     topic: str
     what: What
     ids: tuple[str, ...]
-    by: str
-    """The worker or the operator; empty for a producer and for the passing of time."""
-    about: str
-    """The error, the reason, or the worker that went silent."""
+    by: str  # the worker or the operator; empty: a producer, or nothing but time
+    about: str  # the error, the reason, or the worker that went silent
 
 
 def happening(part: str, entry: HistoryEntry) -> Happening | None:
-    """Return an entry as operators see it; None: not written by mx-rmq."""
+    """Return an entry as operators see it; None: mx-rmq did not write it."""
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about
@@ -75,35 +65,29 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
         delay, _, error = about.partition(" ")
         if is_number(delay):
             about = f"again in {int(delay) / 1000:g} s: {error}"
-    return Happening(
-        at=entry.at / 1000,
-        topic=topic_of(part),
-        what=what,
-        ids=entry.ids,
-        by=entry.by,
-        about=about,
-    )
+    at, topic = entry.at / 1000, topic_of(part)
+    return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
 
 
 async def follow(
     history: History, parts: Callable[[], Awaitable[Sequence[str]]], *, since: float | None
 ) -> AsyncIterator[Happening]:
-    """Yield what happens in partitions from now on, or from an instant on."""
+    """Yield what happens in partitions from now on, or since a time."""
     places: dict[str, str] = {}
     start = None if since is None else f"{max(0, round(since * 1000))}-0"
     loop = asyncio.get_running_loop()
-    learn_at = 0.0
+    refresh_at = 0.0
     while True:
-        if loop.time() >= learn_at:
+        if loop.time() >= refresh_at:
             new = [part for part in await parts() if part not in places]
             ends = [start] * len(new) if start else await ask_all(new, history.last)
             places.update(zip(new, ends, strict=True))
-            start = start or BEGINNING  # later partitions are read from their beginning
-            learn_at = loop.time() + LEARN_EVERY
+            start = start or BEGINNING  # partitions that appear later are read whole
+            refresh_at = loop.time() + REFRESH_EVERY
         fresh = await history.after(places)
         for part, entry in fresh:
             places[part] = entry.place
-            if (seen := happening(part, entry)) is not None:
+            if seen := happening(part, entry):
                 yield seen
         if not fresh:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(POLL_EVERY)

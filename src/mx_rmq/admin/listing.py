@@ -1,8 +1,8 @@
-"""Pages of messages of a state, over all partitions of a topic in one order, and a cursor to go on.
+"""Pages of the messages of a state, merged over all partitions of a topic into one order.
 
-A cursor says for each partition, and in it for each level, how many messages the pages before have
-passed: `2.0.0_0.1.0`. A partition of which nothing was passed is left empty, and left out at the
-end, where partitions that are added later stand.
+A cursor holds, for each partition and each level in it, how many messages the pages so far have
+passed: `2.0.0_0.1.0`. A partition with only zeros is left empty, and left out at the end, so
+partitions can be added between two pages.
 
 With a filter, one call reads a bounded number of messages; the next one continues there.
 """
@@ -11,103 +11,84 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import suppress
 from heapq import heappop, heappush
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.fanout import ask_all
-from mx_rmq.admin.filter import matches, times
-from mx_rmq.admin.models import Page, is_number, message_view
+from mx_rmq.admin.filter import Filter, matches, times
+from mx_rmq.admin.models import Page, message_view
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.partition import number_of, topic_of
+from mx_rmq.core.partition import number_of
 from mx_rmq.store.messages import REPLY_BYTES, check_count, levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.admin.filter import Filter
     from mx_rmq.admin.models import MessageView
     from mx_rmq.core.message import State
     from mx_rmq.store.messages import Found, ListedId, Pages
 
-PAGE_BYTES: Final = 8 * 1_048_576
-"""Bytes of messages after which a page ends, however many were asked for."""
-
-FARTHEST: Final = 2**52
-"""Positions that every server takes."""
-
-LOOK: Final = 5000
-"""Messages that one call looks at, unless it says how many, and not after REPLY_BYTES of them."""
-
-STEP: Final = 250
-"""Messages that are read at a time."""
-
-AHEAD: Final = 5000
-FEWEST: Final = 20
-"""Ids that are read ahead of all partitions together, and of each at the least."""
+PAGE_BYTES: Final = 8 * 1_048_576  # a page ends after this many bytes of messages
+FARTHEST: Final = 2**52  # positions below this work on every server
+LOOK: Final = 5000  # messages that a filtered call reads by default, within REPLY_BYTES
+STEP: Final = 250  # messages that it reads at a time
+AHEAD: Final = 5000  # ids to read ahead, in all partitions together
+FEWEST: Final = 20  # ids to read ahead in each partition, at least
 
 
-async def turn_page(
-    pages: Pages, parts: Sequence[str], state: State, *, limit: int, cursor: str | None
-) -> Page:
-    """Return the next page. Only the messages that are on it are read, of the others the ids."""
-    passed = positions(cursor, len(parts), levels(state))
-    most = check_count(limit) + 1  # one more: is there a next page?
-    first = await MergedIds(pages, parts, state, passed).take(most)
-    read = await read_some(pages, parts, state, first[:limit], PAGE_BYTES)
-    messages = []
-    for entry, found in zip(first, read, strict=False):
-        passed[entry.partition][entry.level] = entry.position + 1
-        if found is not None:
-            messages.append(message_view(topic_of(parts[0]), found, partition=entry.partition))
-    return Page(messages, cursor_at(passed) if len(first) > len(read) else None, len(read))
-
-
-async def search_page(
+async def read_page(
     pages: Pages,
     parts: Sequence[str],
     state: State,
     *,
-    filter: Filter,
+    filter: Filter | None,
     limit: int,
     cursor: str | None,
     look: int,
 ) -> Page:
-    """Return the next page. It ends where it is full, or where enough was looked at."""
+    """Return the next page. With a filter, it ends when it is full or `look` messages were read."""
     check_count(limit)
-    if isinstance(look, bool) or not isinstance(look, int) or look < 1:
+    if not filter:
+        filter, look, step, most_bytes = Filter(), limit, limit, PAGE_BYTES
+    elif isinstance(look, bool) or not isinstance(look, int) or look < 1:
         raise InvalidInput(f"look={look!r:.80} is not a whole number from 1 on")
+    else:
+        step, most_bytes = STEP, REPLY_BYTES
     passed = positions(cursor, len(parts), levels(state))
     if cursor is None:
-        await _pass_early(pages, parts, state, filter, passed)
-    line, topic = MergedIds(pages, parts, state, passed), topic_of(parts[0])
+        await _skip_outside(pages, parts, state, filter, passed)
+    merged = MergedIds(pages, parts, state, passed)
     messages: list[MessageView] = []
     looked = size = 0
     rest: list[ListedId] = []
-    while not rest and len(messages) < limit and looked < look and size < REPLY_BYTES:
-        ids = _until_late(await line.take(min(STEP, look - looked)), state, filter)
+    while not rest and len(messages) < limit and looked < look and size < most_bytes:
+        ids = _up_to_end(await merged.take(min(step, look - looked)), state, filter)
         if not ids:
             break
         begun = looked
-        read = await read_some(pages, parts, state, ids, REPLY_BYTES - size)
+        read = await read_some(pages, parts, state, ids, most_bytes - size)
         for entry, found in zip(ids, read, strict=False):
             looked += 1
             passed[entry.partition][entry.level] = entry.position + 1
             size += len(found.data) if found is not None else 0
-            if found is not None and matches(filter, topic, found):
-                messages.append(message_view(topic, found, partition=entry.partition))
+            part = parts[entry.partition]
+            if found is not None and (not filter or matches(filter, part, found)):
+                messages.append(message_view(part, found))
                 if len(messages) == limit:
                     break
         rest = ids[looked - begun :]
-    more = rest or _until_late(await line.take(1), state, filter)
+    more = rest or _up_to_end(await merged.take(1), state, filter)
     return Page(messages, cursor_at(passed) if more else None, looked)
 
 
-async def _pass_early(
+async def _skip_outside(
     pages: Pages, parts: Sequence[str], state: State, filter: Filter, passed: list[list[int]]
 ) -> None:
-    """Pass what stands before the times that are meant, unseen."""
+    """Skip, unread, the messages listed before the filter's time range."""
     low, high = times(filter, state)
-    if state.is_archive:
+    if state.is_archive:  # newest first
         before = math.nextafter(high, math.inf), math.inf
     else:
         before = -math.inf, math.nextafter(low, -math.inf)
@@ -121,8 +102,8 @@ async def _pass_early(
     await ask_all(parts, count)
 
 
-def _until_late(ids: list[ListedId], state: State, filter: Filter) -> list[ListedId]:
-    """Return the ids up to the first that stands behind the times that are meant."""
+def _up_to_end(ids: list[ListedId], state: State, filter: Filter) -> list[ListedId]:
+    """Return the ids before the end of the filter's time range."""
     low, high = times(filter, state)
     for number, entry in enumerate(ids):
         if entry.at is not None and (entry.at < low if state.is_archive else entry.at > high):
@@ -131,7 +112,7 @@ def _until_late(ids: list[ListedId], state: State, filter: Filter) -> list[Liste
 
 
 class MergedIds:
-    """The ids, from some positions on: of each partition and level how many to pass."""
+    """The ids of all partitions in one order. `start`: how many to skip, by partition and level."""
 
     def __init__(
         self, pages: Pages, parts: Sequence[str], state: State, start: Sequence[Sequence[int]]
@@ -141,32 +122,27 @@ class MergedIds:
         self._state = state
         self._start = [list(levels) for levels in start]
         self._ahead: list[deque[ListedId]] = [deque() for _ in parts]
-        self._first: list[ListedId] = []
-        """A heap: of each partition the first one that was not taken."""
-        self._dry = list(parts)
-        """The partitions that must be asked before another id is taken."""
+        self._first: list[ListedId] = []  # a heap of the next id of each partition
+        self._dry = list(parts)  # partitions to ask before another id is taken
 
     async def take(self, count: int) -> list[ListedId]:
         """Return the next ids, fewer only at the end."""
         taken: list[ListedId] = []
         while len(taken) < count:
-            await self._ask(count)
+            if self._dry:
+                await self._refill(count)
             if not self._first:
                 break
             entry = heappop(self._first)
             taken.append(entry)
-            ahead = self._ahead[entry.partition]
-            if ahead:
+            if ahead := self._ahead[entry.partition]:
                 heappush(self._first, ahead.popleft())
             else:
                 self._dry.append(self._parts[entry.partition])
         return taken
 
-    async def _ask(self, count: int) -> None:
-        """Ask the partitions of which nothing is left here."""
-        if not self._dry:
-            return
-        step = min(count, max(FEWEST, AHEAD // len(self._parts)))
+    async def _refill(self, count: int) -> None:
+        step = min(count + 1, max(FEWEST, AHEAD // len(self._parts)))  # one more: the next page's
 
         async def ask(part: str) -> None:
             number = number_of(part)
@@ -197,44 +173,24 @@ async def read_some(
         known.update(zip(of[part], found, strict=False))
 
     await ask_all(list(of), read)
-    some: list[Found | None] = []
-    for entry in entries:
-        if entry not in known:
-            break
-        some.append(known[entry])
-    return some
-
-
-# cursors
+    return [known[entry] for entry in takewhile(known.__contains__, entries)]
 
 
 def cursor_at(passed: Sequence[Sequence[int]]) -> str:
-    """Return the cursor of positions."""
     parts = [".".join(map(str, levels)) if any(levels) else "" for levels in passed]
     return "_".join(parts).rstrip("_")
 
 
 def positions(cursor: str | None, count: int, levels: int) -> list[list[int]]:
-    """Return how many messages of each partition and level to pass; refuse what no page said."""
+    """Return how many messages of each partition and level to skip; refuse a made-up cursor."""
     passed = [[0] * levels for _ in range(count)]
     if cursor is None:
         return passed
-    try:
+    with suppress(IndexError, ValueError):
         for number, part in enumerate(cursor.split("_")):
             if part:
-                passed[number] = [_position(text) for text in part.split(".")]
-    except (IndexError, ValueError):
-        raise _refused(cursor) from None
-    if cursor != cursor_at(passed) or not cursor or any(len(one) != levels for one in passed):
-        raise _refused(cursor)
-    return passed
-
-
-def _position(text: str) -> int:
-    if not is_number(text) or int(text) >= FARTHEST:
-        raise ValueError
-    return int(text)
-
-
-def _refused(cursor: str) -> InvalidInput:
-    return InvalidInput(f"cursor={cursor!r:.80} is not one that a page gave")
+                passed[number] = [int(text) for text in part.split(".")]
+        whole = all(len(one) == levels and 0 <= min(one) <= max(one) < FARTHEST for one in passed)
+        if cursor and whole and cursor == cursor_at(passed):
+            return passed
+    raise InvalidInput(f"cursor={cursor!r:.80} is not one that a page gave")

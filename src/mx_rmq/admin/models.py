@@ -1,6 +1,6 @@
-"""What an operator sees: values without behaviour, made from what the store found.
+"""What an operator sees of messages and workers: plain values, made from what the store found.
 
-Times are seconds: since 1970 where they name an instant, and always the server's.
+Durations are seconds; times are seconds since 1970, always by the server's clock.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mx_rmq.admin.rates import Totals
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.message import State
+from mx_rmq.core.partition import number_of, topic_of
 from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
@@ -26,71 +26,22 @@ if TYPE_CHECKING:
     from mx_rmq.store.messages import Found
     from mx_rmq.store.reads import WorkerSeen
 
-ALIVE_WITHIN: Final = 60.0
-"""Seconds after its last sign of life for which a worker counts as alive."""
+ARCHIVES: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues and discards these
+WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels these
 
-OVERDUE: Final = 60.0
-"""Seconds after which a delayed message that is due should have become pending, and a lease that
-ran out should have been taken over, whether the topic has workers of its own or not. The doctor,
-the dashboard and the alerts use it."""
-
-MISSED_WITHIN: Final = 600.0
-"""Seconds for which a worker that went silent with messages needs attention."""
+ALIVE_WITHIN: Final = 60.0  # seconds since its last report for which a worker counts as alive
+MISSED_WITHIN: Final = 600.0  # seconds for which a worker that went silent with messages matters
 
 
 class Cancelled(StrEnum):
-    """What became of a message that was to be cancelled. Only DONE is true."""
+    """The result of a cancel. Only DONE is true."""
 
     DONE = "cancelled"
-    ABSENT = "absent"
-    """It is neither pending nor delayed: finished, dead, quarantined or never there."""
-    PROCESSING = "processing"
-    """A worker has it: too late. It can be discarded if it fails for good."""
+    ABSENT = "absent"  # neither pending nor delayed: finished, dead, quarantined or never there
+    PROCESSING = "processing"  # too late, a worker has it; it can be discarded if it dies
 
     def __bool__(self) -> bool:
         return self is Cancelled.DONE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """How a topic is doing, all counts of one moment; of each partition, if it has several."""
-
-    topic: str
-    pending: int
-    processing: int
-    delayed: int
-    dead: int
-    quarantined: int
-    oldest_pending: float | None
-    """How many seconds the one that is taken next has waited, of all priorities and partitions the
-    longest: since it was produced, requeued, due or to be retried. None: nothing is pending, or
-    it is unknown, as for messages that cannot be read."""
-    paused: bool
-    """Whether workers take nothing of it, or of some of its partitions."""
-    dropped: int
-    """Ids without a message that were ever dropped: above 0, something else wrote to the keys."""
-    delayed_overdue: float | None = None
-    """How many seconds ago the first delayed message was due; None: none is due. A worker moves it
-    at once, or within about ten seconds if no worker serves the topic: see OVERDUE."""
-    lease_overdue: float | None = None
-    """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
-    at once, or within about 40 seconds if no worker serves the topic: see OVERDUE."""
-    partitions: int = 1
-    dead_bytes: int = 0
-    quarantined_bytes: int = 0
-    """What the archives take on the server, as it counts against their budgets."""
-    dead_budget: int = 0
-    quarantined_budget: int = 0
-    """Bytes that they may take; over it the oldest are dropped. 0: no bound."""
-    overflowed_at: float | None = None
-    """When an archive last dropped messages for its bytes."""
-    totals: Totals = field(default_factory=Totals)
-    """How many of its messages each thing has happened to, ever."""
-
-    @property
-    def total(self) -> int:
-        """How many messages there are, in any state."""
-        return self.pending + self.processing + self.delayed + self.dead + self.quarantined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,43 +62,28 @@ class MessageView:
     id: str
     topic: str
     state: State
-    raw: bytes = field(repr=False)
-    """The record as it is stored; of a quarantined message, the bytes that were set aside."""
-    length: int
-    """How long `raw` was. Of a very long quarantined message less is kept."""
-    content: bytes = field(default=b"", repr=False)
-    """The payload as it is stored, JSON; nothing if the record cannot be read."""
-    broken: str = ""
-    """Why the record cannot be read; empty when it can."""
-    newer: bool = False
-    """Whether that is because a newer release wrote it."""
+    raw: bytes = field(repr=False)  # the record as stored; if quarantined, the bytes set aside
+    length: int  # of `raw`, before it was cut: a very long quarantined message is not kept whole
+    content: bytes = field(default=b"", repr=False)  # the payload as JSON; b"" if broken
+    broken: str = ""  # why the record cannot be read; empty if it can
+    newer: bool = False  # whether that is because a newer release wrote it
     priority: Priority | None = None
-    attempts: int = 0
-    """Attempts that have failed, crashes included."""
+    attempts: int = 0  # failed ones, including crashes
     crashes: int = 0
     max_attempts: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    errors: tuple[FailureView, ...] = ()
-    """The latest failures, oldest first."""
-    reason: str = ""
-    """Why it is dead."""
+    errors: tuple[FailureView, ...] = ()  # the latest failures, oldest first
+    reason: str = ""  # why it is dead
     created_at: float | None = None
     expires_at: float | None = None
-    due: float | None = None
-    """When a delayed one becomes pending."""
-    lease_deadline: float | None = None
-    """Until when its worker may be silent, if it is in processing."""
-    worker: str = ""
-    """Who has it in processing, or who quarantined it."""
-    token: int | None = None
-    """The fencing token by which its worker holds it."""
-    archived_at: float | None = None
-    """When it became dead or quarantined."""
-    error_type: str = ""
-    """Why it is quarantined: the type of the error, and in `error` its text."""
-    error: str = ""
+    due: float | None = None  # when a delayed message becomes pending
+    lease_deadline: float | None = None  # when its lease ends, if it is in processing
+    worker: str = ""  # the worker that has it in processing, or that quarantined it
+    token: int | None = None  # the token of its lease
+    archived_at: float | None = None  # when it became dead or quarantined
+    error_type: str = ""  # why it is quarantined: the type of the error
+    error: str = ""  # and its text
     partition: int = 0
-    """In which partition of its topic it is."""
 
     @property
     def earlier(self) -> int:
@@ -156,17 +92,16 @@ class MessageView:
 
     @property
     def payload(self) -> Any:
-        """Decoded JSON; None too if it is unreadable."""
+        """The decoded JSON; None also if it is unreadable."""
         return self._decoded[0]
 
     @property
     def unreadable(self) -> str:
-        """Why the record or its payload cannot be read; empty when it can."""
-        return self.broken or self._decoded[1]
+        """Why the record or its payload cannot be read; empty if both can."""
+        return self._decoded[1]
 
     @cached_property
     def _decoded(self) -> tuple[Any, str]:
-        """The payload, and why there is none."""
         if self.broken:
             return None, self.broken
         try:
@@ -180,8 +115,7 @@ class Repair:
     """One thing that a repair has done, or would do."""
 
     topic: str
-    id: str
-    """The message, or '' for the topic itself."""
+    id: str  # '': the topic itself
     what: str
 
     def __str__(self) -> str:
@@ -193,25 +127,21 @@ class Page:
     """Some messages of a state."""
 
     messages: list[MessageView]
-    cursor: str | None
-    """What `list` takes to go on; None: there are no more."""
+    cursor: str | None  # pass it to `list` for the next page; None: there are no more
     looked: int = 0
-    """How many messages were looked at. With a filter, a page may be short, or empty, and still
-    have a cursor: there is more to look at."""
+    """How many messages were read. With a filter, a page may be short or empty and still have a
+    cursor: there is more to search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doing:
-    """A handler that a worker runs."""
+    """A running handler, as its worker last reported it."""
 
     topic: str
     id: str
-    handler: str
-    """Module and qualified name of the function."""
-    attempt: int
-    """1 for the first."""
-    seconds: float
-    """How long it had been running at the worker's last report, `seen_ago` before now."""
+    handler: str  # module and qualified name of the function
+    attempt: int  # 1 for the first
+    seconds: float  # how long it had been running then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,19 +153,13 @@ class WorkerView:
     pid: int | None
     topics: tuple[str, ...]
     concurrency: int | None
-    running: int | None
-    """Handlers that run."""
-    held: int | None
-    """Messages that it holds, waiting ones included."""
+    running: int | None  # handlers that run
+    held: int | None  # messages leased to it, running or not
     started_at: float | None
-    seen_ago: float
-    """Seconds since its last report; the other figures are as old."""
-    doing: tuple[Doing, ...] = ()
-    """What it runs, the longest first, at most 20."""
-    version: str = ""
-    """Its release of mx-rmq; empty: one before 2.0."""
-    down: dict[str, str] = field(default_factory=dict)
-    """Parts of it that are down and being restarted, each with the reason."""
+    seen_ago: float  # seconds since its last report; the other figures are as old
+    doing: tuple[Doing, ...] = ()  # what it runs, the longest first, at most 20
+    version: str = ""  # its release of mx-rmq; empty: before 2.0
+    down: dict[str, str] = field(default_factory=dict)  # parts being restarted, and why
 
     @property
     def alive(self) -> bool:
@@ -251,9 +175,9 @@ class WorkerView:
         return not self.alive and bool(self.held) and self.seen_ago <= MISSED_WITHIN
 
 
-def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView:
-    """Read a message as far as possible. Never fails, whatever the server holds."""
-    raw, length = found.data, len(found.data)
+def message_view(part: str, found: Found) -> MessageView:
+    """Read a message of a partition as far as possible. Never fails, whatever the server holds."""
+    topic, raw, length = topic_of(part), found.data, len(found.data)
     fields: dict[str, Any] = {}
     try:
         if found.state is State.QUARANTINED:
@@ -275,44 +199,36 @@ def message_view(topic: str, found: Found, *, partition: int = 0) -> MessageView
         due=seconds(found.due),
         lease_deadline=seconds(found.deadline),
         archived_at=seconds(found.archived),
-        partition=partition,
+        partition=number_of(part),
         **fields,
     )
 
 
+_COPIED: Final = ("priority", "attempts", "crashes", "max_attempts", "headers", "reason")
+
+
 def _message_fields(message: Message) -> dict[str, Any]:
-    return {
+    return {name: getattr(message, name) for name in _COPIED} | {
         "content": bytes(message.payload),
-        "priority": message.priority,
-        "attempts": message.attempts,
-        "crashes": message.crashes,
-        "max_attempts": message.max_attempts,
-        "headers": message.headers,
-        "errors": tuple(_failure(one) for one in message.errors),
-        "reason": message.reason,
+        "errors": tuple(map(_failure_view, message.errors)),
         "created_at": seconds(message.created_at or None),
         "expires_at": seconds(message.expires_at),
     }
 
 
-def _failure(failure: Failure) -> FailureView:
-    return FailureView(
-        type=failure.type,
-        text=failure.text,
-        at=failure.at / 1000,
-        worker=failure.worker,
-        traceback=failure.traceback,
-    )
+def _failure_view(failure: Failure) -> FailureView:
+    return FailureView(**msgspec.structs.asdict(failure) | {"at": failure.at / 1000})
 
 
 def worker_view(seen: WorkerSeen) -> WorkerView:
+    """Read a worker's report; what cannot be read is left out."""
     info = seen.info
 
     def number(name: str) -> int | None:
         value = info.get(name)
         return value if isinstance(value, int) else None
 
-    topics, started = info.get("topics"), info.get("started")
+    topics, started, down = info.get("topics"), info.get("started"), info.get("down")
     return WorkerView(
         name=seen.name,
         host=str(info.get("host", "")),
@@ -325,40 +241,19 @@ def worker_view(seen: WorkerSeen) -> WorkerView:
         seen_ago=seen.age / 1000,
         doing=_doing(info.get("doing")),
         version=str(info.get("version", "")),
-        down=_down(info.get("down")),
+        down={str(part): str(why) for part, why in down.items()} if isinstance(down, dict) else {},
     )
 
 
-def _down(said: object) -> dict[str, str]:
-    return {str(part): str(why) for part, why in said.items()} if isinstance(said, dict) else {}
-
-
-def _doing(said: object) -> tuple[Doing, ...]:
-    """Read what a worker says it runs; what cannot be read is left out."""
+def _doing(reported: object) -> tuple[Doing, ...]:
     found = []
-    for one in said if isinstance(said, list) else ():
+    for one in reported if isinstance(reported, list) else ():
         with suppress(msgspec.ValidationError):
             found.append(msgspec.convert(one, Doing))
     return tuple(found)
 
 
-def created_at(data: bytes) -> int | None:
-    """Return when a message was produced, ms; None: unknown."""
-    try:
-        return codec.decode(data).created_at or None
-    except DecodeError:
-        return None
-
-
-def ready_at(data: bytes) -> int | None:
-    """Return since when a message could have been taken, ms; None: unknown."""
-    try:
-        return codec.decode(data).ready_at
-    except DecodeError:
-        return None
-
-
-def seconds(ms: int | None) -> float | None:
+def seconds(ms: float | None) -> float | None:
     return None if ms is None else ms / 1000
 
 

@@ -13,7 +13,8 @@ from mx_rmq.cli.connection import on_admin, with_topics
 from mx_rmq.cli.output import as_json, complain, duration, print_json, print_line, say
 from mx_rmq.cli.program import CannotDo
 from mx_rmq.cli.tables import Table, screen, show_table
-from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
+from mx_rmq.core.errors import MxRmqError, OutcomeUnknown, ServerUnavailable
+from mx_rmq.doctor.topics import check_overview
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Rates, Stats, Totals
@@ -35,32 +36,39 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     """Count the messages of TOPICS, or of all topics, by state.
 
     "oldest" is the age of the next pending message to be dispatched. The partitions of a topic are
-    counted together. --watch also shows messages per second, and with --json prints one line of
-    JSON each time. Exit code 2: some topics could not be counted.
+    counted together. The last column has findings of `mx-rmq doctor`, in a few words. --watch also
+    shows messages per second, and with --json prints one line of JSON each time. Exit code 2: some
+    topics could not be counted.
     """
     if watch is not None:
         await _watch(admin, topics, watch, as_json=as_json)
-    found, away = await _count(admin, topics)
+    found, away, notes = await _count(admin, topics)
     if away and not found:
         raise CannotDo("\n".join(away))
     if as_json:
         print_json({"topics": [_document(one) for one in found], "away": away})
     else:
-        show_table(_table(found)) if found else say("no topics yet")
+        show_table(_table(found, notes)) if found else say("no topics yet")
     for line in away:
         complain(f"not counted: {line}")
     return 2 if away else 0
 
 
-async def _count(admin: Admin, topics: tuple[str, ...]) -> tuple[list[Stats], list[str]]:
-    """Return the counts, and a line for each topic that could not be counted."""
-    found, away = [], []
-    for topic in topics or await admin.topics():
-        try:
-            found.append(await admin.stats(topic))
-        except (ServerUnavailable, OutcomeUnknown) as error:  # perhaps only one node of a cluster
-            away.append(f"{topic}: {error}")
-    return found, away
+async def _count(
+    admin: Admin, topics: tuple[str, ...]
+) -> tuple[list[Stats], list[str], dict[str, list[str]]]:
+    """Return the counts, a line for each topic without counts, and the doctor's notes by topic."""
+    overview = await admin.overview(*topics, most=None)
+    try:
+        workers = await admin.workers()
+    except MxRmqError:  # perhaps their node of a cluster is away, or this user has no right
+        workers = None
+    notes: dict[str, list[str]] = {}
+    for finding in check_overview(overview, workers, now=time.time()):
+        if finding.note:
+            notes.setdefault(finding.topic, []).append(finding.note)
+    away = [f"{topic}: {error}" for topic, error in overview.away.items()]
+    return list(overview.topics.values()), away, notes
 
 
 async def _watch(
@@ -71,21 +79,21 @@ async def _watch(
     with screen() as show:
         while True:
             try:
-                found, away = await _count(admin, topics)
+                found, away, notes = await _count(admin, topics)
             except (ServerUnavailable, OutcomeUnknown) as error:  # it may come back
-                found, away = [], [str(error)]
+                found, away, notes = [], [str(error)], {}
             speeds = _speeds(seen, found)
             if as_json:
                 lines = [_document(one, speeds.get(one.topic)) for one in found]
                 print_line({"topics": lines, "away": away})
             else:
-                show(_table(found, speeds), [f"not counted: {line}" for line in away])
+                show(_table(found, notes, speeds), [f"not counted: {line}" for line in away])
             await asyncio.sleep(seconds)
 
 
 def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[str, Rates]:
     """Return each topic's rates since it was last `seen`, and update `seen`."""
-    from mx_rmq.admin.rates import rates
+    from mx_rmq.admin.stats import rates
 
     now, speeds = time.monotonic(), {}
     for one in found:
@@ -96,7 +104,9 @@ def _speeds(seen: dict[str, tuple[float, Totals]], found: list[Stats]) -> dict[s
     return speeds
 
 
-def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
+def _table(
+    found: list[Stats], notes: dict[str, list[str]], speeds: dict[str, Rates] | None = None
+) -> Table:
     """Return a table of topics. With `speeds`, even empty ones, it has columns for rates."""
     columns = ("topic", "pending", "processing", "delayed", "dead", "quarantined", "oldest")
     fast = () if speeds is None else ("in/s", "out/s", "failed/s")
@@ -112,7 +122,7 @@ def _table(found: list[Stats], speeds: dict[str, Rates] | None = None) -> Table:
                 one.quarantined,
                 duration(one.oldest_pending),
                 *([] if speeds is None else _fast(speeds.get(one.topic))),
-                _notes(one),
+                _notes(one, notes.get(one.topic, [])),
             )
             for one in found
         ],
@@ -134,10 +144,6 @@ def _document(stats: Stats, speed: Rates | None = None) -> dict[str, Any]:
     return document
 
 
-def _notes(stats: Stats) -> str:
-    notes = (
-        f"{stats.partitions:,} partitions" if stats.partitions > 1 else "",
-        "paused" if stats.paused else "",
-        f"{stats.dropped:,} ids dropped" if stats.dropped else "",
-    )
-    return ", ".join(filter(None, notes))
+def _notes(stats: Stats, notes: list[str]) -> str:
+    partitions = [f"{stats.partitions:,} partitions"] if stats.partitions > 1 else []
+    return ", ".join(partitions + notes)

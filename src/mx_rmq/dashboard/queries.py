@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mx_rmq.admin import Filter
 from mx_rmq.admin.fanout import ask_all
-from mx_rmq.admin.overview import MOST, ask_topics
+from mx_rmq.admin.stats import MOST, ask_topics
 from mx_rmq.core.errors import InvalidInput, MxRmqError
 
 if TYPE_CHECKING:

@@ -173,7 +173,7 @@ class Sampler:
             all=everything,
             away=overview.away,
             workers=workers,
-            findings=check_overview(overview.topics, overview.away, workers, now=at),
+            findings=check_overview(overview, workers, now=at),
             known=overview.known,
         )
         return self.latest

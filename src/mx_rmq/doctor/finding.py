@@ -1,35 +1,31 @@
-"""What the doctor finds: one thing that was checked, how much it matters, and what to do."""
+"""A finding: what one check found, how much it matters, and what to do about it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 
 class Severity(StrEnum):
     """How much a finding matters."""
 
     OK = "ok"
-    SKIP = "skip"
-    """It could not be checked, because this user lacks the rights."""
-    WARN = "warn"
-    """Needs attention, but can wait until morning."""
-    BAD = "bad"
-    """Messages are lost, stuck or refused, or will be."""
+    SKIP = "skip"  # not checked, because this user lacks the rights
+    WARN = "warn"  # needs attention, but can wait until morning
+    BAD = "bad"  # messages are lost, stuck or refused, or will be
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked."""
+    """What one check found."""
 
     severity: Severity
     what: str
-    cure: str = ""
-    """What to do about it."""
-    topic: str = ""
-    """The topic it is about; empty: a server, a worker or the whole queue."""
-    state: str = ""
-    """Which messages of the topic to look at."""
+    cure: str = ""  # what to do about it
+    topic: str = ""  # empty: it is about a server, a worker or the whole queue
+    state: str = ""  # which messages of the topic to look at
+    note: str = ""  # the same in a few words, for the table of `mx-rmq stats`
 
     @property
     def bad(self) -> bool:
@@ -43,3 +39,9 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.title}. {self.cure}" if self.cure else self.title
+
+
+ok = partial(Finding, Severity.OK)
+skip = partial(Finding, Severity.SKIP)
+warn = partial(Finding, Severity.WARN)
+bad = partial(Finding, Severity.BAD)

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.overview import MOST
+from mx_rmq.admin.models import ARCHIVES, WAITING
+from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
-from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.text import count
-from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.finding import Finding, bad, ok, warn
 from mx_rmq.doctor.topics import check_stats, check_workers, served_topics, unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from mx_rmq.admin import Admin, Stats
     from mx_rmq.store.audit import Violation
 
 HOUR: Final = 3600
-DAY: Final = 24 * HOUR
 
 FEW: Final = 10
 GROWTH: Final = 3
-"""An archive grows if at least FEW messages came in the last hour, and over GROWTH times as many as
-per hour in the day before."""
+"""An archive grows too fast if at least FEW messages came in the last hour, and more than GROWTH
+times the hourly average of the day before."""
 
-SAMPLE: Final = 100
-"""Waiting messages of a topic and state whose records are read."""
+SAMPLE: Final = 100  # waiting messages of each topic and state whose records are read
 
 
 async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
@@ -35,7 +33,7 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     overview = await admin.overview(most=None)
     workers = await admin.workers()
     served = served_topics(workers)
-    findings = [_number(overview.known), *check_workers(workers)]
+    findings = [_topics_found(overview.known), *check_workers(workers)]
     for topic in sorted([*overview.topics, *overview.away]):
         found: list[Finding] = []
         stats, why = overview.topics.get(topic), overview.away.get(topic)
@@ -55,12 +53,11 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
     return findings
 
 
-def _number(topics: int) -> Finding:
+def _topics_found(topics: int) -> Finding:
     found = f"{count(topics, 'topic')} found"
     if topics <= MOST:
-        return Finding(Severity.OK, found)
-    return Finding(
-        Severity.WARN,
+        return ok(found)
+    return warn(
         f"{found}; metrics and dashboard show at most {MOST:,}; not monitored: "
         f"{topics - MOST:,}. A worker's metrics show the topics that it serves first",
         "Run workers that serve fewer topics each and scrape them, or use fewer topics",
@@ -70,39 +67,32 @@ def _number(topics: int) -> Finding:
 def _well(stats: Stats, *, audited: bool) -> Finding:
     where = f" in {count(stats.partitions, 'partition')}" if stats.partitions > 1 else ""
     each = ", each in exactly one state" if audited else ""
-    return Finding(Severity.OK, f"{count(stats.total, 'message')}{where}{each}", topic=stats.topic)
+    return ok(f"{count(stats.total, 'message')}{where}{each}", topic=stats.topic)
 
 
-def _audited(topic: str, violations: list[Violation]) -> list[Finding]:
-    if not violations:
-        return []
-    first = violations[0]
-    number = number_of(first.topic)
-    where = f"partition {number}: " if number else ""
-    return [
-        Finding(
-            Severity.BAD,
+def _audited(topic: str, violations: list[Violation]) -> Iterator[Finding]:
+    for first in violations[:1]:
+        number = number_of(first.topic)
+        where = f"partition {number}: " if number else ""
+        yield bad(
             f"{count(len(violations), 'violation')}, the first: "
             f"{where}{first.id or '(topic)'}: {first.what}",
             f"See all of them with: mx-rmq audit {topic}; fix them with --repair",
             topic,
         )
-    ]
 
 
 async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
     """Report waiting messages that this release cannot read; its workers cannot either."""
-    waiting = ((State.PENDING, stats.pending), (State.DELAYED, stats.delayed))
-    for state, number in waiting:
-        if not number:
+    for state in WAITING:
+        if not getattr(stats, state):
             continue
         page = await admin.list(stats.topic, state, limit=SAMPLE)
         if newer := sum(one.newer for one in page.messages):
-            yield Finding(
-                Severity.WARN,
-                f"messages of a newer release wait here: {newer:,} of the first "
-                f"{len(page.messages):,} {state} ones",
-                "Upgrade the workers of this release; until then newer ones handle them",
+            yield warn(
+                f"from a newer release: {newer:,} of the first {len(page.messages):,} {state} "
+                "messages",
+                "Upgrade the workers of this release; until then newer workers handle them",
                 stats.topic,
                 state,
             )
@@ -111,18 +101,17 @@ async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
 async def _growing(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
     """Report archives that grow faster than before."""
     topic = stats.topic
-    for state, number in ((State.DEAD, stats.dead), (State.QUARANTINED, stats.quarantined)):
-        if not number:
+    for state in ARCHIVES:
+        if not getattr(stats, state):
             continue
         now = await admin.now()
-        lately = await admin.count(topic, state, since=now - HOUR, until=now)
-        before = await admin.count(topic, state, since=now - HOUR - DAY, until=now - HOUR)
-        if lately >= FEW and lately > GROWTH * before / 24:
-            yield Finding(
-                Severity.WARN,
-                f"{state} messages are growing: {lately:,} in the last hour, "
-                f"{before / 24:,.1f} per hour in the day before",
-                f"Look with: mx-rmq list {topic} --state {state} --since 1h",
+        latest = await admin.count(topic, state, since=now - HOUR, until=now)
+        day = await admin.count(topic, state, since=now - 25 * HOUR, until=now - HOUR)
+        if latest >= FEW and latest > GROWTH * day / 24:
+            yield warn(
+                f"more {state} messages than before: {latest:,} in the last hour, {day / 24:,.1f} "
+                "per hour in the day before",
+                f"See mx-rmq list {topic} --state {state} --since 1h",
                 topic,
                 state,
             )

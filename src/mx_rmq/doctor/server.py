@@ -15,8 +15,9 @@ from mx_rmq.core.errors import (
     ServerUnavailable,
     UnsafeServer,
 )
+from mx_rmq.core.text import size
 from mx_rmq.doctor.acl import rights
-from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.finding import Finding, Severity, bad, ok, skip, warn
 from mx_rmq.doctor.slow_scripts import slow_scripts
 from mx_rmq.doctor.unlisted_topics import unlisted_topics
 from mx_rmq.doctor.vulnerabilities import flaws
@@ -30,16 +31,13 @@ from mx_rmq.store.preflight import check_layout, look_over
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_SKEW: Final = 1.0
-"""Seconds by which the clocks of client and server may differ without a warning."""
+MAX_SKEW: Final = 1.0  # seconds by which the clocks of client and server may differ
 
-MAX_LAG: Final = 10
-MAX_BEHIND: Final = 16 * 1_048_576
-"""Seconds since a replica reported, and bytes that it lacks, above which it is behind."""
+MAX_LAG: Final = 10  # seconds since a replica reported, above which it is behind
+MAX_BEHIND: Final = 16 * 1_048_576  # and bytes that it lacks
 
-FILLING: Final = 0.75
-FULL: Final = 0.9
-"""Shares of maxmemory above which its use is a warning, and is bad."""
+FILLING: Final = 0.75  # share of maxmemory above which its use is a warning
+FULL: Final = 0.9  # and above which it is bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +72,34 @@ async def examine(url: str, *, prefix: str, patience: float, load_scripts: bool 
 
 
 async def _layout(caller: Caller, keys: Keys) -> tuple[Finding, bool]:
-    """Check whether this release knows the layout of the keys."""
+    """Check the layout of the keys; return also whether this release can work with it."""
     try:
         warnings = await check_layout(caller, keys)
     except NewerLayout as error:
-        return Finding(Severity.BAD, str(error)), False
+        return bad(str(error)), False
     except (ServerUnavailable, OutcomeUnknown) as error:
-        return Finding(Severity.SKIP, f"the layout of the keys is not checked: {error}"), True
+        return skip(f"the layout of the keys is not checked: {error}"), True
     if warnings:
-        return Finding(Severity.SKIP, warnings[0]), True
-    return Finding(Severity.OK, "this release knows the layout of the keys"), True
+        return skip(warnings[0]), True
+    return ok("this release knows the layout of the keys"), True
 
 
 async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
     """Check the server of a key."""
     findings = [await _clock(caller, scratch)]
-    info = await _info(caller, scratch)
-    findings += _settings(info, saves=await _saves(caller, scratch)) if info else [_NO_INFO]
+    info = await _ask(caller, scratch, "INFO")
     if info:
-        findings.append(await _with_holder(caller, keys, scratch, info))
-    replica = info.get("role") == "slave"
-    features, usable = (None, False) if replica else await _features(caller, keys, scratch)
-    if features is not None:
-        findings.insert(0, features)
+        snapshots = await _ask(caller, scratch, "CONFIG", "GET", "save")
+        saves = None if snapshots is None else any(snapshots.values())
+        findings += _settings(info, saves=saves)
+        findings.append(await _memory(caller, keys, scratch, info))
+    else:
+        what = "the user may not run INFO, so it is unknown whether the server evicts or persists"
+        findings.append(warn(what, "Grant +info (ACL SETUSER)"))
+    usable = False
+    if not info or not _is_replica(info):
+        features, usable = await _features(caller, keys, scratch)
+        findings = [*features, *findings]
     if usable:
         findings += await rights(caller, scratch)
         findings.append(await slow_scripts(caller, keys, scratch))
@@ -110,49 +113,33 @@ async def _examine_node(caller: Caller, keys: Keys, scratch: str) -> Health:
     try:
         health = await _examine(caller, keys, scratch)
     except (ServerUnavailable, OutcomeUnknown) as error:
-        away = Finding(
-            Severity.BAD, f"it does not answer, so its topics wait: {error}", "Check that server"
-        )
+        away = bad(f"it does not answer, so its topics wait: {error}", "Check that server")
         health = Health((away,), usable=True)
     findings = [replace(one, what=f"node {name}: {one.what}") for one in health.findings]
     return Health(tuple(findings), health.usable)
 
 
-_NO_INFO: Final = Finding(
-    Severity.WARN,
-    "the user may not run INFO, so it is unknown whether the server evicts or persists",
-    "Grant +info (ACL SETUSER)",
-)
-
-
-async def _info(caller: Caller, scratch: str) -> dict[str, Any]:
+async def _ask(caller: Caller, scratch: str, *command: str) -> dict[str, Any] | None:
+    """Run a command on the server of a key; None: no right to."""
     try:
-        info: dict[str, Any] = await caller.command("INFO", at=scratch)
-    except ScriptFailed:
-        return {}
-    return info
-
-
-async def _saves(caller: Caller, scratch: str) -> bool | None:
-    """Return whether the server makes snapshots by itself; None: no right to ask."""
-    try:
-        found: dict[Any, Any] = await caller.command("CONFIG", "GET", "save", at=scratch)
+        found: dict[str, Any] = await caller.command(*command, at=scratch)
     except ScriptFailed:
         return None
-    return any(found.values())
+    return found
 
 
-async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[Finding | None, bool]:
+async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[list[Finding], bool]:
+    """Check what the scripts need; return also whether the server can be used."""
     try:
         found = await look_over(caller, keys, scratch)
     except MissingRights as error:
-        return Finding(Severity.BAD, str(error)), False
+        return [bad(str(error))], False
     except UnsafeServer:
-        return None, False  # one of the settings, and described among them
+        return [], False  # because of a setting, which has its own finding
     what = "the server has every command that the scripts need"
     if not found.hexpire:
-        what += ", but no HEXPIRE, which is only a second net"
-    return Finding(Severity.OK, what), True
+        what += ", except HEXPIRE, which is only a second safeguard"
+    return [ok(what)], True
 
 
 async def _clock(caller: Caller, scratch: str) -> Finding:
@@ -161,9 +148,8 @@ async def _clock(caller: Caller, scratch: str) -> Finding:
     after = time.time()
     ahead = max(server - after, before - server, 0.0)
     if ahead <= MAX_SKEW:
-        return Finding(Severity.OK, "the clocks of this machine and of the server agree")
-    return Finding(
-        Severity.WARN,
+        return ok("the clocks of this machine and of the server agree")
+    return warn(
         f"the clocks of this machine and of the server differ by {ahead:,.1f} s; the queue uses "
         "the server's, but times that you compute here are off",
         "Use NTP on both",
@@ -171,76 +157,63 @@ async def _clock(caller: Caller, scratch: str) -> Finding:
 
 
 def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
-    yield Finding(Severity.OK, f"the server is {_version(info)}")
-    yield from flaws(_version(info))
-    yield _role(info)
-    yield from _replicas(info)
+    """Check INFO. `saves`: whether the server makes snapshots; None: unknown."""
+    redis = f"Redis {info.get('redis_version', 'of an unknown version')}"
+    version = f"Valkey {info['valkey_version']}" if "valkey_version" in info else redis
+    yield ok(f"the server is {version}")
+    yield from flaws(version)
+    if _is_replica(info):
+        yield bad("the server is a replica, so it refuses writes", "Use the primary's address")
+    else:
+        yield ok("the server is a primary")
+        yield from _replicas(info)
     yield _eviction(info)
-    evicted = info.get("evicted_keys", 0)
-    if evicted:
-        yield Finding(
-            Severity.BAD,
+    if evicted := info.get("evicted_keys", 0):
+        yield bad(
             f"the server has evicted {evicted:,} keys since it started; messages may be among them",
             "Run mx-rmq audit, and see what its other users do",
         )
     yield _persistence(info, saves=saves)
 
 
-def _version(info: dict[str, Any]) -> str:
-    if "valkey_version" in info:
-        return f"Valkey {info['valkey_version']}"
-    return f"Redis {info.get('redis_version', 'of an unknown version')}"
-
-
-def _role(info: dict[str, Any]) -> Finding:
-    if info.get("role") == "slave":
-        return Finding(
-            Severity.BAD,
-            "the server is a replica, so it refuses writes",
-            "Use the primary's address",
-        )
-    return Finding(Severity.OK, "the server is a primary")
+def _is_replica(info: dict[str, Any]) -> bool:
+    return info.get("role") == "slave"
 
 
 def _replicas(info: dict[str, Any]) -> Iterator[Finding]:
-    """Check how far the replicas are behind: that much is lost with the primary, except
-    produces that they confirmed."""
-    if info.get("role") == "slave":
-        return
+    """Check how far the replicas are behind. That much is lost with the primary, except messages
+    whose produce waited for replicas.
+    """
     found = [info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0))]
     replicas = [one for one in found if isinstance(one, dict)]
     if not replicas:
-        yield Finding(Severity.OK, "the server has no replica, so it alone has the messages")
-        return
+        yield ok("the server has no replica, so it alone has the messages")
     written = info.get("master_repl_offset", 0)
     for one in replicas:
         name = f"replica {one.get('ip')}:{one.get('port')}"
-        behind = max(0, written - one.get("offset", 0))
-        late = one.get("lag", 0)
+        missing = max(0, written - one.get("offset", 0))
+        lag = one.get("lag", 0)
+        behind = f"{name} is {lag} s and {size(missing)} behind"
         if one.get("state") != "online":
-            yield Finding(
-                Severity.WARN,
+            yield warn(
                 f"{name} is not in sync yet ({one.get('state')}): if the primary is lost now, "
                 "so are its messages",
-                "Wait until it is; if that takes long, look into its log",
+                "Wait until it is; if that takes long, read its log",
             )
-        elif late > MAX_LAG or behind > MAX_BEHIND:
-            yield Finding(
-                Severity.WARN,
-                f"{name} is {late} s and {_mib(behind)} behind: that much is lost if it has to "
-                "take over",
-                "Look at its network and its load; or let produce wait for it (confirm)",
+        elif lag > MAX_LAG or missing > MAX_BEHIND:
+            yield warn(
+                f"{behind}: that much is lost if it has to take over",
+                "Check its network and its load; or let produce wait for it (confirm)",
             )
         else:
-            yield Finding(Severity.OK, f"{name} is {late} s and {_mib(behind)} behind")
+            yield ok(behind)
 
 
 def _eviction(info: dict[str, Any]) -> Finding:
     policy = info.get("maxmemory_policy", "noeviction")
     if policy == "noeviction":
-        return Finding(Severity.OK, "maxmemory-policy is noeviction")
-    return Finding(
-        Severity.BAD,
+        return ok("maxmemory-policy is noeviction")
+    return bad(
         f"maxmemory-policy is {policy}: when memory runs out, the server deletes whole keys, and "
         "with them every message of a topic",
         "Run CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration",
@@ -261,41 +234,25 @@ def _persistence(info: dict[str, Any], *, saves: bool | None) -> Finding:
         )
     for name in ("aof_last_write_status", "aof_last_bgrewrite_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
-            return Finding(
-                Severity.BAD,
+            return bad(
                 f"the server could not write its data to disk ({name} is {info[name]})",
-                "Look for a full disk, and into the server's log",
+                "Check whether the disk is full, and read the server's log",
             )
-    return Finding(Severity.OK, "the server keeps an append-only file")
+    return ok("the server keeps an append-only file")
 
 
-def _memory(info: dict[str, Any]) -> Finding:
+async def _memory(caller: Caller, keys: Keys, scratch: str, info: dict[str, Any]) -> Finding:
+    """Check memory use; if it runs short, name what holds most of it."""
     used, limit = info.get("used_memory", 0), info.get("maxmemory", 0)
     if not limit:
-        return Finding(Severity.OK, f"{_mib(used)} of memory used; maxmemory is not set")
+        return ok(f"{size(used)} of memory used; maxmemory is not set")
     share = used / limit
-    what = f"{_mib(used)} of memory used, {share:.0%} of maxmemory"
+    what = f"{size(used)} of memory used, {share:.0%} of maxmemory"
     if share < FILLING:
-        return Finding(Severity.OK, what)
-    return Finding(
-        Severity.BAD if share >= FULL else Severity.WARN,
-        f"{what}: when it is full, produce is refused",
-        "Let workers catch up, discard what is not needed, or raise maxmemory",
-    )
-
-
-async def _with_holder(caller: Caller, keys: Keys, scratch: str, info: dict[str, Any]) -> Finding:
-    """Check memory use; if it runs short, name what holds most of it."""
-    found = _memory(info)
-    if found.severity is Severity.OK:
-        return found
+        return ok(what)
+    what = f"{what}: when it is full, produce is refused"
+    cure = "Let workers catch up, discard what is not needed, or raise maxmemory"
     held = await Memory(caller, keys).holders(scratch)
-    large = [one for one in held if one.bytes >= MUCH * info.get("used_memory", 0)]
-    if not large:
-        return found
-    named = "; ".join(map(str, large[:3]))
-    return replace(found, what=f"{found.what}; {named}", cure=large[0].cure)
-
-
-def _mib(count: int) -> str:
-    return f"{count / 1_048_576:,.1f} MiB"
+    if large := [one for one in held if one.bytes >= MUCH * used]:
+        what, cure = f"{what}; {'; '.join(map(str, large[:3]))}", large[0].cure
+    return Finding(Severity.BAD if share >= FULL else Severity.WARN, what, cure)

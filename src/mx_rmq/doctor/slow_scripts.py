@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.finding import Finding, ok, skip, warn
 from mx_rmq.store.script import load, names
 
 if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
-_OPENING: Final = re.compile(r"-- (\w+):")
-"""How each of our scripts begins."""
+ENTRIES: Final = 128  # entries to read: as many as a server keeps by default
+RECENT: Final = 3600  # seconds for which an entry counts
 
-ENTRIES: Final = 128
-"""Entries to read: as many as a server keeps by default."""
-
-LATELY: Final = 3600
-"""Seconds for which an entry counts."""
+_OPENING: Final = re.compile(r"-- (\w+):")  # how each of our scripts begins
 
 
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A script that took long."""
-
-    script: str
-    key: str
-    """The first of its keys."""
+class SlowScript(NamedTuple):
     ms: float
-    at: int
-    """Seconds since 1970, of the server's clock."""
+    name: str
+    key: str  # the first of its keys
+    at: int  # seconds since 1970, by the server's clock
 
 
 async def slow_scripts(caller: Caller, keys: Keys, scratch: str) -> Finding:
@@ -43,41 +33,38 @@ async def slow_scripts(caller: Caller, keys: Keys, scratch: str) -> Finding:
         log = await caller.command("SLOWLOG", "GET", ENTRIES, at=scratch)
         now = await caller.time(scratch) // 1000
     except ScriptFailed:
-        return Finding(
-            Severity.SKIP,
+        return skip(
             "this user may not read the slow log, so slow scripts go unnoticed",
             "Grant +slowlog|get (ACL SETUSER)",
         )
-    since = now - LATELY
-    found = [slow for one in log if (slow := _read(one, keys.prefix)) and slow.at >= since]
+    ours = [slow for entry in log if (slow := _read(entry, keys.prefix))]
+    found = [slow for slow in ours if slow.at >= now - RECENT]
     if not found:
-        return Finding(Severity.OK, "no script of ours took long in the last hour")
-    worst = max(found, key=lambda one: one.ms)
-    ago = max(0, now - worst.at)
-    return Finding(
-        Severity.WARN,
-        f"{len(found)} of the last {len(log)} entries of the server's slow log are scripts of ours "
-        f"within an hour; the slowest: {worst.script} on {worst.key}, {worst.ms:,.0f} ms, "
-        f"{ago:,} s ago",
-        "See whether the machine is short of CPU or swaps, whether others run slow commands on "
+        return ok("none of our scripts was slow in the last hour")
+    worst = max(found)
+    return warn(
+        f"{len(found)} of the last {len(log)} entries of the server's slow log are our scripts, in "
+        f"the last hour; the slowest: {worst.name} on {worst.key}, {worst.ms:,.0f} ms, "
+        f"{max(0, now - worst.at):,} s ago",
+        "Check whether the machine is short of CPU or swaps, whether others run slow commands on "
         "this server, and whether messages are very long",
     )
 
 
-def _read(entry: Any, prefix: str) -> Slow | None:
-    """Read an entry; None: not one of ours."""
+def _read(entry: Any, prefix: str) -> SlowScript | None:
+    """Parse an entry; None: not one of our scripts."""
     words = [_text(word) for word in entry[3]]
     if len(words) < 4 or words[0].upper() not in ("EVALSHA", "EVAL"):
         return None
     if not words[3].startswith(f"{prefix}:"):
         return None
-    opening = _OPENING.match(words[1])  # if it was sent along
-    script = opening[1] if opening else _scripts().get(words[1], "a script")
-    return Slow(script=script, key=words[3], ms=int(entry[2]) / 1000, at=int(entry[1]))
+    opening = _OPENING.match(words[1])  # an EVAL has the text of the script
+    name = opening[1] if opening else _names().get(words[1], "a script")
+    return SlowScript(ms=int(entry[2]) / 1000, name=name, key=words[3], at=int(entry[1]))
 
 
 @cache
-def _scripts() -> dict[str, str]:
+def _names() -> dict[str, str]:
     return {load(name).sha: name for name in names()}
 
 

@@ -1,7 +1,7 @@
-"""What is wrong with topics and workers, as far as one overview shows it.
+"""What is wrong with topics and workers, as far as an overview shows it.
 
-No I/O: the command line, the dashboard and the metrics use these findings and thresholds, each with
-the overview it has.
+No I/O: command line, dashboard and metrics use these findings and thresholds, each with the
+overview it has.
 """
 
 from __future__ import annotations
@@ -9,41 +9,37 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.models import OVERDUE
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.text import count, duration, size
-from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.finding import Finding, Severity, bad, warn
+from mx_rmq.store.memory_use import ARCHIVES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from mx_rmq.admin import Stats, WorkerView
+    from mx_rmq.admin import Overview, Stats, WorkerView
 
-SLOW: Final = 60.0
-STUCK: Final = 300.0
-"""Seconds that a message may wait for a worker before its topic counts as behind, and before that
-is bad. The alert MxRmqOldestPending uses the second."""
+SLOW: Final = 60.0  # seconds that a message may wait before its topic counts as behind
+STUCK: Final = 300.0  # and before that is bad; the alert MxRmqOldestPending uses it, too
 
-NEARLY: Final = 0.8
-"""Share of an archive's budget from which on it is nearly full."""
+OVERDUE: Final = 60.0
+"""Seconds after which a delayed message that is due should be pending, and an expired lease taken
+over, whether the topic has workers of its own or not. The alerts use it, too."""
 
-RECENT: Final = 24 * 3600
-"""Seconds for which an archive that overflowed is reported."""
+NEARLY: Final = 0.8  # share of its budget from which on an archive is nearly full
+RECENT: Final = 24 * 3600  # seconds for which an archive that overflowed is reported
 
 
 def check_overview(
-    stats: Mapping[str, Stats],
-    away: Mapping[str, Exception],
-    workers: Sequence[WorkerView],
-    *,
-    now: float,
+    overview: Overview[Stats], workers: Sequence[WorkerView] | None, *, now: float
 ) -> list[Finding]:
-    """Return everything that is wrong, the worst first."""
-    served = served_topics(workers)
-    found = [*check_workers(workers), *(unreachable(topic, why) for topic, why in away.items())]
-    for topic, one in stats.items():
-        found += check_stats(one, served=topic in served, now=now)
+    """Return everything that is wrong, the worst first. `workers` None: they are unknown."""
+    served = served_topics(workers or ())
+    found = [*check_workers(workers or ())]
+    found += [unreachable(topic, why) for topic, why in overview.away.items()]
+    for topic, stats in overview.topics.items():
+        found += check_stats(stats, served=workers is None or topic in served, now=now)
     return sorted(found, key=lambda one: (not one.bad, one.topic))
 
 
@@ -55,9 +51,8 @@ def served_topics(workers: Iterable[WorkerView]) -> set[str]:
 def unreachable(topic: str, why: Exception) -> Finding:
     """Return the finding about a topic that could not be counted."""
     if isinstance(why, ServerUnavailable | OutcomeUnknown | TimeoutError):
-        said = str(why) or "no answer in time"
-        return Finding(Severity.BAD, f"its server is away: {said}", topic=topic)
-    return Finding(Severity.BAD, str(why), topic=topic)
+        return bad(f"its server is away: {str(why) or 'no answer in time'}", topic=topic)
+    return bad(str(why), topic=topic)
 
 
 def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
@@ -66,8 +61,7 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
     for worker in workers:
         name = f"worker {worker.name} on {worker.host}, process {worker.pid}"
         for part, why in worker.down.items() if worker.alive else ():
-            yield Finding(
-                Severity.BAD,
+            yield bad(
                 f"{name}: its {part} is down: {why}",
                 "It restarts the part, and stops by itself if that does not help: read its log",
             )
@@ -76,8 +70,8 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         alone = [topic for topic in worker.topics if topic not in served]
         yield Finding(
             Severity.BAD if alone else Severity.WARN,
-            f"{name}, went silent {duration(worker.seen_ago)} ago and held "
-            f"{count(worker.held or 0, 'message')} then"
+            f"{name}, went silent {duration(worker.seen_ago)} ago with "
+            f"{count(worker.held or 0, 'message')}"
             + (f"; no other worker serves {', '.join(alone)}" if alone else ""),
             "Check whether it was killed, is frozen or is cut off; others take its messages over "
             "when the leases end" + (", so start another worker" if alone else ""),
@@ -85,8 +79,7 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
     alive = Counter(worker.version or "before 2.0" for worker in workers if worker.alive)
     if len(alive) > 1:
         each = ", ".join(f"{number} of {release}" for release, number in sorted(alive.items()))
-        yield Finding(
-            Severity.WARN,
+        yield warn(
             f"workers of several releases are alive: {each}",
             "Finish the upgrade: messages that only the newer release can read wait for its "
             "workers (docs/upgrading.md)",
@@ -99,35 +92,29 @@ def check_stats(stats: Stats, *, served: bool, now: float) -> Iterator[Finding]:
     yield from _overdue(stats)
     yield from _archives(stats, now)
     if stats.dropped:
-        yield Finding(
-            Severity.WARN,
-            f"{count(stats.dropped, 'id')} without a message had to be dropped",
-            "Find out what else writes to the keys, or what the server lost: mx-rmq audit",
-            topic=stats.topic,
+        yield warn(
+            f"{count(stats.dropped, 'id')} without a message dropped",
+            "Find out what else writes to the keys, or what the server lost. Run mx-rmq audit",
+            stats.topic,
+            note=f"{count(stats.dropped, 'id')} dropped",
         )
 
 
 def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
-    topic = stats.topic
+    topic, waited = stats.topic, stats.oldest_pending or 0
     start = "Start a worker that has a handler for it"
-    waited = stats.oldest_pending or 0
     if (stats.pending or stats.processing) and not served:
-        yield Finding(
-            Severity.BAD,
+        yield bad(
             f"{stats.pending:,} pending and {stats.processing:,} in processing, and no live worker "
             "serves it",
             start,
             topic,
             State.PENDING if stats.pending else State.PROCESSING,
+            "no worker",
         )
     elif stats.delayed and not served:
-        yield Finding(
-            Severity.WARN,
-            f"{stats.delayed:,} delayed, and no live worker will handle them when they are due",
-            start,
-            topic,
-            State.DELAYED,
-        )
+        what = f"{stats.delayed:,} delayed, and no live worker will handle them when they are due"
+        yield warn(what, start, topic, State.DELAYED, "no worker")
     elif waited > SLOW and not stats.paused:
         yield Finding(
             Severity.BAD if waited > STUCK else Severity.WARN,
@@ -135,15 +122,11 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
             "Its workers do not keep up. Look for slow handlers, or add workers",
             topic,
             State.PENDING,
+            "behind",
         )
     if stats.paused:
-        yield Finding(
-            Severity.WARN,
-            f"paused, {stats.pending:,} pending",
-            f"Resume it on its page of the dashboard, or with: mx-rmq resume {topic}",
-            topic,
-            State.PENDING,
-        )
+        cure = f"Resume it on its page of the dashboard, or with: mx-rmq resume {topic}"
+        yield warn(f"paused, {stats.pending:,} pending", cure, topic, State.PENDING, "paused")
 
 
 def _overdue(stats: Stats) -> Iterator[Finding]:
@@ -152,57 +135,43 @@ def _overdue(stats: Stats) -> Iterator[Finding]:
     delayed = (State.DELAYED, stats.delayed_overdue, "a delayed message was due", "moved it")
     for state, seconds, happened, done in (lease, delayed):
         if (seconds or 0) > OVERDUE:
-            yield Finding(
-                Severity.BAD,
+            yield bad(
                 f"{happened} {duration(seconds)} ago and no worker has {done}",
                 "Any worker does this within a minute: check the workers' logs; if no worker is "
                 "alive, start one",
                 stats.topic,
                 state,
+                f"{state} overdue",
             )
 
 
 def _archives(stats: Stats, now: float) -> Iterator[Finding]:
     topic = stats.topic
-    for state, number, setting, held, budget in (
-        (State.DEAD, stats.dead, "dlq_max_bytes", stats.dead_bytes, stats.dead_budget),
-        (
-            State.QUARANTINED,
-            stats.quarantined,
-            "quarantine_max_bytes",
-            stats.quarantined_bytes,
-            stats.quarantined_budget,
-        ),
-    ):
+    for state, (_, setting) in ARCHIVES.items():
+        number, held = getattr(stats, state), getattr(stats, f"{state}_bytes")
+        budget = getattr(stats, f"{state}_budget")
         if number:
-            yield Finding(
-                Severity.WARN,
-                count(number, f"{state} message"),
-                f"Look with: mx-rmq list {topic} --state {state}; then requeue, edit or discard",
-                topic,
-                state,
-            )
+            cure = f"See mx-rmq list {topic} --state {state}; then requeue, edit or discard them"
+            yield warn(count(number, f"{state} message"), cure, topic, state)
         if budget and held >= NEARLY * budget:
-            yield Finding(
-                Severity.WARN,
-                f"its {state} messages take {size(held)} of at most {size(budget)}; over that, the "
-                "oldest are dropped",
+            yield warn(
+                f"its {state} messages use {size(held)} of {size(budget)}; beyond that, the oldest "
+                "are dropped",
                 f"Requeue or discard some, or set a higher {setting}",
                 topic,
                 state,
+                f"{state} nearly full",
             )
     if stats.overflowed_at is not None and now - stats.overflowed_at < RECENT:
-        yield Finding(
-            Severity.WARN,
-            f"an archive was over its bytes {duration(max(0.0, now - stats.overflowed_at))} ago "
+        yield warn(
+            f"an archive exceeded its bytes {duration(max(0.0, now - stats.overflowed_at))} ago "
             "and dropped its oldest messages",
             "If you need them, set a higher dlq_max_bytes or quarantine_max_bytes, or give the "
             "server more memory",
             topic,
         )
     if stats.totals.trimmed and (stats.dead or stats.quarantined):
-        yield Finding(
-            Severity.WARN,
+        yield warn(
             f"{count(stats.totals.trimmed, 'archived message')} dropped so far, for their age or "
             "because the archive was full",
             "If you need them, raise dlq_max, dlq_max_bytes, quarantine_max, quarantine_max_bytes "

@@ -1,4 +1,4 @@
-"""Keys of topics and partitions missing from the registry: they are neither counted nor served."""
+"""Topics and partitions that have messages, but are missing from the registry."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.names import PARTITION
-from mx_rmq.core.partition import number_of, topic_of
-from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.core.partition import number_of, partitions_of, topic_of
+from mx_rmq.doctor.finding import Finding, bad, ok, skip
 
 if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
     from mx_rmq.store.keys import Keys
 
-STEP: Final = 1000
-STEPS: Final = 200
-"""Keys that are looked at in one step, about, and how many steps: others may have millions."""
-
+STEP: Final = 1000  # keys per step, about
+STEPS: Final = 200  # maximum number of steps: the server may have millions of other keys
 SHOWN: Final = 5
 
-_HOLDS: Final = r"\}:(payload|dlq:payload|error:parse:payload)"
-"""The keys that hold messages."""
+_HOLDS: Final = r"\}:(payload|dlq:payload|error:parse:payload)"  # the keys that hold messages
 
 
 async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
@@ -38,32 +35,25 @@ async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
                 match = holds.fullmatch(name.decode("utf-8", "replace"))
                 if match and PARTITION.fullmatch(match[1]):
                     found.add(match[1])
-        listed = await caller.command("HGETALL", keys.topics)  # last: some were born meanwhile
+        listed = await caller.command("HGETALL", keys.topics)  # last: topics may appear meanwhile
     except ScriptFailed:
-        return Finding(
-            Severity.SKIP,
+        return skip(
             "this user may not run SCAN, so messages of topics that are not listed go unnoticed",
             "Grant +scan (ACL SETUSER)",
         )
-    known = {name.decode("utf-8", "replace"): _number(count) for name, count in listed.items()}
+    known = {name.decode("utf-8", "replace"): partitions_of(held) for name, held in listed.items()}
     lost = sorted(part for part in found if number_of(part) >= known.get(topic_of(part), 0))
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
-        return Finding(
-            Severity.BAD,
+        return bad(
             f"there are messages of topics or partitions that are not listed, so they are neither "
             f"counted nor served: {', '.join(lost[:SHOWN])}{more}",
             "Start a worker that has a handler for the topic, or mx-rmq grow it to its partitions: "
             "that lists it again",
         )
     if cursor:
-        return Finding(
-            Severity.SKIP,
-            f"the server has more than {STEP * STEPS:,} keys, of which the rest was not looked "
-            "through for messages of topics that are not listed",
+        return skip(
+            f"the server has more than {STEP * STEPS:,} keys; the others were not searched for "
+            "messages of topics that are not listed"
         )
-    return Finding(Severity.OK, "every topic that has messages is listed")
-
-
-def _number(count: bytes) -> int:
-    return int(count) if count.isdigit() and int(count) else 1
+    return ok("every topic that has messages is listed")

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from mx_rmq.admin.overview import MOST
+from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import State
 from mx_rmq.safe_log import get_logger

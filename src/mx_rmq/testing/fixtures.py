@@ -1,4 +1,4 @@
-"""The pytest plugin: one server per session, and queues in test use."""
+"""The pytest plugin: one server per session, and queues in test mode."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def mx_rmq_server() -> Iterator[str]:
 def mx_rmq_url(mx_rmq_server: str) -> Iterator[str]:
     """The URL of an empty server, for code that creates its own queue with the prefix mx-rmq."""
     yield mx_rmq_server
-    if wrongs := run(clean(QueueSettings(url=mx_rmq_server))):
-        raise AssertionError("\n".join(wrongs))
+    if problems := run(clean(QueueSettings(url=mx_rmq_server))):
+        raise AssertionError("\n".join(problems))
 
 
 @pytest.fixture
 def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
-    """A function that puts a queue into test use until the test ends; options as in `use`."""
+    """A function that puts a queue into test mode until the test ends; options as in `use`."""
     with ExitStack() as stack:
 
         def use_until_the_end(mq: MessageQueue, **options: Any) -> MessageQueue:
@@ -51,7 +51,7 @@ def mx_rmq_use(mx_rmq_server: str) -> Iterator[Callable[..., MessageQueue]]:
 def mx_rmq_queue(
     pytestconfig: pytest.Config, mx_rmq_use: Callable[..., MessageQueue]
 ) -> MessageQueue:
-    """The queue that the setting `mx_rmq_queue` names, in test use."""
+    """The queue that the setting `mx_rmq_queue` names, in test mode."""
     return mx_rmq_use(named(pytestconfig.getini("mx_rmq_queue")))
 
 
@@ -60,8 +60,9 @@ def named(name: str) -> MessageQueue:
     found = resolve_name(name) if name else None
     if not isinstance(found, MessageQueue):
         pytest.fail(
-            f"mx_rmq_queue = {name!r} names no MessageQueue: write module:attribute, such as"
-            ' "shop:mq", into the configuration of pytest, or use the fixture mx_rmq_use',
+            f"mx_rmq_queue = {name!r} is not the name of a MessageQueue: set it to "
+            'module:attribute, such as "shop:mq", in the pytest configuration, or use the fixture '
+            "mx_rmq_use",
             pytrace=False,
         )
     return found

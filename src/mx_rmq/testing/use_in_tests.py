@@ -1,4 +1,4 @@
-"""Test use: a queue on a test server, without waiting, cleaned up afterwards."""
+"""Test use: a queue runs on a test server, without waiting, and is cleaned up afterwards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import uuid4
 
@@ -24,12 +25,11 @@ from mx_rmq.testing.assertions import ProduceRecorder
 from mx_rmq.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Coroutine, Iterator
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.middleware import Handle, Produce
+    from mx_rmq.core.middleware import Handle
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import Policy
     from mx_rmq.queue import MessageQueue
@@ -46,22 +46,22 @@ def use(
     instant_retries: bool = True,
     instant_delays: bool = False,
 ) -> Use:
-    """Put a queue that is not open into test use, for a `with` or `async with` block.
+    """Put a queue that is not open into test mode, for a `with` or `async with` block.
 
     Its messages go to the server at `url`, under a random prefix; without a URL, to a server that
     runs only for the block. Everything it produces is recorded for `assert_produced`. At the end
     every topic is audited, the keys are deleted, and the queue is restored: handlers declared in
     the block are gone. Crons do not tick.
 
-    `instant_retries`: retries do not wait. `instant_delays`: neither do messages produced with
-    `delay` or `at`. With both, `drain` leaves nothing behind and never waits. Nor does
-    `produce` wait for replicas.
+    `instant_retries`: retries do not wait. `instant_delays`: messages produced with `delay` or `at`
+    do not wait either. With both, `drain` leaves nothing behind and never waits. `produce` never
+    waits for replicas.
     """
     return Use(mq, _used(mq, url, instant_retries=instant_retries, instant_delays=instant_delays))
 
 
 class Use:
-    """What `use` returns: `with` puts the queue into test use, `async with` also opens it."""
+    """What `use` returns: `with` puts the queue into test mode, `async with` also opens it."""
 
     def __init__(self, mq: MessageQueue, used: AbstractContextManager[None]) -> None:
         self._mq = mq
@@ -72,13 +72,8 @@ class Use:
         self._used.__enter__()
         return self._mq
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return self._used.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> bool | None:  # noqa: PYI036 - passed on as they are
+        return self._used.__exit__(*error)
 
     async def __aenter__(self) -> MessageQueue:
         async with AsyncExitStack() as stack:
@@ -88,13 +83,8 @@ class Use:
             self._stack = stack.pop_all()
         return self._mq
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
-        return await self._stack.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: Any) -> bool | None:  # noqa: PYI036 - the same
+        return await self._stack.__aexit__(*error)
 
 
 @contextmanager
@@ -102,14 +92,22 @@ def _used(
     mq: MessageQueue, url: str | None, *, instant_retries: bool, instant_delays: bool
 ) -> Iterator[None]:
     if mq.is_open:
-        raise InvalidInput("the queue is open already; put it into test use before it is opened")
+        raise InvalidInput("the queue is open already; put it into test mode before it is opened")
     with ExitStack() as stack:
         url = url or stack.enter_context(server())
         _close_sync(mq)
         before = mq.settings, mq.middleware, mq.handlers, mq.crons
-        settings = mq.settings = _for_tests(mq.settings, url)
-        sending = _InstantSending(retries=instant_retries, delays=instant_delays)
-        mq.middleware = (*mq.middleware, ProduceRecorder(), sending)
+        settings = mq.settings = replace(
+            mq.settings,
+            url=url,
+            username=None,  # the login is for the real server
+            password=None,
+            password_file=None,
+            prefix=f"test:{uuid4().hex}",
+            confirm="stored",
+        )
+        change = partial(_without_waits, retries=instant_retries, delays=instant_delays)
+        mq.middleware = (*mq.middleware, ProduceRecorder(change))
         mq.handlers, mq.crons = dict(mq.handlers), {}
         if instant_retries:
             mq.middleware = (_InstantRetry(), *mq.middleware)
@@ -118,9 +116,12 @@ def _used(
         def leave() -> list[str]:
             """Restore the queue and clean up; return the problems found."""
             _close_sync(mq)
-            left = _left_open(mq)
+            problems = []
+            if mq._store is not None:  # is_open is False if the queue's loop has ended
+                mq._store = mq._producer = mq._loop = None  # without its loop it cannot be closed
+                problems = ["the test left the queue open: put `async with mq:` around its use"]
             mq.settings, mq.middleware, mq.handlers, mq.crons = before
-            return left + run(clean(settings))
+            return problems + run(clean(settings))
 
         try:
             yield
@@ -132,29 +133,9 @@ def _used(
             raise AssertionError("\n".join(problems))
 
 
-def _for_tests(settings: QueueSettings, url: str) -> QueueSettings:
-    """Return settings for the test server, without the login of the real one."""
-    return replace(
-        settings,
-        url=url,
-        username=None,
-        password=None,
-        password_file=None,
-        prefix=f"test:{uuid4().hex}",
-        confirm="stored",
-    )
-
-
 def _close_sync(mq: MessageQueue) -> None:
     if "sync" in mq.__dict__:
-        mq.sync.close()  # it opens again on its next use, with the settings of that moment
-
-
-def _left_open(mq: MessageQueue) -> list[str]:
-    if mq._store is None:  # is_open cannot tell for a queue whose loop has ended
-        return []
-    mq._store = mq._producer = mq._loop = None  # its loop may be gone: it cannot be closed
-    return ["the test left the queue open: put `async with mq:` around what uses it"]
+        mq.sync.close()  # its next use opens it again, with the settings of that time
 
 
 # retries and delays that do not wait
@@ -183,7 +164,7 @@ class _InstantHandlers(dict[str, Handler]):
 
 
 class _InstantRetry(Middleware):
-    """The outermost middleware: `raise Retry(delay=30)` does not wait, whoever raises it."""
+    """The outermost middleware: `raise Retry(delay=30)` does not wait, wherever it is raised."""
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
         try:
@@ -194,22 +175,13 @@ class _InstantRetry(Middleware):
             raise
 
 
-class _InstantSending(Middleware):
-    """The innermost middleware: after recording, removes delays so that no message waits."""
-
-    def __init__(self, *, retries: bool, delays: bool) -> None:
-        self._retries = retries
-        self._delays = delays
-
-    async def produce(self, messages: Sequence[Outgoing], call_next: Produce) -> list[str]:
-        return await call_next([self._changed(message) for message in messages])
-
-    def _changed(self, message: Outgoing) -> Outgoing:
-        if self._retries and message.retry is not None:
-            message = replace(message, retry=_instant(policy_of(message.retry)))
-        if self._delays:
-            message = replace(message, delay=None, at=None)
-        return replace(message, confirm=None)
+def _without_waits(message: Outgoing, *, retries: bool, delays: bool) -> Outgoing:
+    """Return a recorded message as it is sent."""
+    if retries and message.retry is not None:
+        message = replace(message, retry=_instant(policy_of(message.retry)))
+    if delays:
+        message = replace(message, delay=None, at=None)
+    return replace(message, confirm=None)
 
 
 # without an event loop
@@ -255,7 +227,7 @@ def server() -> Iterator[str]:
 
 
 async def clean(settings: QueueSettings) -> list[str]:
-    """Delete every key under a prefix; return what an audit found before."""
+    """Audit every topic, then delete every key under the prefix; return what the audit found."""
     async with await Store.open(
         settings.address,
         prefix=settings.prefix,
@@ -264,10 +236,6 @@ async def clean(settings: QueueSettings) -> list[str]:
         load_scripts=settings.load_scripts,
     ) as store:
         admin = Admin(store)
-        wrongs = [
-            f"audit: {wrong}"
-            for topic in await admin.topics()
-            for wrong in await admin.audit(topic)
-        ]
+        violations = [one for topic in await admin.topics() for one in await admin.audit(topic)]
     await wipe(settings.address, settings.prefix)
-    return wrongs
+    return [f"audit: {one}" for one in violations]

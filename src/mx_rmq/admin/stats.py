@@ -1,0 +1,214 @@
+"""How topics are doing: messages by state, totals, rates, and an overview of all topics."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from mx_rmq.admin.fanout import ask_all
+from mx_rmq.admin.models import ARCHIVES, seconds
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError, MxRmqError
+from mx_rmq.core.message import State
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+
+    from mx_rmq.store import Store
+    from mx_rmq.store.reads import Counts
+
+T = TypeVar("T")
+
+MOST: Final = 1000  # topics in one overview, unless the caller asks for more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """How often each thing has happened to a message, since the topic was created."""
+
+    produced: int = 0  # including delayed ones
+    due: int = 0  # moved from delayed to pending: retries, and messages produced with a delay
+    dispatched: int = 0
+    completed: int = 0
+    retried: int = 0
+    died: int = 0
+    quarantined: int = 0
+    released: int = 0
+    postponed: int = 0  # handed back, because only a newer release can read them
+    taken_over: int = 0
+    requeued: int = 0
+    discarded: int = 0
+    cancelled: int = 0
+    trimmed: int = 0  # dropped from an archive, for their age or because it was full
+    repaired: int = 0
+
+    @property
+    def failed(self) -> int:
+        """How many attempts did not succeed."""
+        return self.retried + self.died + self.quarantined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """How a topic is doing. The counts are of one moment, for each partition."""
+
+    topic: str
+    pending: int
+    processing: int
+    delayed: int
+    dead: int
+    quarantined: int
+    oldest_pending: float | None
+    """Seconds that the next message to dispatch has waited since it was produced, requeued, due or
+    to be retried; the maximum over priorities and partitions. None: nothing is pending, or the next
+    messages cannot be read."""
+    paused: bool  # dispatch is paused, for at least one partition
+    dropped: int  # ids without a message, ever; above 0, another program wrote to the keys
+    delayed_overdue: float | None = None
+    """How many seconds ago the first delayed message was due; None: none is due. A worker moves it
+    at once, or within about ten seconds if no worker serves the topic."""
+    lease_overdue: float | None = None
+    """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
+    at once, or within about 40 seconds if no worker serves the topic."""
+    partitions: int = 1
+    dead_bytes: int = 0
+    quarantined_bytes: int = 0  # both: what the archive uses of its budget
+    dead_budget: int = 0
+    quarantined_budget: int = 0  # both: bytes over which the oldest are dropped; 0: no limit
+    overflowed_at: float | None = None  # when an archive last dropped messages to save bytes
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def total(self) -> int:
+        """How many messages there are, in any state."""
+        return self.pending + self.processing + self.delayed + self.dead + self.quarantined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Messages per second, measured over a short time."""
+
+    topic: str
+    produced: float
+    completed: float
+    failed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview(Generic[T]):
+    """One answer per topic."""
+
+    topics: dict[str, T]
+    away: dict[str, MxRmqError | TimeoutError]  # topics that could not be reached, and why
+    known: int  # how many topics there are, including those that were left out
+
+    @property
+    def left_out(self) -> int:
+        """How many topics were not asked, because there are too many."""
+        return self.known - len(self.topics) - len(self.away)
+
+
+_SUMMED: Final = (*State, "dropped", "dead_bytes", "quarantined_bytes")
+
+
+async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
+    """Count the messages of a topic in all its partitions."""
+    found = await ask_all(parts, lambda part: _count(store, part))
+    counts = [one for one, _ in found]
+    dead_budget, quarantined_budget = [
+        sum([await store.budget(part, state) for part in parts]) for state in ARCHIVES
+    ]
+    return Stats(
+        topic=topic,
+        **{name: sum(getattr(one, name) for one in counts) for name in _SUMMED},
+        oldest_pending=_largest(waited for _, waited in found),
+        paused=any(one.paused for one in counts),
+        delayed_overdue=seconds(_largest(one.delayed_overdue for one in counts)),
+        lease_overdue=seconds(_largest(one.lease_overdue for one in counts)),
+        partitions=len(parts),
+        dead_budget=dead_budget,
+        quarantined_budget=quarantined_budget,
+        overflowed_at=seconds(_largest(one.overflowed for one in counts)),
+        totals=_totals(one.ever for one in counts),
+    )
+
+
+async def _count(store: Store, part: str) -> tuple[Counts, float | None]:
+    """Count the messages of a partition; return also how long the next one has waited."""
+    counts = await store.views.counts(part)
+    records = await store.views.pages.next_records(part) if counts.pending else []
+    ready = [at for at in map(_ready_at, records) if at is not None]
+    if not ready:
+        return counts, None
+    return counts, max(0, await store.views.now(part) - min(ready)) / 1000
+
+
+def _ready_at(record: bytes) -> int | None:
+    """Return since when a message could have been dispatched, ms; None: unknown."""
+    try:
+        return codec.decode(record).ready_at
+    except DecodeError:
+        return None
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _totals(counted: Iterable[Mapping[str, int]]) -> Totals:
+    sums = {one.name: 0 for one in fields(Totals)}
+    for ever in counted:
+        for what, number in ever.items():
+            name = "produced" if what == "delayed" else what
+            if name in sums:
+                sums[name] += number
+    return Totals(**sums)
+
+
+def rates(topic: str, before: Totals, after: Totals, seconds: float) -> Rates:
+    """Return the rates between two readings."""
+
+    def rate(name: str) -> float:
+        more: int = getattr(after, name) - getattr(before, name)
+        return max(0, more) / seconds
+
+    return Rates(
+        topic=topic, produced=rate("produced"), completed=rate("completed"), failed=rate("failed")
+    )
+
+
+async def ask_topics(
+    every: Sequence[str],
+    ask: Callable[[str], Awaitable[T]],
+    *,
+    most: int | None = MOST,
+    first: Collection[str] = (),
+    each: float | None = None,
+    within: float | None = None,
+) -> Overview[T]:
+    """Ask every topic, several at a time. One that cannot be reached hides no other.
+
+    If there are more than `most`, those in `first` are asked, then the first ones by name. `each`
+    is the time limit for one answer, `within` for all of them, in seconds.
+    """
+    chosen = sorted(every, key=lambda topic: topic not in first)[:most]
+    found: dict[str, T] = {}
+    away: dict[str, MxRmqError | TimeoutError] = {}
+
+    async def one(topic: str) -> None:
+        try:
+            async with asyncio.timeout(each):
+                found[topic] = await ask(topic)
+        except (MxRmqError, TimeoutError) as error:
+            away[topic] = error
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await ask_all(chosen, one)
+    return Overview(
+        {topic: found[topic] for topic in chosen if topic in found},
+        {topic: away.get(topic, TimeoutError()) for topic in chosen if topic not in found},
+        len(every),
+    )
