@@ -199,7 +199,7 @@ def _die(store: Store, topic: str, leased: Leased, number: int, now: int) -> Awa
     traceback = _FRAME.format(line=100 + number % 50)
     failure = Failure(type=type, text=text, at=now, worker=WORKER, traceback=traceback)
     message = codec.decode(leased.record).failed(failure)
-    final = msgspec.structs.replace(message, reason=f"1 attempt failed: {failure.said}")
+    final = msgspec.structs.replace(message, reason=f"1 attempt failed: {failure.summary}")
     return store.move_to_dlq(topic, WORKER, leased.claim, final)
 
 

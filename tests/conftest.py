@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 import signal
 from functools import cache
@@ -46,6 +47,14 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(autouse=True)
+def _known_variables_only() -> Iterator[None]:
+    """Remove the variable that chose the servers: a program would warn that it does not know it."""
+    with patch.dict(os.environ):
+        os.environ.pop("MX_RMQ_SERVERS", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

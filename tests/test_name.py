@@ -17,8 +17,8 @@ BY_NAME: Final = re.compile(
     r"""(?:install|add|download)[ ](?:-\S+[ ])*['"]?mx[-_]rmq(?!\S*\.whl)""", re.VERBOSE
 )
 THEIRS: Final = "1.6.2"
-ALLOWED: Final = frozenset(("tests/test_name.py", "src/mx_rmq/core/extras.py"))
-"""Only an installed mx-rmq prints the text of extras.py: pip keeps it and adds the packages."""
+ALLOWED: Final = frozenset(("tests/test_name.py", "src/mx_rmq/core/text.py"))
+"""Only an installed mx-rmq prints `how_to_install`: pip keeps it and adds the packages."""
 
 
 def tracked() -> list[str]:

@@ -315,6 +315,13 @@ async def test_a_time_that_is_out_of_range_is_shown_as_it_was_given(
 
 
 @on_servers
+async def test_a_message_that_could_only_expire_is_refused(mq: MessageQueue) -> None:
+    with pytest.raises(InvalidInput, match="ttl=5 and delay=10: the message would expire before"):
+        await mq.produce("t", 1, ttl=5, delay=10)
+    await mq.produce("t", 1, ttl=10, delay=5)
+
+
+@on_servers
 async def test_a_time_that_is_no_float_is_refused_like_the_others(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput):
         await mq.produce("t", 1, delay=10**400)
@@ -333,6 +340,8 @@ async def test_a_time_that_is_no_float_is_refused_like_the_others(mq: MessageQue
         {"id": "a b"},
         {"id": ""},
         {"ttl": 0},
+        {"ttl": 5, "delay": 10},
+        {"ttl": 5, "delay": 5},
     ],
 )
 async def test_a_bad_option_is_refused_and_nothing_is_stored(
@@ -365,7 +374,7 @@ async def test_a_payload_that_is_no_json_or_too_large_is_refused(mq: MessageQueu
         await mq.produce("t", "x" * 2_000_000)
     with pytest.raises(PayloadTooLarge) as caught:
         await mq.produce_many("t", [1, "x" * 2_000_000])
-    assert caught.value.__notes__ == ["It is about message 1, counted from 0. None was produced."]
+    assert caught.value.__notes__ == ["This is message 1, counted from 0. None was produced."]
     assert await raw_count(mq) == 0
 
 
@@ -528,3 +537,15 @@ async def test_a_cancelled_produce_many_leaves_no_call_behind(raw: Redis, server
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert not [one for one in asyncio.all_tasks() if "producer" in one.get_name()]
+
+
+def test_a_misspelt_option_is_refused_by_name() -> None:
+    mq = MessageQueue("redis://nowhere")
+    wrong: Any = {"timout": 5}
+    with pytest.raises(TypeError, match=r"handler\(\) has no option 'timout'; its options are tim"):
+        mq.handler("t", **wrong)
+    with pytest.raises(TypeError, match=r"cron\(\) has no option 'partitions'; its options are"):
+        mq.cron("* * * * *", **{"partitions": 2, **wrong})
+    wrong = {"leese": None}
+    with pytest.raises(TypeError, match="'leese' is not a setting; did you mean 'lease'"):
+        MessageQueue("redis://nowhere", **wrong)

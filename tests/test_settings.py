@@ -346,9 +346,28 @@ def test_a_file_that_is_not_utf8_is_refused(empty_place: Path) -> None:
         WorkerSettings.load()
 
 
-def test_a_variable_that_we_do_not_know_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MX_RMQ_COLOUR", "red")
+def test_an_unknown_variable_is_ignored_with_one_warning_that_names_the_closest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for known in ("MX_RMQ_LOG_LEVEL", "MX_RMQ_SERVER_BINARY", "MX_RMQ_OPERATOR"):
+        monkeypatch.setenv(known, "x")
+    for of_kubernetes in ("MX_RMQ_PORT", "MX_RMQ_PORT_6379_TCP_ADDR", "MX_RMQ_SERVICE_HOST"):
+        monkeypatch.setenv(of_kubernetes, "x")
+    monkeypatch.setenv("MX_RMQ_CONCURENCY", "5")
     assert WorkerSettings.load() == WorkerSettings()
+    assert WorkerSettings.load() == WorkerSettings()
+    (warning,) = caplog.messages
+    assert "ignored: 'MX_RMQ_CONCURENCY' is not a setting" in warning
+    assert "did you mean 'MX_RMQ_CONCURRENCY'?" in warning
+
+
+def test_an_embedded_server_may_be_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert QueueSettings(url="embedded://~/data").url == "embedded:///home/me/data"
+    assert QueueSettings(url="embedded://./~/data").url == "embedded://./~/data"
+    assert QueueSettings(url="redis://~/0").url == "redis://~/0"
+    with pytest.raises(InvalidInput, match="url: there is no home directory for ~nobody"):
+        QueueSettings(url="embedded://~nobody-of-this-name/data")
 
 
 def test_an_unknown_argument_is_refused() -> None:

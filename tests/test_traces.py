@@ -27,7 +27,7 @@ from mx_rmq import (
     Worker,
 )
 from mx_rmq.core.events import CronFired
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from mx_rmq.traces import Traces
 from tests.lab.servers import Kind
 from tests.runtime.stage import Seen, queue, until

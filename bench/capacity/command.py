@@ -23,7 +23,7 @@ from mx_rmq.cli.program import CannotDo
 from mx_rmq.cli.tables import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import MOST
+from mx_rmq.core.partition import MAX_PARTITIONS
 from mx_rmq.login import shown_url
 from mx_rmq.net.url import check_url
 
@@ -67,7 +67,9 @@ class Count(click.ParamType[int]):
 @click.option("--produce-batch", type=Count(1, 500), help="Messages per call of a producer.")
 @click.option("--topics", type=Count(1, 10_000), default=1, help="Number of topics, evenly busy.")
 @click.option("--topic", multiple=True, help="Or these: then it says exactly where they are.")
-@click.option("--partitions", type=Count(1, MOST), help="Of each topic; default: eight per shard.")
+@click.option(
+    "--partitions", type=Count(1, MAX_PARTITIONS), help="Of each topic; default: eight per shard."
+)
 @click.option("--backlog", type=Count(0, 10**12), default=1_000_000, help="Messages that wait.")
 @click.option("--handler", type=click.FloatRange(0), default=0.0, help="Its CPU, microseconds.")
 @click.option(

@@ -10,7 +10,7 @@ from bench.capacity.model import PHASES, Line, Model
 from bench.capacity.plan import Load, Plan
 from bench.capacity.shards import AOF, ONE, REPLICAS, THREE
 from bench.capacity.spread import usual_busiest
-from mx_rmq.core.partition import MOST
+from mx_rmq.core.partition import MAX_PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -264,7 +264,7 @@ def _spread() -> str:
         for per_shard in PER_SHARD:
             parts = per_shard * shards
             most = usual_busiest(1, parts, shards)
-            row.append(f"{per_shard / most:.0%} ({most:g})" if parts <= MOST else NONE)
+            row.append(f"{per_shard / most:.0%} ({most:g})" if parts <= MAX_PARTITIONS else NONE)
         rows.append(row)
     return table(["shards", *(f"{one} per shard" for one in PER_SHARD)], rows)
 

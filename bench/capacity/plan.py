@@ -15,14 +15,14 @@ import msgspec
 from bench.capacity.model import Costs, Model
 from bench.capacity.spread import busiest, usual_busiest
 from mx_rmq.core.message import State
-from mx_rmq.core.partition import MOST as MOST_PARTITIONS
+from mx_rmq.core.partition import MAX_PARTITIONS
 from mx_rmq.net.topology import CONNECTIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
 from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST
 from mx_rmq.runtime.doorbell_listener import MOST as MOST_HEARD
-from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, LEARN_EVERY
+from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, REFRESH_EVERY
 from mx_rmq.runtime.registry import BEAT
 from mx_rmq.runtime.site import SURVEY_EVERY
 from mx_rmq.settings import Limits
@@ -165,7 +165,7 @@ class Plan:
         memory = model.memory(load.payload)
         share = most / topics / parts
         call = model.cpu["dispatch"].call / 1e6
-        registry = (workers * 2 / BEAT + producers / LEARN_EVERY) * call
+        registry = (workers * 2 / BEAT + producers / REFRESH_EVERY) * call
         nodes = load.shards * (2 if load.replicas else 1)
         return cls(
             load=load,
@@ -187,7 +187,7 @@ class Plan:
             gbits_in=per_shard * (load.payload + RECEIVED) * 8 / 1e9,
             gbits_out=per_shard * _sent(load) * 8 / 1e9,
             bounds=(
-                Bound("partitions of a topic", parts, MOST_PARTITIONS, "our own limit"),
+                Bound("partitions of a topic", parts, MAX_PARTITIONS, "our own limit"),
                 Bound("connections of a worker", of_worker, FILES, "raise ulimit -n"),
                 Bound("connections of a node", of_node, MAXCLIENTS, "raise maxclients"),
                 Bound(
@@ -215,7 +215,7 @@ def shipped() -> Costs:
 def _partitions(shards: int, topics: int) -> int:
     if shards == 1:
         return 1
-    return min(MOST_PARTITIONS, math.ceil(PARTITIONS * shards / topics))
+    return min(MAX_PARTITIONS, math.ceil(PARTITIONS * shards / topics))
 
 
 def _busiest(load: Load, topics: int, parts: int) -> float:

@@ -38,7 +38,7 @@ from typing import Self
 from urllib.parse import quote
 
 from mx_rmq.core.errors import EmbeddedServerError
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from mx_rmq.login import read_password
 
 _POLL = 0.001  # seconds between two polls of a server that does not answer yet
@@ -46,8 +46,7 @@ _GRACE = 10  # seconds between TERM and KILL for a server that does not shut dow
 _OURS = (
     *("valkey.sock", "server.lock", "owner.lock", "server.log", "server.conf", "password"),
     *("appendonlydir", "dump.rdb", "appendonly.aof"),
-)
-"""The names in a data directory that we, or the server, open."""
+)  # the names in a data directory that we, or the server, open
 _SOCKET_PATH_MAX = 103 if sys.platform == "darwin" else 107  # bytes: sun_path without its NUL
 
 # stdin is the owner's pipe, stdout the locked descriptor, stderr the log: the three that any
@@ -151,7 +150,7 @@ class EmbeddedServer:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def log_end(self, lines: int = 5) -> str:
+    def log_end(self) -> str:
         """Quote the end of the server's log; for its owner, only lines since it started."""
         try:
             with (self.directory / "server.log").open("rb") as log:
@@ -160,7 +159,7 @@ class EmbeddedServer:
                 text = log.read().decode(errors="replace")
         except OSError as error:
             return f"server.log cannot be read: {error.strerror}"
-        last = [line.strip() for line in text.splitlines() if line.strip()][-lines:]
+        last = [line.strip() for line in text.splitlines() if line.strip()][-5:]
         return f"server.log ends with: {' | '.join(last)}" if last else "server.log says nothing"
 
     def __enter__(self) -> Self:

@@ -11,12 +11,11 @@ from mx_rmq.core.errors import InvalidInput
 if TYPE_CHECKING:
     from pathlib import Path
 
-LONGEST: Final = 4096
-"""The largest size of a password file, in bytes."""
+MAX_PASSWORD_FILE: Final = 4096  # the largest size of a password file, in bytes
 
 HIDDEN: Final = "***"
 
-_PUBLIC: Final = frozenset(
+_SHOWN_OPTIONS: Final = frozenset(
     (
         *("db", "client_name", "max_connections", "health_check_interval", "timeout"),
         *("socket_timeout", "socket_connect_timeout", "socket_keepalive", "socket_read_size"),
@@ -60,8 +59,8 @@ def with_login(url: str, username: str | None, password: str | None, file: str |
 def read_password(path: Path) -> str:
     """Return a file's only line, the password. Refuse any other file: it is sent to a server."""
     with path.open("rb") as file:
-        found = file.read(LONGEST + 1)
-    why = "it is longer than a password" if len(found) > LONGEST else ""
+        found = file.read(MAX_PASSWORD_FILE + 1)
+    why = "it is longer than a password" if len(found) > MAX_PASSWORD_FILE else ""
     try:
         password = found.decode("utf-8").rstrip("\r\n")
     except ValueError:  # its text would show part of the password
@@ -104,4 +103,4 @@ def _shown_option(option: str) -> str:
     name, equals, _ = option.partition("=")
     if not equals:
         return HIDDEN if option else ""
-    return option if name in _PUBLIC else f"{name}={HIDDEN}"
+    return option if name in _SHOWN_OPTIONS else f"{name}={HIDDEN}"

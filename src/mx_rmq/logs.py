@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LONGEST: Final = 8192
-"""Characters of a payload in a line."""
+MAX_PAYLOAD: Final = 8192  # characters of a payload in a line
 
-_USUAL: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
+_STANDARD: Final = frozenset((*vars(logging.makeLogRecord({})), "asctime", "message", "taskName"))
 """What every record has, and what a formatter adds to it."""
 
 
@@ -45,7 +44,6 @@ class JsonFormatter(logging.Formatter):
         self._mask = Mask(mask)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         at = datetime.fromtimestamp(record.created, UTC)
         line: dict[str, Any] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -60,7 +58,7 @@ class JsonFormatter(logging.Formatter):
             line["exception"] = self.formatException(record.exc_info)
         if record.stack_info:
             line["stack"] = self.formatStack(record.stack_info)
-        extra = {name: value for name, value in vars(record).items() if name not in _USUAL}
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
         extra.pop("mx_rmq", None)
         if extra:
             line["extra"] = self._mask(extra)
@@ -77,11 +75,11 @@ def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
 
     `topic`, `message_id`, `attempt` and `worker`, as far as they are known.
     """
-    said = getattr(record, "mx_rmq", None)
+    given = getattr(record, "mx_rmq", None)
     known: dict[str, Any] = {"worker": current.worker.get()}
     held = current.message.get()
-    if isinstance(said, dict):
-        known.update(said)
+    if isinstance(given, dict):
+        known.update(given)
     elif held is not None:
         known["topic"] = held.topic.topic
         known["message_id"] = held.claim.id
@@ -99,7 +97,6 @@ class FailedPayloads(Middleware):
         self._mask = Mask(mask)
 
     async def handle(self, delivery: Delivery, call_next: Handle) -> Any:
-        """Run the handler."""
         try:
             return await call_next(delivery)
         except BaseException as error:
@@ -109,7 +106,8 @@ class FailedPayloads(Middleware):
             raise
 
     def _log(self, delivery: Delivery) -> None:
-        payload = storable(json.dumps(self._mask(delivery.payload), ensure_ascii=False), LONGEST)
+        shown = json.dumps(self._mask(delivery.payload), ensure_ascii=False)
+        payload = storable(shown, MAX_PAYLOAD)
         logger.warning("%s %s: the payload that failed: %s", delivery.topic, delivery.id, payload)
 
 

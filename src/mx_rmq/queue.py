@@ -17,10 +17,11 @@ from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
-from mx_rmq.core.handler import MAX_CRASHES, Handler
+from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
+from mx_rmq.core.message import Message
 from mx_rmq.core.middleware import around_produce
-from mx_rmq.core.names import check_id, check_topic
-from mx_rmq.core.outgoing import Outgoing, all_of
+from mx_rmq.core.names import check_id, check_options, check_topic
+from mx_rmq.core.outgoing import Outgoing, check_each
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
 from mx_rmq.runtime.event_bus import Events
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import tzinfo
 
-    from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.settings import QueueOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -50,52 +51,9 @@ class MessageQueue:
         url: str | None = None,
         *,
         middleware: Sequence[Middleware] = (),
-        prefix: str | None = None,
-        lease: float | None = None,
-        patience: float | None = None,
-        username: str | None = None,
-        password: str | None = None,
-        password_file: str | None = None,
-        confirm: str | None = None,
-        confirm_replicas: int | None = None,
-        confirm_within: float | None = None,
-        max_payload: int | None = None,
-        max_pending: int | None = None,
-        dedup: float | None = None,
-        dlq_max: int | None = None,
-        dlq_ttl: float | None = None,
-        dlq_max_bytes: int | None = None,
-        quarantine_max: int | None = None,
-        quarantine_ttl: float | None = None,
-        quarantine_bytes: int | None = None,
-        quarantine_max_bytes: int | None = None,
-        history: int | None = None,
-        load_scripts: bool | None = None,
+        **settings: Unpack[QueueOptions],
     ) -> None:
-        self.settings = QueueSettings.load(
-            url=url,
-            prefix=prefix,
-            lease=lease,
-            patience=patience,
-            username=username,
-            password=password,
-            password_file=password_file,
-            confirm=confirm,
-            confirm_replicas=confirm_replicas,
-            confirm_within=confirm_within,
-            max_payload=max_payload,
-            max_pending=max_pending,
-            dedup=dedup,
-            dlq_max=dlq_max,
-            dlq_ttl=dlq_ttl,
-            dlq_max_bytes=dlq_max_bytes,
-            quarantine_max=quarantine_max,
-            quarantine_ttl=quarantine_ttl,
-            quarantine_bytes=quarantine_bytes,
-            quarantine_max_bytes=quarantine_max_bytes,
-            history=history,
-            load_scripts=load_scripts,
-        )
+        self.settings = QueueSettings.load(url=url, **settings)
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
         self.events = Events()
@@ -104,7 +62,6 @@ class MessageQueue:
         self.crons: dict[str, Cron] = {}
         self.on_close: list[Callable[[], Awaitable[object]]] = []
         """Called before the connection closes: running workers stop."""
-        self._store: Store | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.middleware = tuple(middleware)
@@ -112,18 +69,8 @@ class MessageQueue:
 
     # declaring
 
-    def handler(
-        self,
-        topic: str,
-        *,
-        concurrency: int | None = None,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
-        partitions: int | None = None,
-    ) -> Callable[[F], F]:
-        """Declare a function as the handler of a topic.
+    def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
+        """Declare a function as the handler of a topic. Options: see `HandlerOptions`.
 
         With `partitions` and concurrency=1, all workers together handle the messages of a
         partition one at a time and in order.
@@ -131,22 +78,11 @@ class MessageQueue:
         if callable(topic):
             raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
         check_topic(topic)
+        check_options("handler", options, HandlerOptions)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
-            self._declare(
-                Handler.of(
-                    topic,
-                    function,
-                    names=names,
-                    concurrency=concurrency,
-                    timeout=timeout,
-                    max_attempts=max_attempts,
-                    max_crashes=max_crashes,
-                    retry=retry,
-                    partitions=partitions,
-                )
-            )
+            self._declare(Handler.of(topic, function, names=names, **options))
             return function
 
         return declare
@@ -159,34 +95,22 @@ class MessageQueue:
         missed: str = "skip",
         topic: str | None = None,
         concurrency: int = 1,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
+        **options: Unpack[CronOptions],
     ) -> Callable[[F], F]:
         """Declare a function that runs at every tick, once across all workers."""
         if callable(expression):
             raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
-        Cron.of(topic or "cron", expression, tz, missed)
+        check_options("cron", options, CronOptions)
+        cron = Cron.of(topic or "cron", expression, tz, missed)
         names = sys._getframe(1).f_locals
 
         def declare(function: F) -> F:
             name = topic or f"cron.{getattr(function, '__name__', 'function')}"
-            cron = Cron.of(name, expression, tz, missed)
-            self._declare(
-                Handler.of(
-                    name,
-                    function,
-                    names=names,
-                    cron=True,
-                    concurrency=concurrency,
-                    timeout=timeout,
-                    max_attempts=max_attempts,
-                    max_crashes=max_crashes,
-                    retry=retry,
-                )
+            handler = Handler.of(
+                name, function, names=names, cron=True, concurrency=concurrency, **options
             )
-            self.crons[name] = cron
+            self._declare(handler)
+            self.crons[name] = replace(cron, topic=name)
             return function
 
         return declare
@@ -214,7 +138,7 @@ class MessageQueue:
         other = copy(self)
         other.__dict__.pop("sync", None)
         other.on_close = []
-        other._store = other._loop = other._producer = None
+        other._loop = other._producer = None
         other.middleware = self.middleware
         return other
 
@@ -227,8 +151,7 @@ class MessageQueue:
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
         around = around_produce(self._middleware, self._send_each)
-        self._around = None if around == self._send_each else around
-        """What wraps a produce; None: nothing."""
+        self._around = None if around == self._send_each else around  # None: no middleware
 
     # opening and closing
 
@@ -249,24 +172,22 @@ class MessageQueue:
         producer = Producer(store, self.handlers)
 
         def back(seconds: float) -> None:
-            producer.learn_again()
+            producer.refresh_partitions()
             self.events.emit(ServerBack(seconds))
 
         store.links.on_back = back
-        self._store, self._loop, self._producer = store, asyncio.get_running_loop(), producer
+        self._loop, self._producer = asyncio.get_running_loop(), producer
 
     async def close(self) -> None:
         """Stop the workers of this queue, finish pending produces, and disconnect."""
         for stop in list(self.on_close):
             await stop()
-        store, producer = self._store, self._producer
-        self._store = self._producer = self._loop = None
-        try:
-            if producer is not None:
+        producer, self._producer, self._loop = self._producer, None, None
+        if producer is not None:
+            try:
                 await producer.close()
-        finally:
-            if store is not None:
-                await store.close()
+            finally:
+                await producer.store.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -282,14 +203,18 @@ class MessageQueue:
 
     @property
     def store(self) -> Store:
-        """The open store."""
-        if self._store is None or not self.is_open:
+        """The open store, one layer below: one method per transition."""
+        return self._open_producer().store
+
+    def _open_producer(self) -> Producer:
+        loop = self._loop
+        if self._producer is None or loop is None or loop.is_closed():
             raise NotOpen("the queue is not open: wrap this in `async with mq:`")
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not loop:
             raise NotOpen(
                 "the queue was opened in another event loop; from other threads use mq.sync"
             )
-        return self._store
+        return self._producer
 
     @property
     def admin(self) -> Admin:
@@ -321,16 +246,15 @@ class MessageQueue:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
             (produced,) = await self._around([outgoing])
             return produced
-        confirm = self._confirm
+        producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
         if options:
-            message = self._message(Outgoing.of(topic, payload, options, id=id, key=key))
-            if (level := options.get("confirm")) is not None:
-                confirm = self.settings.confirmation(level)
+            message = Outgoing.of(topic, payload, options, id=id, key=key).message(limit)
+            confirm = self.settings.confirmation(options.get("confirm"))
         else:
-            message = self.store.draft(payload, topic=topic, id=id)
+            message = Message.new(encode_payload(payload, limit), topic=topic, id=id)
         if key is not None:
             check_key(key)
-        return (await self._open_producer().produce(topic, message, key=key, confirm=confirm)).id
+        return (await producer.produce(topic, message, key=key, confirm=confirm)).id
 
     async def produce_many(
         self,
@@ -364,9 +288,9 @@ class MessageQueue:
             return await self._around(
                 [replace(pattern, payload=payload, id=id, key=key) for payload, id, key in each]
             )
-        limit = self.store.limits.max_payload
+        producer, limit = self._open_producer(), self.settings.max_payload
         message = pattern.message(limit)
-        messages = all_of(
+        messages = check_each(
             msgspec.structs.replace(
                 message,
                 payload=encode_payload(payload, limit),
@@ -375,26 +299,17 @@ class MessageQueue:
             for payload, id, _ in each
         )
         if keys is not None:
-            keys = all_of(check_key(key) for key in keys)
+            keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(pattern.confirm)
-        producer = self._open_producer()
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""
         producer = self._open_producer()
-        messages = all_of(map(self._message, outgoing))
-        keys = all_of(None if one.key is None else check_key(one.key) for one in outgoing)
-        confirms = all_of(self.settings.confirmation(one.confirm) for one in outgoing)
+        messages = check_each(one.message(self.settings.max_payload) for one in outgoing)
+        keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
+        confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
         if len(outgoing) > 1:
             return await produce_many(producer, messages, keys, confirms)
         (message,), (key,), (confirm,) = messages, keys, confirms
         return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
-
-    def _message(self, outgoing: Outgoing) -> Message:
-        return outgoing.message(self.store.limits.max_payload)
-
-    def _open_producer(self) -> Producer:
-        if self._producer is None:
-            raise NotOpen("the queue is being closed")
-        return self._producer

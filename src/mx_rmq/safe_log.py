@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-REPORT_EVERY: Final = 60.0
-"""Seconds between two reports of lost log calls on stderr."""
+REPORT_EVERY: Final = 60.0  # seconds between two reports of lost log calls on stderr
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -37,7 +36,6 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
         return SafeLogger(self.logger, self._losses, extra)
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log; swallow whatever that raises."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller, not this line
         try:
             super().log(level, msg, *args, **kwargs)
@@ -75,7 +73,7 @@ def get_logger(name: str) -> SafeLogger:
 def defer_exit(error: BaseException) -> None:
     """Let SystemExit and KeyboardInterrupt end the program, but not in the middle of our work.
 
-    In an event loop they are raised from a callback of their own, which ends the loop. Elsewhere
+    In an event loop they are raised from a separate callback, which ends the loop. Elsewhere
     they are raised here. Any other exception is dropped: the caller has reported it.
     """
     if not isinstance(error, SystemExit | KeyboardInterrupt):

@@ -16,30 +16,38 @@ import tomllib
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG, S_IWGRP, S_IWOTH
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_prefix, check_topic, check_worker
 from mx_rmq.login import with_login
+from mx_rmq.safe_log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+logger = get_logger(__name__)
 
 DAY: Final = 86_400.0
 
 LONGEST_LEASE: Final = DAY
 
-SECOND_NET: Final = 3600
-"""Seconds after its age limit at which the server itself drops an archived field (HEXPIRE)."""
+SECOND_NET: Final = (
+    3600  # seconds after its age limit, the server drops an archived field (HEXPIRE)
+)
 
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
-_WHOLE: Final = ("int", "int | None")
-"""Annotations of settings that are whole numbers."""
+_OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
 
-_MOST: Final = 2**53 / 1000
-"""The largest number of seconds that is exact in milliseconds everywhere."""
+_INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
+
+_MAX_SECONDS: Final = 2**53 / 1000  # the largest number of seconds that is exact in milliseconds
 
 
 def _range(least: float, most: float) -> dict[str, tuple[float, float]]:
@@ -77,7 +85,7 @@ class Limits:
     One entry covers up to 25 messages."""
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _validate(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +142,32 @@ class QueueSettings(Limits):
         return Limits(**{known.name: getattr(self, known.name) for known in fields(Limits)})
 
 
+class QueueOptions(TypedDict, total=False):
+    """The arguments of MessageQueue, apart from the URL: see QueueSettings. None: not given."""
+
+    username: str | None
+    password: str | None
+    password_file: str | None
+    prefix: str | None
+    lease: float | None
+    patience: float | None
+    confirm: str | None
+    confirm_replicas: int | None
+    confirm_within: float | None
+    load_scripts: bool | None
+    max_payload: int | None
+    max_pending: int | None
+    dedup: float | None
+    dlq_max: int | None
+    dlq_ttl: float | None
+    dlq_max_bytes: int | None
+    quarantine_max: int | None
+    quarantine_ttl: float | None
+    quarantine_bytes: int | None
+    quarantine_max_bytes: int | None
+    history: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
     """The settings of a Worker. Times in seconds."""
@@ -142,7 +176,7 @@ class WorkerSettings:
     """Messages that the worker handles at the same time."""
     topics: tuple[str, ...] | None = None
     """The topics it works on; None: every topic that has a handler."""
-    grace: float = field(default=30.0, metadata=_range(0, _MOST))
+    grace: float = field(default=30.0, metadata=_range(0, _MAX_SECONDS))
     """How long handlers may keep running after the worker is told to stop."""
     prefetch: int = field(default=1000, metadata=_range(0, 10_000))
     """How many messages the worker may take ahead of free slots."""
@@ -154,7 +188,7 @@ class WorkerSettings:
     """The address that this port is opened on."""
 
     def __post_init__(self) -> None:
-        _settle(self)
+        _validate(self)
 
     @classmethod
     def load(cls, **arguments: Any) -> WorkerSettings:
@@ -166,94 +200,101 @@ class WorkerSettings:
 class Source(IntEnum):
     """Where a setting comes from. A larger number takes precedence."""
 
-    FILE = 1
-    """mx-rmq.toml, found in the current directory."""
-    ENVIRONMENT = 2
-    """A variable, or the file that MX_RMQ_CONFIG names."""
+    FILE = 1  # mx-rmq.toml, found in the current directory
+    ENVIRONMENT = 2  # a variable, or the file that MX_RMQ_CONFIG names
     ARGUMENT = 3
 
 
 _LOGIN: Final = ("username", "password", "password_file")
 
 
-def _settle(settings: Limits | WorkerSettings) -> None:
+def _validate(settings: Limits | WorkerSettings) -> None:
     """Check every field and normalize its value."""
     for known in fields(settings):
-        value = _checked(known, getattr(settings, known.name), known.name)
-        object.__setattr__(settings, known.name, value)
+        value = getattr(settings, known.name)
+        object.__setattr__(settings, known.name, _checked(known, value, known.name))
 
 
-def _checked(known: Field[Any], value: Any, said: str) -> Any:
-    """Return a setting's normalized value, or refuse it. `said`: its source, for the error."""
+def _checked(known: Field[Any], value: Any, label: str) -> Any:
+    """Return a setting's normalized value, or refuse it. `label` names it in errors."""
     if known.type == "bool":
         if not isinstance(value, bool):
-            raise InvalidInput(f"{said}={value!r:.80} is not true or false")
+            raise InvalidInput(f"{label}={value!r:.80} is not true or false")
         return value
     if known.name == "url":
-        return _url(value, said)
+        return _url(value, label)
     if value is None and known.default is None:
         return None
-    if known.type in (*_WHOLE, "float"):
-        return _number(known, value, said)
+    if known.type in (*_INTEGERS, "float"):
+        return _number(known, value, label)
     if known.name in ("username", "password", "password_file", "metrics_host"):
-        return _word(value, said)
+        return _text(value, label)
     if known.name == "topics":
-        return _topics(value, said)
+        return _topics(value, label)
     checks = {"prefix": check_prefix, "name": check_worker, "confirm": check_level}
     check = checks[known.name]
     try:
         return check(value)
     except InvalidInput as error:
-        raise InvalidInput(f"{said}={value!r:.80} is not valid: {error}") from error
+        raise InvalidInput(f"{label}={value!r:.80} is not valid: {error}") from error
 
 
-def _number(known: Field[Any], value: Any, said: str) -> float:
+def _number(known: Field[Any], value: Any, label: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidInput(f"{said}={value!r:.80} is not a number")
-    if known.type in _WHOLE and not isinstance(value, int):
-        raise InvalidInput(f"{said}={value!r} is not a whole number")
+        raise InvalidInput(f"{label}={value!r:.80} is not a number")
+    if known.type in _INTEGERS and not isinstance(value, int):
+        raise InvalidInput(f"{label}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
-        raise InvalidInput(f"{said}=0 would refuse every payload")
-    least, most = known.metadata.get("range", (0, _MOST))
+        raise InvalidInput(f"{label}=0 would refuse every payload")
+    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
     if not least <= value <= most:
-        raise InvalidInput(f"{said}={value!r} is not between {least:,.16g} and {most:,.16g}")
+        raise InvalidInput(f"{label}={value!r} is not between {least:,.16g} and {most:,.16g}")
     return value
 
 
-def _url(value: Any, said: str) -> str:
+def _url(value: Any, label: str) -> str:
     if value is None or value == "":
         raise InvalidInput(f"no URL: pass one, set {VARIABLE}URL, or set url in {FILE}")
     if not isinstance(value, str):  # not shown: it may hold a password
-        raise InvalidInput(f"{said} is of type {type(value).__name__}, not a string")
-    return value
+        raise InvalidInput(f"{label} is of type {type(value).__name__}, not a string")
+    if not value.startswith("embedded://~"):
+        return value
+    directory = Path(value.removeprefix("embedded://"))
+    try:
+        return f"embedded://{directory.expanduser()}"
+    except RuntimeError:
+        raise InvalidInput(f"{label}: there is no home directory for {directory}") from None
 
 
-def _word(value: Any, said: str) -> str:
+def _text(value: Any, label: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
-        raise InvalidInput(f"{said} is not a non-empty string")
+        raise InvalidInput(f"{label} is not a non-empty string")
     if set(value) & set("\r\n\0"):
-        raise InvalidInput(f"{said} has more than one line")
+        raise InvalidInput(f"{label} has more than one line")
     return value
 
 
-def _topics(value: Any, said: str) -> tuple[str, ...]:
+def _topics(value: Any, label: str) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, list | tuple | set | frozenset):
-        raise InvalidInput(f"{said}={value!r:.80} is not a list of topics")
+        raise InvalidInput(f"{label}={value!r:.80} is not a list of topics")
     if not value:
-        raise InvalidInput(f"{said}={value!r} names no topic; omit it to serve all topics")
+        raise InvalidInput(f"{label}={value!r} names no topic; omit it to serve all topics")
     try:
         return tuple(dict.fromkeys(check_topic(topic) for topic in value))
     except InvalidInput as error:
-        raise InvalidInput(f"{said}: {error}") from error
+        raise InvalidInput(f"{label}: {error}") from error
 
 
 def _load(
     cls: type[Limits | WorkerSettings], arguments: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Source]]:
     """Return the settings that are set, and the source of each."""
+    if unknown := _unknown(arguments, [known.name for known in fields(cls)]):
+        raise TypeError(unknown)
     values = {name: value for name, value in arguments.items() if value is not None}
     sources = dict.fromkeys(values, Source.ARGUMENT)
-    path, table, strength = _file()
+    path, table, source = _file()
+    _warn_of_unknown(tuple(name for name in os.environ if name.startswith(VARIABLE)))
     for known in fields(cls):
         name = known.name
         if name in values:
@@ -264,7 +305,7 @@ def _load(
             sources[name] = Source.ENVIRONMENT
         elif name in table:
             values[name] = _checked(known, table[name], f"{path}: {name}")
-            sources[name] = strength
+            sources[name] = source
     return values, sources
 
 
@@ -291,12 +332,12 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     if known.type == "bool":
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     try:
-        if known.type in _WHOLE:
+        if known.type in _INTEGERS:
             return int(text)
         if known.type == "float":
             return float(text)
     except ValueError:
-        whole = "whole " if known.type in _WHOLE else ""
+        whole = "whole " if known.type in _INTEGERS else ""
         raise InvalidInput(f"{variable}={text!r:.80} is not a {whole}number") from None
     return text
 
@@ -305,14 +346,14 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
     """Return the settings file, its table (empty if there is no file), and its precedence."""
     named = os.environ.get(f"{VARIABLE}CONFIG")
     path = Path(named or FILE)
-    strength = Source.ENVIRONMENT if named else Source.FILE
+    source = Source.ENVIRONMENT if named else Source.FILE
     try:
         with path.open("rb") as file:
             found, text = os.fstat(file.fileno()), file.read()
     except FileNotFoundError:
         if named:
             raise InvalidInput(f"{VARIABLE}CONFIG={named!r}: no such file") from None
-        return path, {}, strength
+        return path, {}, source
     except OSError as error:
         raise InvalidInput(f"{path} cannot be read: {error.strerror}") from error
     _check_trust(path, found, named=bool(named))
@@ -320,12 +361,32 @@ def _file() -> tuple[Path, dict[str, Any], Source]:
         table = tomllib.loads(text.decode("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
         raise InvalidInput(f"{path} is not TOML: {error}") from None
-    every = [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
-    for key in table:
-        if key not in every:
-            closest = get_close_matches(key, every, n=1, cutoff=0)[0]
-            raise InvalidInput(f"{path}: {key!r:.80} is not a setting; did you mean {closest!r}?")
-    return path, table, strength
+    if unknown := _unknown(table, _names()):
+        raise InvalidInput(f"{path}: {unknown}")
+    return path, table, source
+
+
+def _names() -> list[str]:
+    return [known.name for cls in (QueueSettings, WorkerSettings) for known in fields(cls)]
+
+
+def _unknown(given: Iterable[str], known: list[str]) -> str:
+    """Say which of the given names is unknown, and what was probably meant; empty: none is."""
+    for name in given:
+        if name not in known:
+            closest = get_close_matches(name, known, n=1, cutoff=0)[0]
+            return f"{name!r:.80} is not a setting; did you mean {closest!r}?"
+    return ""
+
+
+@cache  # so each process warns once
+def _warn_of_unknown(variables: tuple[str, ...]) -> None:
+    """Warn of misspelt variables. Kubernetes sets some for a service that is called mx-rmq."""
+    known = [VARIABLE + name for name in (*map(str.upper, _names()), *_OTHER_VARIABLES)]
+    for variable in variables:
+        of_kubernetes = variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_"))
+        if not of_kubernetes and (unknown := _unknown([variable], known)):
+            logger.warning("a variable of the environment is ignored: %s", unknown)
 
 
 def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:

@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 logger = get_logger(__name__)
 
-FINISH_WITHIN: Final = 1.0
-"""Seconds that running calls get to finish when the queue is closed."""
+FINISH_WITHIN: Final = 1.0  # seconds that running calls get to finish when the queue is closed
 
 
 class SyncQueue:

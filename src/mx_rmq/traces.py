@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from mx_rmq.core.errors import ProduceUnknown
-from mx_rmq.core.extras import how_to_install
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import HandlerTimeout, Retry
-from mx_rmq.core.text import storable
+from mx_rmq.core.payload import type_name
+from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
 from mx_rmq.runtime.slots import Stopped
 
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, Produce
     from mx_rmq.core.outgoing import Outgoing
 
-LONGEST: Final = 200
-"""Maximum characters of a topic or an id that is not validated yet."""
+MAX_NAME: Final = 200  # maximum characters of a topic or an id that is not validated yet
 
 
 class Traces(Middleware):
@@ -71,7 +70,7 @@ class Traces(Middleware):
         if len(messages) > 1:
             attributes["messaging.batch.message_count"] = len(messages)
         elif messages and isinstance(messages[0].id, str):
-            attributes["messaging.message.id"] = storable(messages[0].id, LONGEST)
+            attributes["messaging.message.id"] = storable(messages[0].id, MAX_NAME)
         span = self._tracer.start_span(
             **_named("send", {one.topic for one in messages}, attributes),
             kind=SpanKind.CLIENT if len(own) == len(headers) else SpanKind.PRODUCER,
@@ -141,19 +140,19 @@ class Traces(Middleware):
     def _fail(self, span: Span, error: BaseException) -> None:
         """Record an error. The SDK's own way would store the text unchecked."""
         failure = Failure.of(error, at=0)
-        kind = _type(error)
-        said = f"{kind}: {failure.text}" if self._error_texts else kind
-        passed = f"Traceback (most recent call last):\n{failure.traceback}{said}"
-        about = {"exception.type": kind, "exception.stacktrace": passed}
+        kind = storable(type_name(type(error)))
+        text = f"{kind}: {failure.text}" if self._error_texts else kind
+        stack = f"Traceback (most recent call last):\n{failure.traceback}{text}"
+        about = {"exception.type": kind, "exception.stacktrace": stack}
         if self._error_texts:
             about["exception.message"] = failure.text
         span.add_event("exception", about)
         span.set_attribute("error.type", kind)
-        span.set_status(Status(StatusCode.ERROR, said))
+        span.set_status(Status(StatusCode.ERROR, text))
 
 
 def _are_texts(headers: object) -> TypeGuard[dict[str, str]]:
-    """Say whether headers are valid; invalid ones are refused a moment later."""
+    """Return whether headers are valid; invalid ones are refused a moment later."""
     return isinstance(headers, dict) and all(isinstance(one, str) for one in headers.values())
 
 
@@ -185,7 +184,7 @@ def _named(operation: str, topics: set[str], attributes: dict[str, str | int]) -
     }
     if len(topics) > 1:
         return {"name": operation, "attributes": attributes}
-    topic = storable(str(*topics), LONGEST)
+    topic = storable(str(*topics), MAX_NAME)
     attributes["messaging.destination.name"] = topic
     return {"name": f"{operation} {topic}", "attributes": attributes}
 
@@ -202,12 +201,6 @@ def _about(delivery: Delivery) -> dict[str, str | int]:
 
 
 def _identify(span: Span, ids: Sequence[str]) -> None:
-    """Return the id if there is one message. Of many, each gets a span when it is handled."""
+    """Set the message's id, if there is only one."""
     if len(ids) == 1:
         span.set_attribute("messaging.message.id", ids[0])
-
-
-def _type(error: BaseException) -> str:
-    kind = type(error)
-    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return storable(module + kind.__qualname__)

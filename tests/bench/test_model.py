@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from bench.capacity.model import PHASES, Cell, Costs, Line, Model, Point, Share, Spent, Weight, fit
 from bench.capacity.plan import MAXCLIENTS, Load, Plan, shipped
 from bench.capacity.spread import busiest, counts, shard_of, slot_of, usual_busiest
-from mx_rmq.core.partition import MOST, partitions
+from mx_rmq.core.partition import MAX_PARTITIONS, partitions
 
 PAYLOADS = (100, 1_000, 10_000, 100_000)
 BATCHES = (1, 10, 100, 500)
@@ -206,4 +206,4 @@ def test_what_is_over_its_bound_is_said() -> None:
     assert over["connections of a node"].most == MAXCLIENTS
     assert "connections of a worker" in over
     (parts,) = [one for one in plan(shards=500).bounds if one.what.startswith("partitions")]
-    assert (parts.used, parts.most, parts.over) == (MOST, MOST, False)
+    assert (parts.used, parts.most, parts.over) == (MAX_PARTITIONS, MAX_PARTITIONS, False)

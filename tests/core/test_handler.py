@@ -210,7 +210,7 @@ async def async_generator(order: int) -> Any:
         (keyword_delivery, "delivery is keyword-only; calls are by position; "),
         (keyword_payload, "takes no payload parameters; "),
         (two_deliveries, "takes 2 parameters annotated Delivery; "),
-        (behind, "delivery stands behind one with a default; "),
+        (behind, "delivery comes after a parameter with a default; "),
         (generator, "generator(order) of topic 'order.created': is a generator, which a call does"),
         (async_generator, "is a generator, which a call does not run; "),
         (functools.partial(generator), "is a generator, which a call does not run; "),

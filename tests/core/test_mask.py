@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.mask import HIDDEN, REST, STEPS, Mask
+from mx_rmq.core.mask import HIDDEN, MAX_STEPS, REST, Mask
 from tests.lab.growth import grows_gently
 
 SECRET = "hunter2"
@@ -200,10 +200,10 @@ def _nested(name: str, depth: int) -> Any:
 
 
 def test_of_a_very_large_payload_the_rest_is_left_out() -> None:
-    assert Mask()([*range(STEPS)]) == [*range(STEPS)]
-    assert Mask()([*range(2 * STEPS)]) == [*range(STEPS), REST]
-    shown = Mask()([{"n": n, "password": n} for n in range(2 * STEPS)])
+    assert Mask()([*range(MAX_STEPS)]) == [*range(MAX_STEPS)]
+    assert Mask()([*range(2 * MAX_STEPS)]) == [*range(MAX_STEPS), REST]
+    shown = Mask()([{"n": n, "password": n} for n in range(2 * MAX_STEPS)])
     assert shown[-1] == REST
     assert shown[0] == {"n": 0, "password": HIDDEN}
-    assert shown[STEPS // 10] == {"n": STEPS // 10, "password": HIDDEN}
-    assert Mask()({"a." * STEPS: SECRET, "b": SECRET}) == {"a." * STEPS: HIDDEN, REST: REST}
+    assert shown[MAX_STEPS // 10] == {"n": MAX_STEPS // 10, "password": HIDDEN}
+    assert Mask()({"a." * MAX_STEPS: SECRET, "b": SECRET}) == {"a." * MAX_STEPS: HIDDEN, REST: REST}

@@ -10,7 +10,7 @@ import pytest
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_partition, check_topic
 from mx_rmq.core.partition import (
-    MOST,
+    MAX_PARTITIONS,
     check_key,
     check_partitions,
     number_for,
@@ -31,7 +31,7 @@ KEYS = [f"customer-{number}" for number in range(40_000)]
 def test_the_first_partition_has_the_topics_own_name() -> None:
     assert partitions("orders", 1) == ["orders"]
     assert partitions("orders", 3) == ["orders", "orders/1", "orders/2"]
-    assert partition("orders", MOST - 1) == "orders/1023"
+    assert partition("orders", MAX_PARTITIONS - 1) == "orders/1023"
 
 
 @pytest.mark.parametrize("topic", ["t", "order.created", "a-1.2"])
@@ -120,13 +120,13 @@ def test_a_key_may_be_any_text() -> None:
 # counts
 
 
-@pytest.mark.parametrize("count", [1, 2, MOST])
+@pytest.mark.parametrize("count", [1, 2, MAX_PARTITIONS])
 def test_a_topic_has_up_to_1024_partitions(count: int) -> None:
     assert check_partitions(count) == count
     assert check_partition(partition("t", count - 1))
 
 
-@pytest.mark.parametrize("count", [0, -1, MOST + 1, 10**30, 1.0, "2", True, None, [1]])
+@pytest.mark.parametrize("count", [0, -1, MAX_PARTITIONS + 1, 10**30, 1.0, "2", True, None, [1]])
 def test_any_other_number_is_refused(count: Any) -> None:
     with pytest.raises(InvalidInput, match="is not a whole number from 1 to 1024") as caught:
         check_partitions(count)

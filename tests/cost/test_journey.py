@@ -9,8 +9,8 @@ from tests.cost.journey import journey
 if TYPE_CHECKING:
     from tests.lab.servers import Server
 
-FILES: Final = 20
-FUNCTIONS: Final = 79
+FILES: Final = 19
+FUNCTIONS: Final = 70
 """Limits to lower when the path gets shorter. The goal is 14 files and 60 functions."""
 
 

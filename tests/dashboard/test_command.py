@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mx_rmq.cli import main
 from mx_rmq.cli.dashboard import _name
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from mx_rmq.dashboard import audit_log
 from mx_rmq.dashboard.audit_log import REFUSED, Throttle
 from tests.lab.messages import TOPIC, pending

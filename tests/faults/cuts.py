@@ -218,7 +218,6 @@ async def _open(trial: Trial, server: Server, stack: AsyncExitStack, rows: dict[
     direct = await caller(server.url, 20.0, 10.0)
     narrow = await caller(way.url, PATIENCE, REPLY_WITHIN)
     assert isinstance(narrow.servers, OneServer)
-    assert narrow.servers.node.wires is not None
     narrow.servers.node.wires._most = 1
     return Scene(
         trial=trial,
@@ -620,7 +619,7 @@ async def _judge(trial: Trial, direct: MessageQueue, work: Work) -> None:
         for state, labels in ends.items():
             for one in await list_archived(direct.store, topic, state, count=1000):
                 data = read(one.data)[1] if state is State.QUARANTINED else one.data
-                payload = msgspec.json.decode(codec.decode_as(data, topic, one.id).payload)
+                payload = msgspec.json.decode(codec.decode(data, topic, one.id).payload)
                 label = int(str(payload).removeprefix("strange "))
                 work.seen[label].add(one.id)
                 labels.add(label)

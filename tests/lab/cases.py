@@ -117,7 +117,7 @@ def drafts(*, own: bool, **fields: Any) -> list[Message]:
 
 async def die(store: Store, topic: str, taken: list[Leased]) -> Settled:
     """Move the first one to the dead letters."""
-    message = codec.decode_as(taken[0].record, topic, taken[0].id).failed(FAILURE)
+    message = codec.decode(taken[0].record, topic, taken[0].id).failed(FAILURE)
     return await store.move_to_dlq(topic, WORKER, taken[0].claim, message)
 
 

@@ -31,7 +31,7 @@ def drafts(count: int, **fields: Any) -> list[Message]:
 
 
 def message(leased: Leased) -> Message:
-    return codec.decode_as(leased.record, TOPIC, leased.id)
+    return codec.decode(leased.record, TOPIC, leased.id)
 
 
 def renamed(message: Message, id: str, topic: str = TOPIC) -> Message:

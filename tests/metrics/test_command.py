@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq import MessageQueue
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from tests.cli.test_worker_command import App
 from tests.lab.ports import free_port
 from tests.lab.servers import Kind

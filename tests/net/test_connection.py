@@ -263,7 +263,6 @@ async def test_what_is_connecting_when_wires_close_is_closed_too(
     await store.close()
     await asyncio.gather(*calls, return_exceptions=True)
     wires = store.caller.servers.node_at(0).wires
-    assert wires is not None
     await until(lambda: not wires._all)
 
 
@@ -332,7 +331,7 @@ def test_when_not_all_replies_come_the_caller_is_told_and_nobody_gets_the_rest(
                 await some.send_all(commands, 0.1)
             assert await echo(some, "next") == "next"
             waiting = asyncio.create_task(some.send_all(commands, 5.0))
-            await until(lambda: any(wire._came for wire in some._all))
+            await until(lambda: any(wire._received for wire in some._all))
             waiting.cancel()
             await asyncio.wait([waiting])
             assert await echo(some, "again") == "again"
@@ -408,13 +407,13 @@ async def test_when_new_wires_lead_elsewhere_the_old_ones_are_given_up(pair: lis
 
     some = Wires(connect, most=4)
     await asyncio.gather(*(echo(some, str(number)) for number in range(4)))
-    apart = await some.open_apart(5.0)
+    apart = await some.open_separate(5.0)
     old = {*some._all, apart}
     blocked = asyncio.create_task(some.send(("BLPOP", "nothing", 30), 60.0))
     await until(lambda: any(wire._waiter for wire in some._all))
 
     primary = clients[1]
-    new = await some.open_apart(5.0)
+    new = await some.open_separate(5.0)
     with pytest.raises(redis_errors.ConnectionError):
         await blocked
     await asyncio.wait([wire.gone for wire in old], timeout=5)
@@ -429,7 +428,7 @@ async def test_when_new_wires_lead_elsewhere_the_old_ones_are_given_up(pair: lis
 
 async def test_a_wire_apart_is_lent_to_nobody(server: Server) -> None:
     async with wires(server.url, most=1) as some:
-        apart = await some.open_apart(5.0)
+        apart = await some.open_separate(5.0)
         assert await echo(some, "beside") == "beside"
         assert apart not in some._all
     assert not apart.is_open

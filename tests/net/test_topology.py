@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from redis import exceptions as redis_errors
 
-from mx_rmq.net.availability import Links
 from mx_rmq.net.caller import Caller
-from mx_rmq.net.topology import Node, OneServer
+from mx_rmq.net.topology import OneServer
 from mx_rmq.net.url import connect
 from mx_rmq.store.keys import Keys
 from tests.store.contracts import ONE_SERVER
@@ -50,7 +49,6 @@ async def test_a_server_is_shown_by_its_address(one: OneServer, server: Server) 
 
 async def test_scripts_go_by_wires_and_commands_by_the_client(one: OneServer) -> None:
     assert await one.node.send(("EVAL", "return ARGV[1]", 0, "x"), 5.0) == b"x"
-    assert one.node.wires is not None
     assert len(one.node.wires._all) == 1
     assert await one.node.execute(("CONFIG GET", "port"), 5.0) == {"port": "0"}
     assert len(one.node.wires._all) == 1
@@ -61,18 +59,6 @@ async def test_a_command_has_a_time_limit(one: OneServer) -> None:
     with pytest.raises(redis_errors.TimeoutError, match=r"no reply within 0\.1 s"):
         await one.node.execute(("BLPOP", "nothing", 30), 0.1)
     assert time.monotonic() - began < 5
-
-
-async def test_a_node_without_wires_sends_scripts_by_its_client(raw: Redis) -> None:
-    node = Node(raw)
-    assert await node.send(("EVAL", "return ARGV[1]", 0, "x"), 5.0) == b"x"
-    for sending in (
-        node.send_all([("PING",)], 1.0),
-        node.send_asking(("PING",), 1.0),
-        node.open_apart(1.0),
-    ):
-        with pytest.raises(TypeError, match="only wires"):
-            await sending
 
 
 async def test_another_has_connections_of_its_own(one: OneServer, server: Server) -> None:
@@ -100,21 +86,19 @@ async def test_a_node_of_a_cluster_is_not_taken_for_a_server(
 
 async def test_looking_again_changes_nothing(one: OneServer) -> None:
     node = one.node_at(0)
-    await one.look_again()
+    await one.find_servers()
     assert one.node_at(0) is node
 
 
-async def test_a_caller_tells_the_links_that_it_was_given(one: OneServer) -> None:
-    links = Links()
-    caller = Caller(one, patience=0, links=links)
-    link = links[0]
+async def test_a_caller_tells_its_link_that_the_server_answers(one: OneServer) -> None:
+    caller = Caller(one, patience=0)
+    link = caller.links[0]
     link.failed(OSError("refused"))
     await caller.command("EXISTS", "key")
-    assert caller.links is links
     assert link._failing_since is None
 
 
-async def test_a_caller_without_links_has_its_own(one: OneServer) -> None:
+async def test_each_caller_has_its_own_links(one: OneServer) -> None:
     first, second = (Caller(one, patience=0) for _ in range(2))
     assert first.links is not second.links
 

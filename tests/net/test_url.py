@@ -161,6 +161,22 @@ async def test_a_url_that_makes_no_sense_is_refused_at_once(url: str) -> None:
         await Store.open(url, patience=0.1)
 
 
+@pytest.mark.parametrize("url", ["redis://h/x", "rediss://me:x@h:1/0x", "valkey://h/1/2"])
+def test_a_database_that_is_not_a_number_is_refused_as_such(url: str) -> None:
+    with pytest.raises(
+        InvalidInput, match="the database, after the host and a /, is not"
+    ) as caught:
+        check_url(url)
+    assert "password" not in str(caught.value)
+    assert url.rpartition("/")[2] not in str(caught.value).partition("example")[0]  # may be secret
+
+
+@pytest.mark.parametrize("url", ["redis://:pass/word@h", "redis://:pass#word@h"])
+def test_a_password_that_is_not_quoted_is_refused_with_advice(url: str) -> None:
+    with pytest.raises(InvalidInput, match="in a password, write / as %2F"):
+        check_url(url)
+
+
 # several servers
 
 
@@ -305,8 +321,9 @@ async def test_a_password_file_that_cannot_be_read_is_named(
 ) -> None:
     (tmp_path / "odd").write_bytes(b"\xff" + SECRET.encode())
     for name in ("missing", "odd"):
+        url = f"unix://{guarded.socket}?password_file={tmp_path / name}"
         with pytest.raises(ServerUnavailable, match=name) as caught:
-            await Store.open(f"unix://{guarded.socket}?password_file={tmp_path / name}", patience=0)
+            await Store.open(url, patience=300)  # which the test would not survive
         assert SECRET not in everything_said(caught.value)
 
 

@@ -245,9 +245,9 @@ async def test_a_waiting_message_expires_wherever_it_waits(mq: MessageQueue, whe
         if where == "backed up":
             await mq.produce(topic, "block")
             await until_so(lambda: _ran(ran))
-        delay = 600 if where == "delayed" else None
-        ids = [await mq.produce(topic, n, ttl=0.3, delay=delay) for n in range(3)]
-        lives = await mq.produce(topic, "lives", delay=delay, ttl=600)
+        at = time.time() + 500 if where == "delayed" else None
+        ids = [await mq.produce(topic, n, ttl=0.3, at=at) for n in range(3)]
+        lives = await mq.produce(topic, "lives", at=at, ttl=600)
         began = time.monotonic()
         await end_of(mq, topic, ids)
         assert time.monotonic() - began < 20

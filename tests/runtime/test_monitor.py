@@ -50,7 +50,7 @@ class Watch:
     def know(self) -> None:
         """Let the server have been heard all the time."""
         link = self.store.link_of(0)
-        link.heard_at, link.heard_since = time.monotonic(), float("-inf")
+        link.answered_at, link.answered_since = time.monotonic(), float("-inf")
 
     async def step(self) -> float | None:
         """Look around, then do what is due."""
@@ -384,7 +384,7 @@ async def test_a_server_that_was_not_heard_lately_is_heard_first(
     watch = Watch(store, "a", "b", lease=3.0)
     watch.monitor.surveyed("a", 0)
     watch.monitor.surveyed("b", 0)
-    store.link_of(0).heard_at -= 1  # nothing came from it for a second: was it there?
+    store.link_of(0).answered_at -= 1  # nothing came from it for a second: was it there?
     await watch.monitor.step()
     assert await watch.monitor.step() == pytest.approx(0.75, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []

@@ -308,7 +308,7 @@ async def test_what_was_never_sent_is_not_sent_after_its_callers_have_given_up(
 def _waiting(mq: MessageQueue) -> int:
     """Return how many messages are in no call yet."""
     assert mq._producer is not None
-    return sum(len(line.waiting) for line in mq._producer._lines.values())
+    return sum(len(channel.waiting) for channel in mq._producer._channels.values())
 
 
 # chunks
@@ -548,7 +548,7 @@ async def test_a_producer_learns_that_a_topic_has_grown(
     async with MessageQueue(server.url) as other:
         await other.store.register("t", 2)
     assert mq._producer is not None
-    mq._producer._learn_at = 0.0
+    mq._producer._refresh_at = 0.0
     await mq.produce("t", 1)
     await until(lambda: mq.store.partitions["t"] == 2)
     await mq.produce_many("t", range(2, 34))
@@ -582,7 +582,7 @@ async def test_a_topic_that_nobody_wants_to_learn_of_any_more_is_nobodys_error(
         queue(proxy.url, patience=0, audit=False) as mq,
     ):
         assert mq._producer is not None
-        learning = mq._producer._learning
+        registering = mq._producer._registering
         proxy.hold_reply(match=b"mx-rmq:topics")
         caller = asyncio.create_task(mq.produce("t", 1))
         await until(lambda: any(proxy.cuts.values()))
@@ -590,8 +590,8 @@ async def test_a_topic_that_nobody_wants_to_learn_of_any_more_is_nobodys_error(
         await asyncio.wait([caller])
         if given_up:
             await proxy.close()
-            await until(lambda: not learning)
-    assert not learning
+            await until(lambda: not registering)
+    assert not registering
     del caller  # which knows what it waited for
     gc.collect()
     assert said == []

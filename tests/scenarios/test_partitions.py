@@ -156,7 +156,7 @@ async def test_an_own_id_is_one_message_whatever_partition_it_is_in(url: str) ->
 
 async def test_a_topic_grows_while_it_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "BEAT", 0.2)
-    monkeypatch.setattr(producer, "LEARN_EVERY", 0.2)
+    monkeypatch.setattr(producer, "REFRESH_EVERY", 0.2)
     done: Counter[str] = Counter()
     old, new = MessageQueue(url, lease=2), MessageQueue(url, lease=2)
 

@@ -105,7 +105,7 @@ async def test_a_topic_grows_while_producers_and_workers_run(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "BEAT", 0.2)
-    monkeypatch.setattr(producer, "LEARN_EVERY", 0.2)
+    monkeypatch.setattr(producer, "REFRESH_EVERY", 0.2)
 
     @mq.handler(TOPIC)
     async def handle(number: int) -> None:

@@ -131,7 +131,7 @@ class ProduceContract:
         )
         produced = await self.produce(store, [plain, rich])
         found = await snapshot(raw, TOPIC)
-        assert [codec.decode_as(found.records[id], TOPIC, id) for id, _ in produced] == [
+        assert [codec.decode(found.records[id], TOPIC, id) for id, _ in produced] == [
             msgspec.structs.replace(renamed(one, id), created_at=clock.now)
             for one, (id, _) in zip(self.given([plain, rich]), produced, strict=True)
         ]
@@ -429,7 +429,7 @@ class ProduceContract:
         ((id, _),) = await getattr(store, self.name)(PARTITION, drafts(1))
         assert id.endswith("-1.3")
         found = await snapshot(raw, PARTITION)
-        assert codec.decode_as(found.records[id], TOPIC, id).topic == TOPIC
+        assert codec.decode(found.records[id], TOPIC, id).topic == TOPIC
         assert self.waiting(found) == [id]
         assert await snapshot(raw, TOPIC) == Snapshot()
 

@@ -359,6 +359,7 @@ class Recorder:
 
     def __init__(self, client: Redis) -> None:
         self._execute: Callable[..., Awaitable[Any]] = client.execute_command
+        self.connection_pool = client.connection_pool
         self.calls: list[tuple[str, tuple[Any, ...], int]] = []
 
     async def execute_command(self, *words: Any) -> Any:
@@ -388,10 +389,19 @@ async def recorder(raw: Redis, server: Server) -> AsyncIterator[Recorder]:
         yield Recorder(client)
 
 
+class RecordedNode(Node):
+    """Sends scripts by its client, too, where the recorder sees them."""
+
+    async def send(self, words: tuple[Any, ...], within: float, check: object = None) -> Any:
+        return await self.execute(words, within)
+
+
 @pytest.fixture
 def audit(recorder: Recorder) -> Audit:
     """An audit on the server's own clock, under observation."""
-    return Audit(Caller(OneServer(Node(cast("Redis", recorder))), patience=5), Keys(), Limits())
+    return Audit(
+        Caller(OneServer(RecordedNode(cast("Redis", recorder))), patience=5), Keys(), Limits()
+    )
 
 
 async def crowd(store: Store) -> int:

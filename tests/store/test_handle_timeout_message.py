@@ -151,7 +151,7 @@ async def test_the_monitor_decides_with_its_own_token(
     await leased(store)
     clock.advance(LEASE)
     (one,) = await take_over(store)
-    record = codec.decode_as(one.record, TOPIC, one.id).failed(FAILURE)
+    record = codec.decode(one.record, TOPIC, one.id).failed(FAILURE)
     if state is State.DELAYED:
         answers = await store.retry_message(TOPIC, "m1", [RetryRequest(one.claim, record, 5)])
         assert answers == [Settled.DONE]

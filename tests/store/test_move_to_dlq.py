@@ -53,7 +53,7 @@ async def test_a_message_becomes_a_dead_letter_with_its_final_record(
         dead={one.id: died},
         dead_letters={one.id: codec.encode(final)},
     )
-    kept = codec.decode_as(after.dead_letters[one.id], TOPIC, one.id)
+    kept = codec.decode(after.dead_letters[one.id], TOPIC, one.id)
     assert (kept.reason, kept.attempts, kept.errors) == ("attempts exhausted", 1, [FAILURE])
 
 

@@ -39,7 +39,7 @@ async def test_a_tick_makes_a_message_behind_those_that_are_pending(
     assert found == Snapshot(
         records=found.records, normal=[first, id], rung=True, meta={"tick": str(tick)}
     )
-    message = codec.decode_as(found.records[id], TOPIC, id)
+    message = codec.decode(found.records[id], TOPIC, id)
     assert (message.created_at, bytes(message.payload)) == (clock.now, b'"hello"')
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import InvalidInput, ServerFull, WrongType
-from mx_rmq.core.partition import MOST
+from mx_rmq.core.partition import MAX_PARTITIONS
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, pending
 from tests.store.contracts import ONE_SERVER
@@ -85,7 +85,7 @@ async def test_a_number_that_is_none_is_written_anew(
 
 @ONE_SERVER
 async def test_ten_thousand_topics_are_listed_by_one_method_call(store: Store, raw: Redis) -> None:
-    topics = {f"t{number}": number % MOST + 1 for number in range(10_000)}
+    topics = {f"t{number}": number % MAX_PARTITIONS + 1 for number in range(10_000)}
     await store.register_topics(topics)
     assert store.partitions == topics
     assert await raw.hlen(TOPICS) == 10_000
@@ -117,11 +117,11 @@ async def test_a_name_that_is_no_topic_is_refused_before_the_server_hears_of_it(
     assert await raw.dbsize() == 0
 
 
-@pytest.mark.parametrize("count", [0, -1, MOST + 1, 1.5, True, "2", None])
+@pytest.mark.parametrize("count", [0, -1, MAX_PARTITIONS + 1, 1.5, True, "2", None])
 async def test_a_number_of_partitions_that_is_none_is_refused_too(
     store: Store, raw: Redis, count: int
 ) -> None:
-    with pytest.raises(InvalidInput, match=f"from 1 to {MOST}"):
+    with pytest.raises(InvalidInput, match=f"from 1 to {MAX_PARTITIONS}"):
         await store.register_topics({"fine": 1, "a": count})
     assert store.partitions == {}
     assert await raw.dbsize() == 0

@@ -84,7 +84,7 @@ async def test_failed_messages_wait_in_their_level_with_their_new_records(
         rung_delay=True,
     )
     for one in (high, normal, low):
-        stored = codec.decode_as(found.records[one.id], TOPIC, one.id)
+        stored = codec.decode(found.records[one.id], TOPIC, one.id)
         assert (stored.attempts, stored.errors) == (1, [FAILURE])
         assert stored.created_at == now - 500
 

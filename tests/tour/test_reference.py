@@ -32,10 +32,11 @@ from mx_rmq.cli import COMMANDS as NAMES
 from mx_rmq.cli import main
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.events import Event
+from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.message import Priority, State
 from mx_rmq.core.outgoing import ProduceOptions
 from mx_rmq.core.retry import ByError, Delays, Exponential
-from mx_rmq.settings import VARIABLE, QueueSettings, WorkerSettings
+from mx_rmq.settings import VARIABLE, QueueOptions, QueueSettings, WorkerSettings
 from mx_rmq.sync import SyncQueue
 from mx_rmq.worker import Drained
 from tests.tour.pages import DOCS
@@ -49,6 +50,14 @@ CODE: Final = re.compile(r"`([^`]+)`")
 REQUIRED: Final = object()
 SHARED: Final = ("--url", "--prefix", "--patience", "--json")
 COMMANDS: Final = sorted(NAMES)
+
+OPTIONS: Final[dict[str, tuple[type, type]]] = {
+    "Unpack[QueueOptions]": (QueueOptions, QueueSettings),
+    "Unpack[HandlerOptions]": (HandlerOptions, Handler),
+    "Unpack[CronOptions]": (CronOptions, Handler),
+    "Unpack[ProduceOptions]": (ProduceOptions, Outgoing),
+}
+"""The options of a function, by its signature, and the class that has their defaults."""
 
 Table = list[list[str]]
 
@@ -109,11 +118,15 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
         for one in found
         if one.name != "self" and one.kind is not one.VAR_KEYWORD
     }
-    if "Unpack[ProduceOptions]" not in {one.annotation for one in found}:
-        return named
-    options = ProduceOptions.__annotations__
-    preset = {one.name: one.default for one in fields(Outgoing) if one.default is not MISSING}
-    return named | {name: preset.get(name) for name in options}
+    for one in found:
+        if one.kind is one.VAR_KEYWORD:
+            options, of = OPTIONS[one.annotation]
+            preset = {field.name: field.default for field in fields(of)} | {"retry": None}
+            named |= {
+                name: None if preset[name] is MISSING else preset[name]
+                for name in options.__annotations__
+            }
+    return named
 
 
 def public(kind: type) -> set[str]:

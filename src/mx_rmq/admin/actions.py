@@ -131,7 +131,7 @@ def readable(part: str, found: Found) -> Message | None:
 
 
 def _decode(part: str, found: Found) -> Message:
-    return codec.decode_as(split(found)[1], topic_of(part), found.id)
+    return codec.decode(split(found)[1], topic_of(part), found.id)
 
 
 def _refused(found: Found, error: DecodeError) -> InvalidInput:

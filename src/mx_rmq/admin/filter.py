@@ -78,7 +78,7 @@ def matches(wanted: Filter, part: str, found: Found) -> bool:
     """Return whether a message of a partition matches. Never fails, whatever the server holds."""
     about, data = split(found)
     try:
-        message = codec.decode_as(data, topic_of(part), found.id)
+        message = codec.decode(data, topic_of(part), found.id)
     except DecodeError:
         message = None
     return (

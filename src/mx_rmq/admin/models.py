@@ -184,7 +184,7 @@ def message_view(part: str, found: Found) -> MessageView:
             about, raw = read(found.data)
             length = about.length
             fields.update(error_type=about.error_type, error=about.error, worker=about.worker)
-        fields |= _message_fields(codec.decode_as(raw, topic, found.id))
+        fields |= _message_fields(codec.decode(raw, topic, found.id))
     except DecodeError as error:
         fields.update(broken=error.reason, newer=isinstance(error, NewerRecord))
     if found.lease is not None:

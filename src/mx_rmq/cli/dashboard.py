@@ -20,7 +20,7 @@ from mx_rmq.cli.logs import configure_logging, log_level
 from mx_rmq.cli.output import say
 from mx_rmq.cli.program import CannotDo
 from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 from mx_rmq.settings import QueueSettings
 
 if TYPE_CHECKING:

@@ -141,7 +141,7 @@ def _payload_in(value: Any, message: MessageView) -> Any:
     if not message.unreadable or not isinstance(value, dict) or not value.keys() >= RECORD:
         return value
     try:
-        record = codec.decode_as(json.dumps(value).encode(), message.topic, message.id)
+        record = codec.decode(json.dumps(value).encode(), message.topic, message.id)
     except DecodeError as error:
         raise InvalidInput(f"{error.reason}; fix it, or write the payload alone") from None
     return json.loads(bytes(record.payload))

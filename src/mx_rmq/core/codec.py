@@ -1,8 +1,7 @@
 """Bytes <-> Message.
 
-Decoding never trusts: whatever the server holds, the answer is a Message or a DecodeError that
-keeps the bytes, so that the caller can quarantine them. A record of a newer release is neither
-understood nor broken: NewerRecord says so, and its bytes are never written again.
+Any bytes decode to a Message or raise a DecodeError that keeps them, so the caller can quarantine
+them. A record of a newer release raises NewerRecord; its bytes are never changed.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ import msgspec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord, PayloadTooLarge
 from mx_rmq.core.message import VERSION, Extended, Message, Priority
 
-MAX_DEPTH: Final = 64
-"""How deeply a payload may be nested. Deeper ones break other people's JSON readers."""
+MAX_DEPTH: Final = 64  # levels of nesting in a payload; more breaks other JSON readers
 
 _STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"?')
 _INNERMOST: Final = re.compile(rb"\{\}|\[\]")
@@ -27,8 +25,8 @@ _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def _plain(value: Any) -> Any:
-    """Return a Pydantic model as JSON values that make the same model again; refuse the rest."""
-    if isinstance(value, msgspec.Raw):  # the encoder takes it as it is
+    """Return a Pydantic model as JSON values that it can be rebuilt from; refuse other objects."""
+    if isinstance(value, msgspec.Raw):  # the encoder copies it unchanged
         return msgspec.json.decode(value)
     if not hasattr(type(value), "model_dump"):
         raise TypeError(f"objects of type {type(value).__name__} are not supported")
@@ -37,8 +35,8 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.json.Encoder()
 _payload_encoder = msgspec.json.Encoder(enc_hook=_plain)
+# Refuses every dict with a key that is not a string, at C speed:
 _text_keys_encoder = msgspec.json.Encoder(enc_hook=lambda _: None, order="deterministic")
-"""Refuses every dict that has a key other than a text, at C speed."""
 _decoder = msgspec.json.Decoder(Message)
 _raw_decoder = msgspec.json.Decoder(msgspec.Raw)
 
@@ -50,7 +48,7 @@ class _Version(msgspec.Struct):
 _version_decoder = msgspec.json.Decoder(_Version)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
-_KNOWN: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
+_FIELDS: Final = frozenset(field.name for field in msgspec.structs.fields(Message))
 
 _TOO_DEEP: Final = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -63,7 +61,7 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
         data = _payload_encoder.encode(payload)
         if not data.isascii():
             data.decode()
-        _raw_decoder.decode(data)  # a msgspec.Raw inside is taken as it is, JSON or not
+        _raw_decoder.decode(data)  # a msgspec.Raw inside is copied, JSON or not
         if b"null" in data:  # what msgspec writes for NaN and infinity as well as for None
             _refuse_non_finite(payload)
     except RecursionError as error:
@@ -88,9 +86,9 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
 
 
 def verbatim(text: str) -> msgspec.Raw:
-    """Return a JSON text as a payload; read and written again, a long number would lose digits.
+    """Return a JSON text as a payload, without decoding: long numbers would lose digits.
 
-    ValueError or RecursionError: no worker could read it.
+    Raises ValueError or RecursionError if no worker could read it.
     """
     data = text.encode()
     msgspec.json.decode(data)
@@ -98,59 +96,52 @@ def verbatim(text: str) -> msgspec.Raw:
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as its record."""
     try:
         if message.__class__ is not Extended:
             return _encoder.encode(message)
-        known = Message(**{name: getattr(message, name) for name in _KNOWN})
+        known = Message(**{name: getattr(message, name) for name in _FIELDS})
         return _encoder.encode(known)[:-1] + b"," + _encoder.encode(message.unknown)[1:]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
 
 
-def decode(data: bytes) -> Message:
-    """Decode a record."""
+def decode(data: bytes, topic: str | None = None, id: str | None = None) -> Message:
+    """Decode a record. With `topic` and `id`, refuse that of another message."""
     try:
         if not data.isascii():
-            data.decode()  # the payload is kept raw, so nothing else looks at its bytes
+            data.decode()  # the payload stays raw, so nothing else checks it
         message = _decoder.decode(data)
     except _UNREADABLE as error:
         message = _extended(data, error)
     if message.v > VERSION:
         raise NewerRecord(_newer(message.v), data)
-    # How deep msgspec goes depends on the interpreter. The payload is one level inside the record.
+    # msgspec's own limit depends on the interpreter. The payload is one level inside the record.
     if data.count(b"{") + data.count(b"[") > MAX_DEPTH and _deeper_than(data, MAX_DEPTH + 1):
         raise DecodeError(f"not a message record: {_TOO_DEEP}", data)
-    return message
-
-
-def _extended(data: bytes, error: Exception) -> Message:
-    """Decode a record that is not quite ours: one of a later release, or none at all."""
-    try:
-        version = _version_decoder.decode(data).v
-        if version > VERSION:
-            raise NewerRecord(_newer(version), data) from error
-        data.decode()
-        fields = _fields_decoder.decode(data)
-        unknown = {name: fields.pop(name) for name in [*fields] if name not in _KNOWN}
-        known = _decoder.decode(_encoder.encode(fields))
-    except RecursionError as better:
-        raise DecodeError(f"not a message record: {_TOO_DEEP}", data) from better
-    except _UNREADABLE as better:
-        raise DecodeError(f"not a message record: {better}", data) from better
-    return Extended(**msgspec.structs.asdict(known), unknown=unknown)
-
-
-def decode_as(data: bytes, topic: str, id: str) -> Message:
-    """Decode the record that stands under this id in this topic; refuse another message's."""
-    message = decode(data)
-    if message.id != id or message.topic != topic:
+    if id is not None and (message.id != id or message.topic != topic):
         raise DecodeError(
             f"the record under id {id!r:.80} of topic {topic!r} says "
             f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
             data,
         )
     return message
+
+
+def _extended(data: bytes, error: Exception) -> Message:
+    """Decode a record with fields that we do not know, or refuse it."""
+    try:
+        version = _version_decoder.decode(data).v
+        if version > VERSION:
+            raise NewerRecord(_newer(version), data) from error
+        data.decode()
+        fields = _fields_decoder.decode(data)
+        unknown = {name: fields.pop(name) for name in [*fields] if name not in _FIELDS}
+        known = _decoder.decode(_encoder.encode(fields))
+    except RecursionError as better:
+        raise DecodeError(f"not a message record: {_TOO_DEEP}", data) from better
+    except _UNREADABLE as better:
+        raise DecodeError(f"not a message record: {better}", data) from better
+    return Extended(**msgspec.structs.asdict(known), unknown=unknown)
 
 
 def _refuse_non_finite(payload: Any) -> None:
@@ -169,23 +160,23 @@ def _refuse_equal_keys(payload: Any, data: bytes) -> None:
     """Refuse a payload in which different keys, such as 1 and "1", become the same text."""
     try:
         _text_keys_encoder.encode(payload)
-    except Exception:  # noqa: BLE001 - a key that is no text, or a set that cannot be sorted
-        json.loads(data, object_pairs_hook=_refuse_twins, parse_int=str, parse_float=str)
+    except Exception:  # noqa: BLE001 - a key that is not a string, or a set that cannot be sorted
+        json.loads(data, object_pairs_hook=_refuse_repeated, parse_int=str, parse_float=str)
 
 
-def _refuse_twins(pairs: list[tuple[str, Any]]) -> None:
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
     keys: set[str] = set()
     for key, _ in pairs:
         if key in keys:
             raise InvalidInput(
                 f"the payload has two keys that are both {json.dumps(key):.80} in JSON, where "
-                "every key is a text: only one of them would arrive"
+                "every key is a string: only one of them would arrive"
             )
         keys.add(key)
 
 
 def _deeper_than(data: bytes, limit: int) -> bool:
-    """Say whether a JSON text is nested deeper than `limit`, at C speed and without recursion."""
+    """Return whether a JSON text is nested deeper than `limit`, without recursion."""
     brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
     for _ in range(limit):
         brackets = _INNERMOST.sub(b"", brackets)
@@ -195,7 +186,7 @@ def _deeper_than(data: bytes, limit: int) -> bool:
 
 
 class Glance(NamedTuple):
-    """What this release understands of a record of a newer one."""
+    """What we can read of a record in a newer format."""
 
     created_at: int = 0
     priority: Priority = Priority.NORMAL
@@ -203,17 +194,14 @@ class Glance(NamedTuple):
 
 
 def glance(data: bytes) -> Glance:
-    """Look at a record whose format may have changed in any way."""
-    created_at, priority, ttl = Glance()
+    """Read what we can of a record whose format may have changed in any way."""
+    known: dict[str, Any] = {}
     with suppress(*_UNREADABLE):
         fields = _fields_decoder.decode(data)
-        with suppress(*_UNREADABLE, KeyError):
-            created_at = msgspec.json.decode(fields["created_at"], type=int)
-        with suppress(*_UNREADABLE, KeyError):
-            priority = msgspec.json.decode(fields["priority"], type=Priority)
-        with suppress(*_UNREADABLE, KeyError):
-            ttl = msgspec.json.decode(fields["ttl"], type=int)
-    return Glance(created_at, priority, ttl)
+        for name, kind in (("created_at", int), ("priority", Priority), ("ttl", int)):
+            with suppress(*_UNREADABLE, KeyError):
+                known[name] = msgspec.json.decode(fields[name], type=kind)
+    return Glance(**known)
 
 
 def _newer(version: int) -> str:

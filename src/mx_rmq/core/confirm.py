@@ -1,4 +1,4 @@
-"""How far a message must have come before a produce returns."""
+"""How safe a message must be before a produce returns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from mx_rmq.core.errors import InvalidInput
 
 
 class Level(StrEnum):
-    """What is confirmed of a message."""
+    """How safe a message is."""
 
     STORED = "stored"
     """The primary has it: in memory, and in its append-only file as its `appendfsync` says."""
     REPLICATED = "replicated"
-    """Replicas have it, too, in memory (WAIT)."""
+    """Replicas have it in memory, too (WAIT)."""
     FSYNCED = "fsynced"
     """It is on the disk of the primary and of replicas (WAITAOF)."""
 
 
 def check_level(level: str) -> Level:
-    """Return a level, or refuse what is none."""
     try:
         return Level(level)
     except ValueError:
@@ -32,7 +31,5 @@ class Confirm:
     """What a produce waits for."""
 
     level: Level
-    replicas: int
-    """How many replicas must have it."""
-    within: float
-    """Seconds to wait for them."""
+    replicas: int  # how many replicas must have it
+    within: float  # seconds to wait for them

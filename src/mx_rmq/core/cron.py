@@ -13,12 +13,8 @@ from cronsim import CronSim, CronSimError
 
 from mx_rmq.core.errors import InvalidInput
 
-LATE: Final = 10_000
-"""A tick that could not fire within this many ms was missed."""
-
-MANY: Final = 1_000
-"""Missed ticks are counted up to this number."""
-
+LATE_MS: Final = 10_000  # a tick that could not fire within this many ms was missed
+MAX_COUNTED: Final = 1_000  # missed ticks are counted up to this number
 
 FIELDS: Final = (
     "it has five fields, minute (0-59) hour (0-23) day (1-31) month (1-12) weekday (0-7), or six "
@@ -67,29 +63,30 @@ class Cron:
         return cron
 
     def next_after(self, at: int) -> int:
-        """Return the first tick after a time."""
-        return round(next(CronSim(self.expression, self._datetime(at))).timestamp() * 1000)
+        return _ms(next(CronSim(self.expression, self._datetime(at))))
 
     def latest(self, until: int, after: int) -> int | None:
         """Return the last tick up to `until`, if it came after `after`."""
         # Reverse iteration is exclusive, and a tick at `until` itself counts.
         before = CronSim(self.expression, self._datetime(until + 1000), reverse=True)
-        tick = round(next(before).timestamp() * 1000)
-        while tick > until:
-            tick = round(next(before).timestamp() * 1000)
+        tick = next(tick for tick in map(_ms, before) if tick <= until)
         return tick if tick > after else None
 
     def ticks(self, after: int, until: int) -> int:
-        """Count the ticks after one time and up to another, at most MANY."""
-        coming = islice(CronSim(self.expression, self._datetime(after)), MANY)
-        return sum(1 for _ in takewhile(lambda tick: tick.timestamp() * 1000 <= until, coming))
+        """Count the ticks after one time and up to another, at most MAX_COUNTED."""
+        coming = islice(CronSim(self.expression, self._datetime(after)), MAX_COUNTED)
+        return sum(1 for _ in takewhile(lambda tick: _ms(tick) <= until, coming))
 
     def due(self, now: int, last: int) -> int | None:
         """Return the tick that must fire now, if the last one fired at `last`."""
         tick = self.latest(now, last)
-        if tick is None or (self.missed is Missed.SKIP and now - tick > LATE):
+        if tick is None or (self.missed is Missed.SKIP and now - tick > LATE_MS):
             return None
         return tick
 
     def _datetime(self, at: int) -> datetime:
         return datetime.fromtimestamp(at // 1000, self.zone)
+
+
+def _ms(tick: datetime) -> int:
+    return round(tick.timestamp() * 1000)

@@ -16,7 +16,9 @@ from typing import (
     Any,
     Final,
     NamedTuple,
+    TypedDict,
     Union,
+    Unpack,
     get_args,
     get_origin,
     get_type_hints,
@@ -32,11 +34,26 @@ from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-MAX_CRASHES: Final = 3
-"""Crashes after which a message is dead, unless the handler overrides it."""
+MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
-_USUAL: Final = Exponential()
+_DEFAULT_RETRY: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class CronOptions(TypedDict, total=False):
+    """Options of `mq.handler` and `mq.cron`. `Handler` says what they mean, and their defaults."""
+
+    timeout: float | None
+    max_attempts: int
+    max_crashes: int
+    retry: Any
+
+
+class HandlerOptions(CronOptions, total=False):
+    """The options of `mq.handler`, with those of `CronOptions`."""
+
+    concurrency: int | None
+    partitions: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,30 +62,19 @@ class Handler:
 
     topic: str
     function: Callable[..., Any]
-    name: str
-    """Module and qualified name of the function."""
-    is_async: bool
-    """True for a coroutine function. Any other function is called in a thread."""
-    wants_payload: bool
-    """False only for cron."""
+    name: str  # module and qualified name of the function
+    is_async: bool  # any other function is called in a thread
+    wants_payload: bool  # false only for cron
     wants_delivery: bool
-    delivery_first: bool
-    """True if the Delivery comes before the payload."""
-    payload_type: Any
-    """The payload's annotation. Any: the decoded JSON, unchanged."""
+    delivery_first: bool  # true if the Delivery comes before the payload
+    payload_type: Any  # the payload's annotation; Any: the decoded JSON, unchanged
     decode: Decode
-    concurrency: int | None = None
-    """Messages that a worker handles at the same time. None: no limit but the worker's."""
-    timeout: float | None = None
-    """Seconds that one attempt may take. None: no limit."""
-    max_attempts: int = 5
-    """Failed attempts after which a message is dead."""
-    max_crashes: int = MAX_CRASHES
-    """Worker crashes after which a message is dead."""
-    retry: Policy = _USUAL
-    """When the next attempt comes."""
-    partitions: int | None = None
-    """Minimum number of partitions of the topic. None: not declared here."""
+    concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
+    timeout: float | None = None  # seconds for one attempt; None: no limit
+    max_attempts: int = 5  # failed attempts after which a message is dead
+    max_crashes: int = MAX_CRASHES  # worker crashes after which a message is dead
+    retry: Policy = _DEFAULT_RETRY  # when the next attempt comes
+    partitions: int | None = None  # minimum for the topic; None: not declared here
 
     @property
     def ordered(self) -> bool:
@@ -83,12 +89,7 @@ class Handler:
         *,
         names: Mapping[str, Any] | None = None,
         cron: bool = False,
-        concurrency: int | None = None,
-        timeout: float | None = None,
-        max_attempts: int = 5,
-        max_crashes: int = MAX_CRASHES,
-        retry: Any = None,
-        partitions: int | None = None,
+        **options: Unpack[HandlerOptions],
     ) -> Handler:
         """Make a handler of a function, or refuse it. `names`: its local namespace."""
         check_topic(topic)
@@ -108,16 +109,10 @@ class Handler:
             delivery_first=shape.delivery_first,
             payload_type=shape.payload_type,
             decode=decoder(shape.payload_type, where),
-            concurrency=None if concurrency is None else _whole(where, concurrency=concurrency),
-            timeout=None if timeout is None else _seconds(where, timeout),
-            max_attempts=_whole(where, max_attempts=max_attempts),
-            max_crashes=_whole(where, max_crashes=max_crashes),
-            retry=_policy(where, retry),
-            partitions=None if partitions is None else _partitions(where, partitions),
+            **{name: _checked(where, name, value) for name, value in options.items()},
         )
 
     def arguments(self, payload: Any, delivery: Delivery | None) -> tuple[Any, ...]:
-        """Return the function's arguments in order."""
         if not self.wants_delivery:
             return (payload,) if self.wants_payload else ()
         if not self.wants_payload:
@@ -170,7 +165,7 @@ def _shape(
     taken = payloads + deliveries
     for place in places[len(taken) :]:
         if place in taken:
-            raise _refused(title, f"{place.name} stands behind one with a default", cron)
+            raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
     return _Shape(
         payload_type=payloads[0].annotation if payloads else Any,
         delivery=bool(deliveries),
@@ -261,31 +256,26 @@ def _name(chain: list[Any]) -> str:
 # the options
 
 
-def _whole(where: str, **option: Any) -> int:
-    ((name, value),) = option.items()
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**52:
-        raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number from 1")
-    return value
-
-
-def _seconds(where: str, value: Any) -> float:
+def _checked(where: str, name: str, value: Any) -> Any:
+    """Return an option's normalized value, or refuse it."""
+    if name == "retry" and value is None:
+        return _DEFAULT_RETRY
+    if value is None and name in ("concurrency", "timeout", "partitions"):
+        return None
+    try:
+        if name == "retry":
+            return policy_of(value)
+        if name == "partitions":
+            return check_partitions(value)
+    except InvalidInput as error:
+        raise InvalidInput(f"{where}: {error}") from error
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < MAX_DELAY:
-        raise InvalidInput(
-            f"{where}: timeout={value!r:.80} is not a number of seconds above 0 (to 10 years)"
-        )
-    return float(value)
-
-
-def _partitions(where: str, value: Any) -> int:
-    try:
-        return check_partitions(value)
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error}") from error
-
-
-def _policy(where: str, value: Any) -> Policy:
-    try:
-        return _USUAL if value is None else policy_of(value)
-    except InvalidInput as error:
-        raise InvalidInput(f"{where}: {error}") from error
+    if name == "timeout":
+        if number and 0 < value < MAX_DELAY:
+            return float(value)
+        rule = "is not a number of seconds above 0 (to 10 years)"
+    else:
+        if number and isinstance(value, int) and 1 <= value < 2**52:
+            return value
+        rule = "is not a whole number from 1"
+    raise InvalidInput(f"{where}: {name}={value!r:.80} {rule}")

@@ -4,7 +4,7 @@ A mask is the name of a field, at any depth, or a path of names: `card.number` i
 a card. Case, blanks, `-` and `_` do not matter, and `*` stands for any part of a name.
 
 Keys are untrusted. Each name is matched once and without backtracking, however many dots a key has
-and however deep it is, and after `STEPS` names and values the rest is left out.
+and however deep it is, and after `MAX_STEPS` names and values the rest is left out.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from mx_rmq.core.text import storable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-HIDDEN: Final = "***"
-"""Shown instead of a masked value."""
+HIDDEN: Final = "***"  # shown instead of a masked value
 
-ALWAYS: Final = (
+ALWAYS_MASKED: Final = (
     "*password*",
     "*passwd*",
     "*pwd*",
@@ -43,16 +42,10 @@ ALWAYS: Final = (
     "cvv",
     "cvc",
 )
-"""Always masked."""
 
-MOST_BITS: Final = 2000
-"""The largest number that is shown. Python refuses to format much larger ones."""
-
-STEPS: Final = 5000
-"""Names and values of one payload that are examined. A log line has room for fewer."""
-
-REST: Final = "…"
-"""Shown instead of the rest."""
+MAX_BITS: Final = 2000  # size of a number that is shown; Python refuses to format much larger ones
+MAX_STEPS: Final = 5000  # names and values of a payload to examine; more does not fit a log line
+REST: Final = "…"  # shown instead of the rest
 
 _IGNORED: Final = str.maketrans("", "", "-_ ")
 _PLAIN: Final = (str, bool, type(None))
@@ -64,12 +57,12 @@ class Mask:
     def __init__(self, names: Iterable[str] = ()) -> None:
         if isinstance(names, str):
             raise InvalidInput(f"mask={names!r:.80} is a string: give a list of names")
-        # A path is a number (shift-and): a bit per part of each mask, set while the end of the
+        # A path is a number (shift-and): one bit per part of each mask, set while the end of the
         # path matches that mask up to this part.
         self._firsts = self._lasts = 0
         bits: defaultdict[str, int] = defaultdict(int)
         bit = 1
-        for name in (*ALWAYS, *names):
+        for name in (*ALWAYS_MASKED, *names):
             parts = _normal(name).split(".")
             if not all(parts):
                 raise InvalidInput(f"mask {name!r:.80} is not a field name or a path of them")
@@ -98,8 +91,8 @@ class Mask:
         if isinstance(value, list | tuple | set | frozenset | deque):
             return self._items(list(value), path, steps)
         if type(value) is int:
-            size = value.bit_length()
-            return value if size <= MOST_BITS else f"<int of {size} bits>"
+            bits = value.bit_length()
+            return value if bits <= MAX_BITS else f"<int of {bits} bits>"
         if type(value) is float:
             return value if isfinite(value) else str(value)  # JSON has no such number
         builtin = msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
@@ -153,7 +146,7 @@ class _Steps:
     """How many steps are left for one payload."""
 
     def __init__(self) -> None:
-        self._left = STEPS
+        self._left = MAX_STEPS
 
     def take(self, count: int) -> bool:
         """Use up steps; return False if too few are left."""
@@ -187,8 +180,11 @@ def _normal(name: str) -> str:
 
 
 def _pattern(pattern: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a name matches. Each piece between two `*` is matched at
-    its first position, which is always right, so nothing is tried twice."""
+    """Return a function that tells whether a name matches.
+
+    Each piece between two `*` is matched at its first position. That is always right, so nothing
+    is tried twice.
+    """
     start, *pieces = pattern.split("*")
     if not pieces:
         return pattern.__eq__

@@ -25,33 +25,30 @@ carry the field along (`Extended`). The number grows when an older release would
 wrongly; older releases then leave the message to newer workers.
 """
 
-MAX_ERRORS: Final = 10
-"""How many of its latest failures a message carries."""
+MAX_ERRORS: Final = 10  # a message carries its latest failures, at most this many
 
-
-_MACHINERY: Final = tuple(
+_OUR_CODE: Final = tuple(
     str(Path(__file__).parents[1] / name) for name in ("runtime", "core", "traces.py", "logs.py")
 )
-"""Where the frames of our own begin."""
 
 
 class State(StrEnum):
     """Where a message is. It is in exactly one of these, or gone."""
 
     PENDING = "pending"
-    """Waits in a list, first in first out within its priority."""
+    """Waits in a list, first in, first out within its priority."""
     DELAYED = "delayed"
     """Waits for its due time."""
     PROCESSING = "processing"
-    """Held by a worker under a lease."""
+    """Leased to a worker."""
     DEAD = "dead"
-    """Given up; kept with the reason until an operator decides, or a cap takes it."""
+    """Given up; kept with the reason until an operator acts or a limit is reached."""
     QUARANTINED = "quarantined"
     """Its bytes could not be read; kept exactly as they were."""
 
     @property
     def is_archive(self) -> bool:
-        """Whether messages stay there until an operator decides, the newest listed first."""
+        """Whether messages stay there until an operator acts. The newest is listed first."""
         return self in (State.DEAD, State.QUARANTINED)
 
 
@@ -68,14 +65,13 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     type: str
     text: str
-    at: int
-    """Server time, ms."""
+    at: int  # server time, ms
     worker: str = ""
     traceback: str = ""
 
     @classmethod
     def of(cls, error: BaseException, *, at: int, worker: str = "") -> Failure:
-        """Describe an exception, its text and the end of its traceback made fit to be stored."""
+        """Describe an exception. Its text and the end of its traceback are made safe to store."""
         return cls(
             type=storable(type(error).__name__),
             text=text_of(error),
@@ -85,8 +81,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     @property
-    def said(self) -> str:
-        """The error in a line."""
+    def summary(self) -> str:
         return f"{self.type}: {self.text}" if self.text else self.type
 
 
@@ -98,34 +93,24 @@ class Message(
     gc=False,
     forbid_unknown_fields=True,
 ):
-    """One message, as it is stored. A record with fields beside these is an `Extended` one."""
+    """One message, as it is stored. A record with further fields becomes an `Extended`."""
 
     v: int
     id: str
     topic: str
     payload: msgspec.Raw
-    created_at: int = 0
-    """Server time of the produce, ms. 0 until the server has stamped it."""
+    created_at: int = 0  # server time of the produce, ms; 0 until the server has stamped it
     priority: Priority = Priority.NORMAL
-    attempts: int = 0
-    """Attempts that have failed so far, those included whose worker went silent."""
-    crashes: int = 0
-    """How many of the attempts ended with their worker: killed, frozen or cut off."""
-    max_attempts: int | None = None
-    """How many there may be; None: as the handler says."""
-    retry: dict[str, Any] | None = None
-    """The message's own retry policy; None: as the handler says."""
-    ttl: int | None = None
-    """How long after `created_at` it may still be handed to a handler, ms."""
+    attempts: int = 0  # failed attempts so far, including those whose worker went silent
+    crashes: int = 0  # attempts that ended with their worker: killed, frozen or cut off
+    max_attempts: int | None = None  # None: the handler's limit
+    retry: dict[str, Any] | None = None  # a stored policy; None: the handler's
+    ttl: int | None = None  # how long after `created_at` a handler may still get it, ms
     headers: dict[str, str] = {}
-    errors: list[Failure] = []
-    """The latest failures, oldest first, at most MAX_ERRORS."""
-    reason: str = ""
-    """Why it is in the dead letters."""
-    delay: int = 0
-    """How long it was to wait, ms: since `created_at`, or since the last failure."""
-    due: int | None = None
-    """Until when it was to wait instead, or when it was requeued: server time, ms."""
+    errors: list[Failure] = []  # the latest failures, oldest first, at most MAX_ERRORS
+    reason: str = ""  # why it is in the dead letters
+    delay: int = 0  # how long it had to wait, ms: after `created_at` or the last failure
+    due: int | None = None  # until when it had to wait, or when it was requeued: server time, ms
 
     @classmethod
     def new(
@@ -142,10 +127,9 @@ class Message(
         ttl: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> Message:
-        """Return a message to produce, its fields checked. Times in ms.
+        """Return a message to produce, with its fields checked. Times in ms.
 
-        The payload was checked by `codec.encode_payload`. Without a custom id it has none yet: the
-        store makes one.
+        The payload comes from `codec.encode_payload`. Without a custom id, the store makes one.
         """
         if id is not None:
             check_id(id)
@@ -154,8 +138,11 @@ class Message(
         if type(delay) is not int or delay:
             _check("delay", delay, 0)
         if delay and at is not None:
-            raise InvalidInput(f"delay={delay} and at={at} are both given; one decides")
-        if headers and not _is_texts(headers):
+            raise InvalidInput(f"delay={delay} and at={at} are both given")
+        if headers and not (
+            isinstance(headers, dict)
+            and all(isinstance(text, str) for pair in headers.items() for text in pair)
+        ):
             raise InvalidInput(f"headers={headers!r:.80} is not a dict of str to str")
         if retry is not None and not isinstance(retry, dict):
             raise InvalidInput(f"retry={retry!r:.80} is not a dict")
@@ -170,7 +157,7 @@ class Message(
             id=id or "",
             topic=topic,
             payload=payload,
-            priority=priority,  # type: ignore[arg-type] # one of its texts
+            priority=priority,  # type: ignore[arg-type] # its text is equal
             max_attempts=max_attempts,
             retry=retry,
             ttl=ttl,
@@ -186,19 +173,19 @@ class Message(
 
     @property
     def ready_at(self) -> int | None:
-        """Server time since which it could have been handled, ms; None: nobody knows."""
+        """Server time from which it could be handled, ms; None: unknown."""
         if self.attempts:
             return self.errors[-1].at + self.delay if self.errors else None
         return self.created_at + self.delay if self.due is None else self.due
 
     @property
     def expires_at(self) -> int | None:
-        """Server time after which no handler may see it, ms; None: never."""
+        """Server time after which no handler may get it, ms; None: never."""
         return None if self.ttl is None else self.created_at + self.ttl
 
     @property
     def failures(self) -> int:
-        """How many of the attempts a handler ended with an error."""
+        """How many attempts ended with an error of the handler."""
         return self.attempts - self.crashes
 
     def crashed(self, failure: Failure) -> Message:
@@ -206,18 +193,13 @@ class Message(
         return msgspec.structs.replace(self.failed(failure), crashes=self.crashes + 1)
 
     def failed(self, failure: Failure) -> Message:
-        """Return the message after one more failed attempt."""
-        return msgspec.structs.replace(
-            self,
-            attempts=self.attempts + 1,
-            errors=[*self.errors, failure][-MAX_ERRORS:],
-        )
+        errors = [*self.errors, failure][-MAX_ERRORS:]
+        return msgspec.structs.replace(self, attempts=self.attempts + 1, errors=errors)
 
     def revived(self) -> Message:
-        """Return the message as an operator sends it round again.
+        """Return the message as it is requeued, with its errors but without its time to live.
 
-        Its errors stay to be read; its time to live does not, or an expired one would expire again.
-        Since when it waits, the server says.
+        Otherwise an expired message would expire again. The server stamps when it was requeued.
         """
         return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=None)
 
@@ -225,25 +207,19 @@ class Message(
 class Extended(Message, frozen=True, kw_only=True, gc=False):
     """A message whose record has fields that this release does not know.
 
-    They are written back whenever the record is, so a newer release finds them again.
+    They are written back with the record, so a newer release finds them again.
     """
 
     unknown: dict[str, msgspec.Raw]
 
 
 def _frames(error: BaseException) -> list[FrameSummary]:
-    """Return where an error passed, without the machinery that called the handler."""
+    """Return an error's frames, without those of our own code around the handler."""
     frames = list(extract_tb(error.__traceback__))
-    theirs = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_OUR_CODE)]
     return theirs or frames
 
 
 def _check(name: str, value: int, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**52:
         raise InvalidInput(f"{name}={value!r} is not a whole number from {least} to 2^52")
-
-
-def _is_texts(headers: object) -> bool:
-    return isinstance(headers, dict) and all(
-        isinstance(name, str) and isinstance(value, str) for name, value in headers.items()
-    )

@@ -1,4 +1,4 @@
-"""The rules for names that become part of a key or a field.
+"""The rules for names that become part of a key or a field, and for the names of options.
 
 A valid name cannot break out of its place in a key: no colon, no brace, no space, no glob.
 """
@@ -6,9 +6,12 @@ A valid name cannot break out of its place in a key: no colon, no brace, no spac
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 PARTITION: Final = re.compile(rf"{TOPIC.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
@@ -21,24 +24,20 @@ _RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
 
 
 def check_topic(topic: str) -> str:
-    """Return the topic, or refuse it."""
     return _check("topic", topic, TOPIC)
 
 
 def check_partition(name: str) -> str:
-    """Return the name of a topic or of a partition, or refuse it."""
     if isinstance(name, str) and PARTITION.fullmatch(name):
         return name
     return check_topic(name)
 
 
 def check_id(id: str) -> str:
-    """Return the message id, or refuse it."""
     return _check("message id", id, ID)
 
 
 def check_worker(worker: str) -> str:
-    """Return the worker's name, or refuse it. It is part of leases."""
     return _check("worker", worker, ID)
 
 
@@ -48,8 +47,15 @@ def short_worker(worker: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return the key prefix, or refuse it."""
     return _check("prefix", prefix, PREFIX)
+
+
+def check_options(function: str, options: Iterable[str], known: type) -> None:
+    """Refuse an option that is not a key of `known`, a TypedDict."""
+    for name in options:
+        if name not in known.__annotations__:
+            every = ", ".join(known.__annotations__)
+            raise TypeError(f"{function}() has no option {name!r}; its options are {every}")
 
 
 def _check(what: str, value: str, rule: re.Pattern[str]) -> str:

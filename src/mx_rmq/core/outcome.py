@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.retry import Policy
 
+# Seconds: how long a message may wait after a crash, doubled with each further one:
 CRASH_SPREAD: Final = 2.5
 LONGEST_SPREAD: Final = 60.0
-
+# Seconds: how long a message of a newer release waits before it is offered to a worker again:
 SHORTEST_WAIT: Final = 1.0
 LONGEST_WAIT: Final = 60.0
-"""Seconds that a message of a newer release waits before it is offered to a worker again."""
 
 
 class Retry(Exception):
@@ -79,8 +79,7 @@ class RetryLater:
 
     message: Message
     delay: int
-    error: BaseException | None = None
-    """None: nothing failed, the message only goes back to wait."""
+    error: BaseException | None = None  # None: nothing failed, the message goes back to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +108,7 @@ class Postpone(NamedTuple):
     record: bytes
     priority: Priority
     delay: int
-    expires: int | None
-    """When it expires, in ms of server time; None: never, or it has already expired."""
+    expires: int | None  # server time, ms; None: never, or it has already expired
     why: str
 
 
@@ -121,11 +119,9 @@ Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
 class Circumstances:
     """What a decision depends on, apart from the message."""
 
-    now: int
-    """Server time, ms."""
+    now: int  # server time, ms
     worker: str
-    chance: float
-    """A random number from [0, 1)."""
+    chance: float  # a random number from [0, 1)
 
 
 def refuse_unrun(result: object, handler: Handler) -> None:
@@ -154,8 +150,8 @@ def after_error(
     if failed.failures >= limit:
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
-    delay = _asked(error) if isinstance(error, Retry) else None
-    if delay is None:
+    delay = getattr(error, "delay", None) if isinstance(error, Retry) else None
+    if not _is_delay(delay):  # none, or one that a subclass made up
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
@@ -215,12 +211,6 @@ def expired(message: Message, now: int) -> DeadLetter | None:
     )
 
 
-def _asked(error: Retry) -> float | None:
-    """Return the delay that a handler asked for; None if it gave none or an invalid one."""
-    delay = getattr(error, "delay", None)
-    return delay if _is_delay(delay) else None
-
-
 def _is_delay(delay: object) -> TypeGuard[float]:
     if isinstance(delay, bool) or not isinstance(delay, int | float):
         return False
@@ -231,8 +221,8 @@ def _policy(message: Message, handler: Handler) -> Policy:
     if message.retry is not None:
         try:
             return from_dict(message.retry)
-        except InvalidInput:
-            pass  # written by another client or a newer release: use the handler's policy
+        except InvalidInput:  # written by another client or a newer release
+            pass
     return handler.retry
 
 

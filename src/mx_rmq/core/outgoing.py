@@ -1,4 +1,4 @@
-"""A message on its way out: the options of a produce, and the message that they make."""
+"""The options of a produce, and the message that is made from them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
+from mx_rmq.core.names import check_options
 from mx_rmq.core.retry import as_dict, policy_of
 
 if TYPE_CHECKING:
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_SECONDS: Final = 1e12
-"""Some thirty thousand years; beyond it numbers lose their milliseconds."""
+MAX_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milliseconds
 
 
 class ProduceOptions(TypedDict, total=False):
-    """What `produce` and `produce_many` take beside payloads, ids and keys. Times in seconds."""
+    """The options of `produce` and `produce_many`. Times in seconds."""
 
     delay: float | None
     at: datetime | float | None
@@ -35,7 +35,7 @@ class ProduceOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message on its way out, as the caller gave it. `dataclasses.replace` changes it."""
+    """A message to produce, as the caller gave it. Change it with `dataclasses.replace`."""
 
     topic: str
     payload: Any
@@ -51,67 +51,69 @@ class Outgoing:
     retry: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     key: str | None = None
-    """Messages of the same key go to the same partition."""
+    """Messages with the same key go to the same partition."""
     confirm: str | None = None
 
     @classmethod
     def of(
         cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
     ) -> Outgoing:
-        """Return what a caller of `produce` asks for. TypeError: there is no such option."""
-        for name in options:
-            if name not in ProduceOptions.__annotations__:
-                known = ", ".join(ProduceOptions.__annotations__)
-                raise TypeError(f"produce() has no option {name!r}; its options are {known}")
+        """Return what a caller of `produce` asked for. TypeError: unknown option."""
+        check_options("produce", options, ProduceOptions)
         given: dict[str, Any] = {**options, "headers": options.get("headers") or {}}
         given["at"] = _timestamp(options.get("at"))
         return cls(topic=topic, payload=payload, id=id, key=key, **given)
 
     def message(self, max_payload: int) -> Message:
-        """Return the message that this becomes; refuse wrong options."""
+        """Return the message to store, or refuse invalid options."""
         if self.delay is not None and self.at is not None:
             raise InvalidInput(f"delay={self.delay!r} and at={self.at!r} are both given")
+        delay, ttl = _ms("delay", self.delay) or 0, _ms("ttl", self.ttl, least=0.001)
+        if ttl is not None and ttl <= delay:
+            raise InvalidInput(
+                f"ttl={self.ttl!r} and delay={self.delay!r}: the message would expire before its "
+                "delay ends"
+            )
         return Message.new(
             encode_payload(self.payload, max_payload),
             topic=self.topic,
             id=self.id,
             priority=self.priority,
-            delay=_ms("delay", self.delay) or 0,
+            delay=delay,
             at=_ms("at", self.at),
-            ttl=_ms("ttl", self.ttl, least=0.001),
+            ttl=ttl,
             max_attempts=self.max_attempts,
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
         )
 
 
-def all_of(checked: Iterable[T]) -> list[T]:
-    """Return what each message of a `produce_many` came to. An error says which one is wrong."""
+def check_each(checked: Iterable[T]) -> list[T]:
+    """Collect one result per message of a `produce_many`. An error says which one is wrong."""
     found: list[T] = []
     try:
         found.extend(checked)
     except InvalidInput as error:
-        error.add_note(f"It is about message {len(found)}, counted from 0. None was produced.")
+        error.add_note(f"This is message {len(found)}, counted from 0. None was produced.")
         raise
     return found
 
 
 def _timestamp(at: datetime | float | None) -> float | None:
-    """Return an instant in seconds since 1970."""
-    if isinstance(at, datetime):
-        if at.tzinfo is None:
-            said = at.isoformat()
-            raise InvalidInput(f"at={said} has no time zone; in UTC it would be {said}+00:00")
-        return at.timestamp()
-    return at
+    if not isinstance(at, datetime):
+        return at
+    if at.tzinfo is None:
+        shown = at.isoformat()
+        raise InvalidInput(f"at={shown} has no time zone; in UTC it would be {shown}+00:00")
+    return at.timestamp()
 
 
 def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
     if seconds is None:
         return None
     wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
-    if wrong or not least <= seconds <= MOST_SECONDS:
+    if wrong or not least <= seconds <= MAX_SECONDS:
         raise InvalidInput(
-            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MOST_SECONDS:g}"
+            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MAX_SECONDS:g}"
         )
     return round(float(seconds) * 1000)

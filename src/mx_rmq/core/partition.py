@@ -7,34 +7,31 @@ of them is a topic. A topic grows by adding partitions at the end; it never shri
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
 
 from mx_rmq.core.errors import InvalidInput
 
-MOST: Final = 1024
-"""The most partitions of one topic."""
+MAX_PARTITIONS: Final = 1024  # of one topic
 
 _NUMBERED: Final = re.compile(r".+-[0-9]{1,15}\.([0-9]{1,4})", re.ASCII)
 
 
 def partition(topic: str, number: int) -> str:
-    """Return the name of a topic's partition."""
     return f"{topic}/{number}" if number else topic
 
 
 def partitions(topic: str, count: int) -> list[str]:
-    """Return the names of all partitions of a topic."""
     return [partition(topic, number) for number in range(count)]
 
 
+@lru_cache(maxsize=65_536)
 def topic_of(name: str) -> str:
-    """Return the topic of a partition."""
     return name.partition("/")[0]
 
 
 def number_of(name: str) -> int:
-    """Return the number of a partition."""
     return int(name.partition("/")[2] or 0)
 
 
@@ -66,18 +63,18 @@ def number_for(key: str, count: int) -> int:
 
 def partitions_of(count: bytes) -> int:
     """Return a topic's number of partitions from the registry; 1 if the value is invalid."""
-    return min(int(count), MOST) if count.isdigit() and int(count) else 1
+    return min(int(count), MAX_PARTITIONS) if count.isdigit() and int(count) else 1
 
 
 def check_partitions(count: Any) -> int:
-    """Return a number of partitions, or refuse it."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST:
-        raise InvalidInput(f"partitions={count!r:.80} is not a whole number from 1 to {MOST}")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PARTITIONS:
+        raise InvalidInput(
+            f"partitions={count!r:.80} is not a whole number from 1 to {MAX_PARTITIONS}"
+        )
     return count
 
 
 def check_key(key: Any) -> str:
-    """Return a key that chooses a partition, or refuse it."""
     if not isinstance(key, str) or not key:
         raise InvalidInput(
             f"key={key!r:.80} is not a string: messages with the same key keep order"

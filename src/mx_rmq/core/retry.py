@@ -14,8 +14,7 @@ import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 
-MAX_DELAY: Final = 10 * 365 * 86_400.0
-"""The longest wait, seconds: 10 years."""
+MAX_DELAY: Final = 10 * 365 * 86_400.0  # the longest wait, seconds: 10 years
 
 
 def _seconds(what: str, value: Any) -> float:
@@ -88,8 +87,7 @@ class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
         return wait * (1 - self.jitter * chance)
 
 
-Waits: TypeAlias = Delays | Exponential
-"""A policy that treats all errors the same."""
+Waits: TypeAlias = Delays | Exponential  # a policy that treats all errors the same
 
 
 class ByError(msgspec.Struct, frozen=True, tag="by_error"):
@@ -134,8 +132,7 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
         return None if policy is None else policy.delay(failures, error, chance)
 
 
-Policy: TypeAlias = Delays | Exponential | ByError
-"""Any retry policy."""
+Policy: TypeAlias = Delays | Exponential | ByError  # any retry policy
 
 Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
 """The forms in which a rule of ByError can be given."""

@@ -1,15 +1,12 @@
-"""Make untrusted text safe to store and show; format times and sizes for people."""
+"""Text for people: untrusted text made safe to store and show, times, sizes, how to install."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Final
 
-MAX_ERROR_TEXT: Final = 2048
-"""Characters kept of an error's text."""
-
-MAX_REMARK: Final = 200
-"""Characters kept of a text in a short note."""
+MAX_ERROR_TEXT: Final = 2048  # characters kept of an error's text
+MAX_REMARK: Final = 200  # characters kept of a text in a short note
 
 
 def storable(text: str, limit: int = MAX_ERROR_TEXT) -> str:
@@ -43,14 +40,12 @@ def text_of(error: BaseException) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people."""
     if count < 1024:
         return f"{count:,} bytes"
     return f"{count / 1024:,.1f} KiB" if count < 1024**2 else f"{count / 1024**2:,.1f} MiB"
 
 
 def instant(seconds: float) -> str:
-    """Return a time in UTC, formatted for people."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (OverflowError, ValueError, OSError):  # raised for different kinds of too large
@@ -71,5 +66,13 @@ def duration(seconds: float | None) -> str | None:
 
 
 def count(number: int, noun: str) -> str:
-    """Return a number of things in words."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def how_to_install(extra: str) -> str:
+    """Say how to get the packages of an extra.
+
+    On PyPI, mx-rmq is another project (docs/install.md). Naming it is safe here: mx-rmq is already
+    installed, so pip keeps it and adds the packages of the extra.
+    """
+    return f"run pip install 'mx-rmq[{extra}]', or pip install '.[{extra}]' in a clone"

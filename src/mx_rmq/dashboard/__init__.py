@@ -1,6 +1,6 @@
 """The dashboard: `mx-rmq dashboard`, or mounted in any ASGI application."""
 
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 
 try:
     import jinja2

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.core.extras import how_to_install
 from mx_rmq.core.names import TOPIC
+from mx_rmq.core.text import how_to_install
 from mx_rmq.dashboard.series import KEPT
 
 if TYPE_CHECKING:

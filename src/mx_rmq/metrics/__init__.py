@@ -1,6 +1,6 @@
 """Prometheus metrics, health and readiness. Needs the extra `metrics`."""
 
-from mx_rmq.core.extras import how_to_install
+from mx_rmq.core.text import how_to_install
 
 try:
     import prometheus_client as _prometheus_client  # noqa: F401 - asked for here, to say what is missing

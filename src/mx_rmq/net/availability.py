@@ -1,4 +1,4 @@
-"""Is the server reachable? Every call reports what it saw; each change is announced once."""
+"""Is the server reachable? Every call reports its result; each change is announced once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-AWAY_AFTER: Final = 1.0
-"""Seconds of nothing but failures after which the server counts as away. A blip does not count."""
-
-GAP: Final = 0.5
-"""Seconds without an answer after which we cannot tell whether the server was reachable."""
+AWAY_AFTER: Final = 1.0  # seconds of nothing but failures after which the server counts as away
+GAP: Final = 0.5  # seconds without an answer after which the server may have been unreachable
 
 
 class Link:
@@ -20,24 +17,14 @@ class Link:
 
     def __init__(self) -> None:
         self._failing_since: float | None = None
-        self._asked_at: float | None = None
-        """When the oldest unanswered call was made."""
-        self._away = False
-        self.heard_at = float("-inf")
-        """When a call was last answered, on the monotonic clock."""
-        self.heard_since = float("inf")
-        """Since when answers have come without a gap."""
-        self.back_at = float("-inf")
-        """When the server last came back after it was away."""
-        self.late_at = float("-inf")
-        """When it last answered after a long silence in which no call failed."""
+        self._asked_at: float | None = None  # when the oldest unanswered call was made
+        self.is_away = False  # `on_lost` was called, and `on_back` not yet
+        self.answered_at = float("-inf")  # when a call was last answered, on the monotonic clock
+        self.answered_since = float("inf")  # since when answers have come without a gap
+        self.back_at = float("-inf")  # when the server last came back after it was away
+        self.late_at = float("-inf")  # when it last answered after a long silence without failures
         self.on_lost: Callable[[str], None] | None = None
         self.on_back: Callable[[float], None] | None = None
-
-    @property
-    def is_away(self) -> bool:
-        """Whether `on_lost` was called, and `on_back` not yet."""
-        return self._away
 
     @property
     def is_failing(self) -> bool:
@@ -48,30 +35,27 @@ class Link:
     def is_known(self, moment: float) -> bool:
         """Whether calls show that the server was reachable for the last `moment` seconds."""
         now = time.monotonic()
-        is_heard = now - self.heard_at <= GAP and now - self.heard_since >= moment
-        return is_heard and not self.is_failing
+        answers = now - self.answered_at <= GAP and now - self.answered_since >= moment
+        return answers and not self.is_failing
 
     def asked(self) -> None:
-        """Record that a call was made."""
         if self._asked_at is None:
             self._asked_at = time.monotonic()
 
     def failed(self, error: Exception) -> None:
-        """Record that a call failed."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
-        elif not self._away and now - self._failing_since >= AWAY_AFTER:
-            self._away = True
+        elif not self.is_away and now - self._failing_since >= AWAY_AFTER:
+            self.is_away = True
             if self.on_lost is not None:
                 self.on_lost(str(error))
 
     def answered(self) -> None:
-        """Record that a call was answered."""
         now = time.monotonic()
-        if now - self.heard_at > GAP:
-            self.heard_since = now
-        self.heard_at = now
+        if now - self.answered_at > GAP:
+            self.answered_since = now
+        self.answered_at = now
         if self._asked_at is not None and now - self._asked_at > AWAY_AFTER:
             self.late_at = now
         self._asked_at = None
@@ -79,8 +63,8 @@ class Link:
             return
         seconds = now - self._failing_since
         self._failing_since = None
-        if self._away:
-            self._away = False
+        if self.is_away:
+            self.is_away = False
             self.back_at = now
             if self.on_back is not None:
                 self.on_back(seconds)
@@ -101,7 +85,6 @@ class Links(dict[int, Link]):
         return link
 
     def lost(self) -> list[int]:
-        """Return the sites that are lost."""
         return [site for site, link in self.items() if link.is_away] if self._lost else []
 
     def _one_lost(self, error: str) -> None:

@@ -26,7 +26,7 @@ from mx_rmq.core.errors import (
     WrongType,
 )
 from mx_rmq.net.availability import Links
-from mx_rmq.net.redis_errors import no_entry, not_loaded, passes, was_sent
+from mx_rmq.net.redis_errors import is_temporary, not_loaded, was_sent, why_refused
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -42,17 +42,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-REPLY_WITHIN: Final = 5.0
-"""Seconds that one reply may take."""
+REPLY_WITHIN: Final = 5.0  # seconds that one reply may take
 
 FIRST_PAUSE: Final = 0.01
 LONGEST_PAUSE: Final = 1.0
 
-RECEIPT_MS: Final = 600_000
-"""How long receipts are kept; the scripts use the same number."""
-
-HOPS: Final = 5
-"""How many redirects a call follows before it pauses."""
+RECEIPT_MS: Final = 600_000  # how long receipts are kept; the scripts use the same number
+MAX_REDIRECTS: Final = 5  # how many redirects a call follows before it pauses
 
 _DENIED: Final = re.compile(r"(?i)no permissions|can't (run|access)|NOPERM")
 """What servers say to a user who lacks a right."""
@@ -66,18 +62,15 @@ class Caller:
         servers: Servers,
         *,
         patience: float,
-        links: Links | None = None,
         reply_within: float = REPLY_WITHIN,
         load_scripts: bool = True,
     ) -> None:
         self.servers = servers
-        self.links = Links() if links is None else links
+        self.links = Links()
         self._patience = patience
         self._reply_within = reply_within
-        self.load_scripts = load_scripts
-        """Whether to send a script that the server lacks; if not, an operator must load it."""
-        self._confirms: set[tuple[int, str]] = set()
-        """Which sites are known to support which level of confirmation."""
+        self.load_scripts = load_scripts  # False: an operator loads the scripts that a server lacks
+        self._confirms: set[tuple[int, str]] = set()  # (site, level) known to be supported
         self.closed = False
 
     async def run(
@@ -156,7 +149,7 @@ class Caller:
         try:
             return await self._insist(name, key, _execute, (name, *words))
         except redis_errors.RedisError as error:
-            if why := no_entry(error):
+            if why := why_refused(error):
                 raise ServerUnavailable(f"{name}: {why}; nothing was changed") from error
             if _is_full(error):
                 raise ServerFull(_full(name)) from error
@@ -189,7 +182,7 @@ class Caller:
         deadline = time.monotonic() + self._patience
         pause = FIRST_PAUSE
         sent = False
-        hops = 0
+        redirects = 0
         site = self.servers.site_of(key)
         link = self.links[site]
         asked: Node | None = None
@@ -201,8 +194,8 @@ class Caller:
                         self.servers.node_at(site), words, self._reply_within, check
                     )
                 else:
-                    answer = await asked.send_asking(words, self._reply_within, check)
-                self._heard(site, link)
+                    answer = await asked.wires.send_asking(words, self._reply_within, check)
+                self._answered(site, link)
                 return answer
             except redis_errors.RedisError as caught:
                 error = caught
@@ -212,15 +205,15 @@ class Caller:
                         continue
                     error = not_loaded(self.servers.node_at(site).name)
                 asked = None
-                if isinstance(error, redis_errors.AskError) and hops < HOPS:
+                if isinstance(error, redis_errors.AskError) and redirects < MAX_REDIRECTS:
                     named = self.servers.redirected(error)
-                    hops += 1
+                    redirects += 1
                     if isinstance(error, redis_errors.MovedError):
                         continue
                     if send is _send:  # the slot is being moved there
                         asked = named
                         continue
-                passing = passes(error)
+                passing = is_temporary(error)
                 if passing:
                     link.failed(error)
                 elif not sent:
@@ -231,12 +224,12 @@ class Caller:
                 if not passing or self.closed or time.monotonic() + pause > deadline:
                     raise self._gave_up(what, error, sent=sent) from error
                 logger.debug("%s: %s; retrying in %.2f s", what, error, pause)
-            hops = 0
+            redirects = 0
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
-            await self.servers.look_again()
+            await self.servers.find_servers()
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _heard(self, site: int, link: Link) -> None:
+    def _answered(self, site: int, link: Link) -> None:
         """Note that a server answered: it is reachable for its other sites, too."""
         link.answered()
         for other in self.links.lost():
@@ -257,14 +250,16 @@ class Caller:
 
     async def _refusal(self, script: Script, keys: Sequence[str], error: Exception) -> Exception:
         words = str(error)
-        if why := no_entry(error):
+        if why := why_refused(error):
             return ServerUnavailable(f"{script.name}: {why}; nothing was changed")
         if _is_full(error):
             return ServerFull(_full(script.name))
         if "WRONGTYPE" in words:
             return WrongType(f"{script.name}: {await self._wrong_keys(script, keys)}")
         if _DENIED.search(words):
-            return ScriptFailed(f"{script.name}: {_denied(script, keys, words)}")
+            # The server names no key, and in a script only the line.
+            what = script.call_at(words, keys) or f"scripts on {', '.join(dict.fromkeys(keys))}"
+            words = f"this user may not run {what} (ACL SETUSER): {words}"
         return ScriptFailed(f"{script.name}: {script.place_lines(words)}")
 
     async def _wrong_keys(self, script: Script, keys: Sequence[str]) -> str:
@@ -314,12 +309,6 @@ def missing(confirm: Confirm, reply: int | list[int]) -> str:
     if replicas < confirm.replicas:
         lacks.append(f"{replicas} of {confirm.replicas} replicas have confirmed it")
     return " and ".join(lacks)
-
-
-def _denied(script: Script, keys: Sequence[str], words: str) -> str:
-    """Say what the user may not do. The server names no key, and in a script only the line."""
-    what = script.call_at(words, keys) or f"scripts on {', '.join(dict.fromkeys(keys))}"
-    return f"this user may not run {what} (ACL SETUSER): {script.place_lines(words)}"
 
 
 def _is_full(error: Exception) -> bool:

@@ -1,8 +1,7 @@
 """A cluster: 16,384 slots spread over nodes, and the map that says which node has which slot.
 
-The map is read from any node that answers. It is read again whenever something contradicts it: a
-node that redirects us, or a node that is gone. Calls need not care: they go where the map says,
-and caller.py retries them.
+The map is read from any node that answers, and again whenever a node redirects us or is gone.
+Calls go where the map says, and caller.py retries them.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ logger = get_logger(__name__)
 
 SLOTS: Final = 16_384
 
-MAP_WITHIN: Final = 1.0
-"""Seconds that a node has to return the map."""
-
-ASKED: Final = 3
-"""Nodes that are asked for the map at once; the first answer counts."""
+MAP_WITHIN: Final = 1.0  # seconds that a node has to return the map
+ASK_AT_ONCE: Final = 3  # nodes that are asked for the map at once; the first answer counts
 
 Address = tuple[str, int]
 
@@ -51,18 +47,14 @@ class Cluster:
         self._seeds = seeds
         self._connection_class = connection_class
         self._options = options
-        self._known: dict[Address, Node] = {}
-        """Every node that we have connections to."""
+        self._known: dict[Address, Node] = {}  # every node that we have connections to
         self._map: list[Node | None] = [None] * SLOTS
         self._reading: asyncio.Task[None] | None = None
-        self._why: redis_errors.RedisError | None = None
-        """Why there is no map."""
-        self._doubts: dict[Address, asyncio.Task[None]] = {}
-        """The nodes that we doubt, and the task that asks the others about each."""
+        self._why: redis_errors.RedisError | None = None  # why there is no map
+        self._doubts: dict[Address, asyncio.Task[None]] = {}  # tasks that ask others about a node
         self._closing: set[asyncio.Task[None]] = set()
 
     def site_of(self, key: str) -> int:
-        """Return the slot of a key."""
         return slot_of(key)
 
     def node_at(self, site: int) -> Node:
@@ -103,19 +95,17 @@ class Cluster:
             _ = self._read_soon()  # other slots have probably moved, too
         return node
 
-    async def look_again(self) -> None:
+    async def find_servers(self) -> None:
         """Read the map again. Concurrent callers share one read."""
         await asyncio.wait([self._read_soon()])
 
     def another(self) -> Cluster:
-        """Return the same cluster with separate connections."""
         seeds = list(dict.fromkeys([*self._known, *self._seeds]))
         other = Cluster(seeds, self._connection_class, self._options)
         other._map = [None if node is None else other._node(_address(node)) for node in self._map]
         return other
 
     async def close(self) -> None:
-        """Close all connections."""
         reading = [*self._doubts.values(), *([self._reading] if self._reading else [])]
         for task in reading:
             task.cancel()
@@ -132,10 +122,9 @@ class Cluster:
             host, port = address
             options = {**self._options, "host": host, "port": port}
             pool = ConnectionPool(connection_class=self._connection_class, **options)
-            node = self._known[address] = Node.of(Redis.from_pool(pool))
+            node = self._known[address] = Node(Redis.from_pool(pool))
             node.still_primary = partial(self._is_primary, address)
-            if node.wires is not None:
-                node.wires.on_late = self._read_soon
+            node.wires.on_late = self._read_soon
         return node
 
     async def _is_primary(self, address: Address) -> bool:
@@ -159,16 +148,16 @@ class Cluster:
         random.shuffle(addresses)
         if but in addresses:
             addresses.remove(but)
-        for start in range(0, len(addresses), ASKED):
+        for start in range(0, len(addresses), ASK_AT_ONCE):
             asking = [
                 asyncio.create_task(self._ask(address), name="mx-rmq cluster map")
-                for address in addresses[start : start + ASKED]
+                for address in addresses[start : start + ASK_AT_ONCE]
             ]
             try:
                 for answer in asyncio.as_completed(asking):
                     address, shards = await answer
                     if shards:
-                        self._draw(shards, asked=address)
+                        self._build_map(shards, asked=address)
                         return
             finally:
                 for task in asking:
@@ -179,8 +168,6 @@ class Cluster:
         """Return the map as one node describes it; empty if it does not answer."""
         try:
             wires = self._node(address).wires
-            if wires is None:
-                return address, []
             return address, await wires.send(("CLUSTER", "SLOTS"), MAP_WITHIN)
         except redis_errors.RedisError as error:
             logger.debug("no cluster map from %s:%d: %s", *address, error)
@@ -193,12 +180,12 @@ class Cluster:
                 self._why = error
             return address, []
 
-    def _draw(self, shards: list[Any], *, asked: Address) -> None:
+    def _build_map(self, shards: list[Any], *, asked: Address) -> None:
         """Build the map from a node's reply: first slot, last slot, primary, replicas."""
         drawn: list[Node | None] = [None] * SLOTS
         alive: set[Address] = set()
         for first, last, *members in shards:
-            addresses = [_listed(member, asked) for member in members]
+            addresses = [_address_listed(member, asked) for member in members]
             alive.update(addresses)
             node = self._node(addresses[0])
             drawn[first : last + 1] = [node] * (last + 1 - first)
@@ -214,11 +201,10 @@ class Cluster:
 
 @lru_cache(maxsize=65_536)
 def slot_of(key: str) -> int:
-    """Return the slot of a key."""
     return key_slot(key.encode())
 
 
-def _listed(member: list[Any], asked: Address) -> Address:
+def _address_listed(member: list[Any], asked: Address) -> Address:
     """Return a node's address. One that does not know its host gets the host that we asked."""
     host = (member[0] or b"").decode()
     return (host if host not in ("", "?") else asked[0]), int(member[1])

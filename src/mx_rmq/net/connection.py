@@ -23,24 +23,20 @@ if TYPE_CHECKING:
 
     Check = Callable[[], None]
 
-Value = str | bytes | int
-"""A word of a command."""
+Value = str | bytes | int  # a word of a command
 
 
 class Unreached(redis_errors.ConnectionError):
     """The connection failed, so nothing was sent."""
 
 
-LATE: Final = 1.0
-"""Seconds without a reply after which we check whether it is still the right server."""
-
-ALERT_WITHIN: Final = 1.0
-"""Seconds that a server has to say over TLS why it hung up."""
+LATE: Final = 1.0  # seconds without a reply after which we check whether the server was replaced
+ALERT_WITHIN: Final = 1.0  # seconds that a server has to say over TLS why it hung up
 
 KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""After five silent seconds a connection is probed three times, two seconds apart."""
+"""After five seconds of silence, probe a connection three times, two seconds apart."""
 
-READ: Final = 65_536
+READ_BUFFER: Final = 65_536
 """Bytes to read at once, into a buffer that each wire keeps. asyncio's default is a new 256 KiB
 buffer per read, which fragments the heap until it grows forever."""
 
@@ -53,8 +49,7 @@ class Wire(asyncio.BufferedProtocol):
     """One connection. It carries one call at a time."""
 
     def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
-        self.on_late: Callable[[], object] | None = None
-        """Called repeatedly while a reply is late."""
+        self.on_late: Callable[[], object] | None = None  # called repeatedly while a reply is late
         self._connection = connection
         self._transport = transport
         self._loop = asyncio.get_running_loop()
@@ -64,22 +59,17 @@ class Wire(asyncio.BufferedProtocol):
             notEnoughData=_NOT_YET,
         )
         self._feed = cast("Callable[[memoryview, int, int], None]", self._replies.feed)
-        self._read = memoryview(bytearray(READ))
+        self._read = memoryview(bytearray(READ_BUFFER))
         self._waiter: asyncio.Future[Any] | None = None
-        self._came: list[Any] = []
-        """The replies received so far."""
-        self._wanted: int | None = None
-        """How many replies to collect into a list; None: a single reply is the answer."""
+        self._received: list[Any] = []  # the replies received so far
+        self._expected: int | None = None  # replies to collect; None: one reply is the answer
         self._within = 0.0
-        self._deadline = inf
-        """When the call times out, on the loop's clock."""
-        self._late = inf
-        """When the reply counts as late."""
+        self._deadline = inf  # when the call times out, on the loop's clock
+        self._late = inf  # when the reply counts as late
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self.is_open = True
-        self.gone: asyncio.Future[None] = self._loop.create_future()
-        """Done when the connection is closed."""
+        self.gone: asyncio.Future[None] = self._loop.create_future()  # done when it is closed
 
     @classmethod
     async def open(cls, connection: AbstractConnection) -> Wire:
@@ -103,7 +93,6 @@ class Wire(asyncio.BufferedProtocol):
 
     @property
     def address(self) -> tuple[Any, Any]:
-        """The server's host and port."""
         return getattr(self._connection, "host", None), getattr(self._connection, "port", None)
 
     async def ask(
@@ -117,9 +106,9 @@ class Wire(asyncio.BufferedProtocol):
         if not self.is_open:
             raise Unreached("the connection was lost")
         waiter = self._waiter = self._loop.create_future()
-        self._wanted = replies
-        if self._came:
-            self._came = []
+        self._expected = replies
+        if self._received:
+            self._received = []
         self._transport.write(call)
         now = self._loop.time()
         self._within, self._deadline, self._late = within, now + within, now + late
@@ -151,14 +140,12 @@ class Wire(asyncio.BufferedProtocol):
         self.is_open = False
         self._clear_timer()
         self._transport.abort()
-        self._part()
+        self._close_client()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer to read into."""
         return self._read
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Parse what was read."""
         self._feed(self._read, 0, nbytes)
         try:
             while (reply := self._replies.gets()) is not _NOT_YET:
@@ -178,20 +165,20 @@ class Wire(asyncio.BufferedProtocol):
         lost = redis_errors.ConnectionError(f"the connection was lost{why}")
         lost.__cause__ = exc
         self._answer(lost)
-        self._part()
+        self._close_client()
 
-    def _part(self) -> None:
+    def _close_client(self) -> None:
         """Close the client library's connection, which would otherwise warn that it is open."""
         self._connection._close()  # type: ignore[no-untyped-call]
 
     def _take(self, reply: Any) -> None:
         """Deliver a reply, or collect it if more are expected."""
-        if self._wanted is None:
+        if self._expected is None:
             self._answer(reply)
             return
-        self._came.append(reply)
-        if len(self._came) == self._wanted:
-            self._answer(self._came)
+        self._received.append(reply)
+        if len(self._received) == self._expected:
+            self._answer(self._received)
 
     def _answer(self, reply: Any) -> None:
         waiter = self._waiter
@@ -203,17 +190,17 @@ class Wire(asyncio.BufferedProtocol):
             waiter.set_result(reply)
 
     def _set_timer(self) -> None:
-        """Set the timer. It is not moved for each call: it fires, looks, and is set again."""
+        """Set the timer. To save time, it is not moved for each call: it fires and is set again."""
         self._clear_timer()
         self._timer_at = min(self._late, self._deadline)
-        self._timer = self._loop.call_at(self._timer_at, self._look)
+        self._timer = self._loop.call_at(self._timer_at, self._check_deadline)
 
     def _clear_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, inf
 
-    def _look(self) -> None:
+    def _check_deadline(self) -> None:
         """Check whether a reply is late or has timed out."""
         self._timer, self._timer_at = None, inf
         if self._waiter is None:
@@ -244,7 +231,7 @@ class Wires:
         self._most = most
         self._idle: list[Wire] = []
         self._all: set[Wire] = set()
-        self._apart: set[Wire] = set()
+        self._separate: set[Wire] = set()
         self._address: tuple[Any, Any] | None = None
         self._opening = 0
         self._queue: deque[asyncio.Future[Wire | None]] = deque()
@@ -300,21 +287,21 @@ class Wires:
             if wire.is_open:
                 self._hand_on(wire)
 
-    async def open_apart(self, within: float) -> Wire:
+    async def open_separate(self, within: float) -> Wire:
         """Open a wire outside the pool, for a caller that blocks on it."""
         wire = await self._open(within)
         wire.keep_alive()
-        self._apart.add(wire)
-        wire.gone.add_done_callback(lambda _: self._apart.discard(wire))
+        self._separate.add(wire)
+        wire.gone.add_done_callback(lambda _: self._separate.discard(wire))
         return wire
 
-    def leads_elsewhere(self, address: tuple[Any, Any]) -> bool:
+    def goes_elsewhere(self, address: tuple[Any, Any]) -> bool:
         """Return whether the wires go to a different server."""
         return self._address not in (None, address)
 
     def hang_up(self) -> list[Wire]:
         """Close all wires, because they go to the wrong server. New ones may be opened."""
-        wires = [*self._all, *self._apart]
+        wires = [*self._all, *self._separate]
         for wire in wires:
             wire.close()
         return wires
@@ -361,15 +348,14 @@ class Wires:
             async with asyncio.timeout(within):
                 wire = await Wire.open(connection)
         except (redis_errors.RedisError, OSError) as error:  # TimeoutError is an OSError
-            said = await _last_words(connection, error)
-            why = str(said) or "no answer"
-            raise Unreached(f"connecting to the server: {why}") from said
+            cause = await _tls_alert(connection, error)
+            raise Unreached(f"connecting to the server: {str(cause) or 'no answer'}") from cause
         try:
             self._refuse_if_closed()
         except Unreached:
             wire.close()
             raise
-        if self.leads_elsewhere(wire.address):
+        if self.goes_elsewhere(wire.address):
             self.hang_up()
         self._address = wire.address
         wire.on_late = self._tell_late
@@ -405,7 +391,7 @@ class Wires:
             self._idle.append(free)
 
 
-async def _last_words(connection: AbstractConnection, error: Exception) -> Exception:
+async def _tls_alert(connection: AbstractConnection, error: Exception) -> Exception:
     """Return why a server hung up during login, if it says so over TLS.
 
     It checks a client's certificate only after the handshake, when we have already written. Then

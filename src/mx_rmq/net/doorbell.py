@@ -25,14 +25,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-OVERDUE: Final = 2.0
-"""Seconds beyond the requested wait after which a silent connection counts as dead."""
-
-LEAVE_OUT: Final = 60.0
-"""Seconds for which a key of a wrong type is not listened to."""
-
-NAMELESS: Final = -1
-"""Stands for the connection's id if the user may not run CLIENT ID."""
+OVERDUE: Final = 2.0  # seconds after the requested wait at which a silent connection counts as dead
+LEAVE_OUT: Final = 60.0  # seconds for which a key of a wrong type is not listened to
+NAMELESS: Final = -1  # stands for the connection's id if the user may not run CLIENT ID
 
 
 class Ring(NamedTuple):
@@ -50,33 +45,27 @@ class Doorbell:
     ) -> None:
         self._caller = caller
         self._servers = caller.servers
-        self._keys_of = keys_of
-        """A topic's two doorbells: for pending messages, and for earlier due times."""
+        self._keys_of = keys_of  # a topic's doorbells: for pending messages and for due times
         self._site = site
         self._link = caller.links[site]
         self._wire: Wire | None = None
-        self._node: Node | None = None
-        """The server at the other end of the wire."""
-        self._number: int | None = None
-        """The connection's id on the server; None: not known yet."""
+        self._node: Node | None = None  # the server at the other end of the wire
+        self._number: int | None = None  # the connection's id on the server; None: not known yet
         self._waiting = False
-        self._broken: dict[str, float] = {}
-        """Keys of a wrong type, and until when to leave them out, on the monotonic clock."""
-        self._rings: dict[str, Ring] = {}
-        """What a ring of each key means. The key that rang last is last."""
-        self._known: set[str] = set()
-        """The topics of these keys."""
+        self._broken: dict[str, float] = {}  # keys of a wrong type: until when to leave them out
+        self._rings: dict[str, Ring] = {}  # by key; the one that rang last is at the end
+        self._known: set[str] = set()  # the topics of these keys
 
     async def wait(
         self, topics: Collection[str], delays: Collection[str], seconds: float
     ) -> Ring | None:
         """Wait for any of these doorbells to ring; None: none did, or `unblock` was called."""
-        heard = self._choose(topics, delays)
+        keys = self._choose(topics, delays)
         self._waiting = True
         try:
             within = OVERDUE + seconds
             wire = self._wire or await self._open(within)
-            call = pack(("BLPOP", *heard, f"{seconds:.3f}"))
+            call = pack(("BLPOP", *keys, f"{seconds:.3f}"))
             reply = await wire.ask(call, within, late=LATE + seconds)
         except redis_errors.ResponseError as error:
             if _is_elsewhere(error):
@@ -84,12 +73,12 @@ class Doorbell:
                 if isinstance(error, redis_errors.MovedError):
                     self._servers.redirected(error)
                 raise ServerUnavailable(f"the doorbells have moved: {error}") from error
-            await self._find_broken(heard, error)
+            await self._find_broken(keys, error)
             return await self.wait(topics, delays, seconds)
         except (redis_errors.RedisError, OSError, TimeoutError) as error:
             await self.close()
             self._link.failed(error)
-            await self._servers.look_again()
+            await self._servers.find_servers()
             raise ServerUnavailable(f"cannot listen to the doorbells: {error}") from error
         except BaseException:
             await self.close()  # a reply may still come
@@ -164,7 +153,7 @@ class Doorbell:
     async def _open(self, within: float) -> Wire:
         self._number = None
         self._node = self._servers.node_at(self._site)
-        wire = self._wire = await self._node.open_apart(within)
+        wire = self._wire = await self._node.wires.open_separate(within)
         try:
             self._number = await wire.ask(pack(("CLIENT", "ID")), within)
         except redis_errors.ResponseError:  # the user may not run it

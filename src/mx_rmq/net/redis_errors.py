@@ -28,13 +28,14 @@ _LATER: Final = (
 _LATER_CODES: Final = ("BUSY ", "MASTERDOWN ", "MISCONF ", "NOREPLICAS ", "READONLY ")
 """Errors that pass: the server is away, or it refused before the script's first write."""
 
+_LOGIN_REFUSED: Final = (redis_errors.AuthenticationError, redis_errors.AuthorizationError)
 _NO_DATABASE: Final = re.compile("DB index is out of range|SELECT is not allowed in cluster mode")
 _OTHER_URL: Final = re.compile(r"of a cluster: use redis\S*:// for it")
 
 
-def passes(error: Exception) -> bool:
+def is_temporary(error: Exception) -> bool:
     """Return whether a retry may succeed: the server is away, or refused before any write."""
-    if no_entry(error) is not None:
+    if why_refused(error) is not None:
         return False
     if isinstance(error, _LATER):
         return True
@@ -49,7 +50,7 @@ def was_sent(error: Exception) -> bool:
     return "connecting to" not in str(error)
 
 
-def no_entry(error: BaseException) -> str | None:
+def why_refused(error: BaseException) -> str | None:
     """Return why the server refuses us, if a retry cannot help; None otherwise."""
     words = str(error)
     if "NOAUTH" in words or "HELLO must be called" in words:
@@ -57,7 +58,7 @@ def no_entry(error: BaseException) -> str | None:
             "the server requires a login, and none is set (in the URL, or as MX_RMQ_PASSWORD): "
             + words
         )
-    if _is_login(error):
+    if any(isinstance(cause, _LOGIN_REFUSED) for cause in _causes(error)):
         return f"the server refused this user or password: {words}"
     if _is_tls(error):
         return f"TLS with this server failed: {words}"
@@ -80,11 +81,10 @@ def not_loaded(server: str) -> redis_errors.NoScriptError:
 
 
 def cannot_use(url: str, error: Exception, patience: float) -> ServerUnavailable:
-    """Return the error for a first call that failed."""
-    said = error.__cause__ or error
-    if isinstance(said, redis_errors.NoScriptError):
-        return ServerUnavailable(f"cannot use {shown_url(url)}: {said}")
-    why = no_entry(said) or f"no answer within {patience:g} s ({said}){_advice(url, said)}"
+    cause = error.__cause__ or error
+    if isinstance(cause, redis_errors.NoScriptError):
+        return ServerUnavailable(f"cannot use {shown_url(url)}: {cause}")
+    why = why_refused(cause) or f"no answer within {patience:g} s ({cause}){_advice(url, cause)}"
     return ServerUnavailable(f"cannot use {shown_url(url)}: {why}")
 
 
@@ -97,12 +97,6 @@ def _advice(url: str, error: BaseException) -> str:
     if silent and url.startswith(("rediss", "valkeys")):
         return "; if the server does not speak TLS, use redis://"
     return "; check that the server runs there and that the URL is right"
-
-
-def _is_login(error: BaseException) -> bool:
-    """Return whether the server refused the login."""
-    refusals = redis_errors.AuthenticationError | redis_errors.AuthorizationError
-    return any(isinstance(cause, refusals) for cause in _causes(error))
 
 
 def _is_tls(error: BaseException) -> bool:

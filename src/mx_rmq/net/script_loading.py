@@ -1,7 +1,7 @@
 """Load our scripts on every server in advance, for users that have EVALSHA but not EVAL.
 
 A server forgets its scripts when it restarts, and does not replicate them. So they are loaded on
-every primary and on every replica, which may become a primary.
+every primary and every replica.
 """
 
 from __future__ import annotations
@@ -20,21 +20,15 @@ from mx_rmq.net.url import connect
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_TCP: Final = frozenset(("host", "port", "path", "connection_pool"))
-"""Connection options that are specific to one server."""
+_TCP: Final = frozenset(("host", "port", "path", "connection_pool"))  # options of one server
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What happened on one server."""
-
     server: str
-    role: str
-    """primary or replica."""
-    scripts: int
-    """How many were loaded."""
-    error: str = ""
-    """Why not all were loaded."""
+    role: str  # primary or replica
+    scripts: int  # how many were loaded
+    error: str = ""  # why not all were loaded
 
 
 async def load_scripts(url: str, sources: Sequence[str], *, patience: float) -> list[Loaded]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
 
-from mx_rmq.net.connection import LATE, Wires
-from mx_rmq.net.topology import CONNECTIONS, Node
+from mx_rmq.net.connection import LATE
+from mx_rmq.net.topology import Node
 
 if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
@@ -29,14 +29,14 @@ class Sentinels(Sentinel):
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """Return the address of a primary. The Sentinel that answers is asked first next time."""
-        heard: list[str] = []
+        answers: list[str] = []
         refusal: Exception | None = None
         for sentinel in list(self.sentinels):
             options = sentinel.connection_pool.connection_kwargs
             try:
                 known = cast("dict[str, Any]", await sentinel.sentinel_masters())
             except (redis_errors.RedisError, OSError) as error:
-                heard.append(f"{options['host']}:{options['port']}: {error}")
+                answers.append(f"{options['host']}:{options['port']}: {error}")
                 if refusal is None or isinstance(error, redis_errors.AuthenticationError):
                     refusal = error
                 continue
@@ -44,51 +44,49 @@ class Sentinels(Sentinel):
             if state and self.check_master_state(state, service_name):
                 self.sentinels.sort(key=lambda one: one is not sentinel)
                 return state["ip"], state["port"]
-            heard.append(f"{options['host']}:{options['port']} knows no primary with this name")
+            answers.append(f"{options['host']}:{options['port']} knows no primary with this name")
         raise MasterNotFoundError(
-            f"no Sentinel names a primary {service_name!r}: {'; '.join(heard)}"
+            f"no Sentinel names a primary {service_name!r}: {'; '.join(answers)}"
         ) from refusal
 
 
 class PrimaryNode(Node):
     """The current primary, as Sentinel names it."""
 
-    def __init__(self, client: RedisClient, guards: Sentinels, name: str) -> None:
-        wires = Wires(client.connection_pool.make_connection, most=CONNECTIONS)
-        wires.on_late = self._look
-        super().__init__(client, wires)
-        self._guards = guards
+    def __init__(self, client: RedisClient, sentinels: Sentinels, name: str) -> None:
+        super().__init__(client)
+        self.wires.on_late = self._check_primary
+        self._sentinels = sentinels
         self._name = name
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self.still_primary = self._is_primary
 
     @property
     def name(self) -> str:
-        """The primary's name."""
         return self._name
 
     async def _is_primary(self) -> bool:
         """Close the wires to a primary that was replaced, so that new ones go to the new one."""
-        await asyncio.wait([self._look()], timeout=LATE)
+        await asyncio.wait([self._check_primary()], timeout=LATE)
         return True
 
-    def _look(self) -> asyncio.Task[None]:
+    def _check_primary(self) -> asyncio.Task[None]:
         """Ask the Sentinels; if the primary has changed, close the wires to the old one."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._ask_who(), name="mx-rmq sentinel")
-        return self._looking
+        if self._checking is None or self._checking.done():
+            self._checking = asyncio.create_task(self._ask_sentinels(), name="mx-rmq sentinel")
+        return self._checking
 
-    async def _ask_who(self) -> None:
+    async def _ask_sentinels(self) -> None:
         with suppress(redis_errors.RedisError):
-            address = await self._guards.discover_master(self._name)
-            if self.wires is not None and self.wires.leads_elsewhere(address):
+            address = await self._sentinels.discover_master(self._name)
+            if self.wires.goes_elsewhere(address):
                 self.hang_up()
 
     async def close(self) -> None:
         """Close all connections, also those to the Sentinels."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
         await super().close()
-        for sentinel in self._guards.sentinels:
+        for sentinel in self._sentinels.sentinels:
             await sentinel.aclose()

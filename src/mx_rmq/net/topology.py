@@ -22,30 +22,23 @@ if TYPE_CHECKING:
     from redis.asyncio.client import Redis as RedisClient
 
     from mx_rmq.embedded import EmbeddedServer
-    from mx_rmq.net.connection import Check, Value, Wire
+    from mx_rmq.net.connection import Check, Value
 
-CONNECTIONS: Final = 50
-"""Calls under way at once on one server; more wait for their turn."""
+CONNECTIONS: Final = 50  # calls under way at once on one server; more wait for their turn
 
 
 class Node:
     """One server: a client for plain commands, and wires for script calls."""
 
-    def __init__(self, client: RedisClient, wires: Wires | None = None) -> None:
+    def __init__(self, client: RedisClient) -> None:
+        connect = client.connection_pool.make_connection
         self.client = client
-        self.wires = wires
-        self._patient: Wires | None = None
-        """Wires for calls that wait for replicas: they must not hold up the others."""
+        self.wires = Wires(connect, most=CONNECTIONS)
+        self._patient = Wires(connect, most=CONNECTIONS)  # for calls that wait for replicas
+        # Asks others whether calls may still go here; None: it cannot be replaced.
         self.still_primary: Callable[[], Awaitable[bool]] | None = None
-        """Asks others whether calls may still go here; None: it cannot be replaced."""
-        self._heard_at = 0.0
-        """When it last answered, on the monotonic clock."""
+        self._answered_at = 0.0  # when it last answered, on the monotonic clock
         self._free = asyncio.Semaphore(CONNECTIONS)
-
-    @classmethod
-    def of(cls, client: RedisClient) -> Node:
-        """Return a node whose wires connect as the client does."""
-        return cls(client, Wires(client.connection_pool.make_connection, most=CONNECTIONS))
 
     @property
     def name(self) -> str:
@@ -57,7 +50,7 @@ class Node:
         """Return a node for the same server, with separate connections."""
         pool = self.client.connection_pool
         options = dict(pool.connection_kwargs)
-        return Node.of(
+        return Node(
             Redis.from_pool(ConnectionPool(connection_class=pool.connection_class, **options))
         )
 
@@ -65,20 +58,12 @@ class Node:
         self, words: tuple[Value, ...], within: float, check: Check | None = None
     ) -> Any:
         """Send a script call; wait up to `within` seconds for its reply. See `Wires.send`."""
-        if self.wires is None:
-            return await self.execute(words, within)
         if self.still_primary is None:
             return await self.wires.send(words, within, check)
-        await self._make_sure()
+        await self._refuse_if_replaced()
         answer = await self.wires.send(words, within, check)
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         return answer
-
-    async def send_asking(
-        self, words: tuple[Value, ...], within: float, check: Check | None = None
-    ) -> Any:
-        """Send a script call for a slot that is being moved to this server."""
-        return await self._wires().send_asking(words, within, check)
 
     async def send_all(
         self,
@@ -87,38 +72,25 @@ class Node:
         check: Check | None = None,
     ) -> list[Any]:
         """Send commands together on one connection; return all replies, errors included."""
-        await self._make_sure()
-        if self._patient is None:
-            self._patient = Wires(self.client.connection_pool.make_connection, most=CONNECTIONS)
-            self._patient.on_late = self._wires().on_late
+        await self._refuse_if_replaced()
+        self._patient.on_late = self.wires.on_late
         answers = await self._patient.send_all(commands, within, check)
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         return answers
 
     def hang_up(self) -> None:
         """Close all wires: the server has been replaced."""
-        for wires in (self.wires, self._patient):
-            if wires is not None:
-                wires.hang_up()
+        self.wires.hang_up()
+        self._patient.hang_up()
 
-    async def open_apart(self, within: float) -> Wire:
-        """Open a separate wire for a caller that blocks on it."""
-        return await self._wires().open_apart(within)
-
-    async def _make_sure(self) -> None:
+    async def _refuse_if_replaced(self) -> None:
         """If the server was silent for a while, ask others whether it is still the primary.
 
-        It may have been frozen and replaced without knowing it. Then it accepts our writes and
-        loses them.
+        It may have been frozen and replaced, and would accept our writes and lose them.
         """
-        quiet = time.monotonic() - self._heard_at > LATE
+        quiet = time.monotonic() - self._answered_at > LATE
         if quiet and self.still_primary is not None and not await self.still_primary():
             raise Unreached(f"not connecting to {self.name}, which has been replaced")
-
-    def _wires(self) -> Wires:
-        if self.wires is None:
-            raise TypeError("only wires can send several commands at once")
-        return self.wires
 
     async def execute(self, words: tuple[Value, ...], within: float) -> Any:
         """Send a plain command through the client, which knows the types of replies.
@@ -135,11 +107,10 @@ class Node:
                 raise redis_errors.TimeoutError(f"no reply within {within:g} s") from error
 
     async def close(self) -> None:
-        """Close all connections, also when it is cancelled meanwhile."""
+        """Close all connections, even if this is cancelled."""
         try:
-            for wires in (self.wires, self._patient):
-                if wires is not None:
-                    await wires.close()
+            await self.wires.close()
+            await self._patient.close()
         finally:
             await asyncio.shield(self.client.aclose())
 
@@ -162,8 +133,8 @@ class Servers(Protocol):
     def redirected(self, error: redis_errors.AskError) -> Node:
         """Return the server that a redirect names, and update what we know."""
 
-    async def look_again(self) -> None:
-        """Find out again which server has which keys, because one did not answer."""
+    async def find_servers(self) -> None:
+        """Find out which server has which keys, at first or because one did not answer."""
 
     def another(self) -> Servers:
         """Return the same servers with separate connections, for another event loop."""
@@ -187,19 +158,15 @@ class OneServer:
         self._renew = renew or node.another
 
     def site_of(self, key: str) -> int:
-        """Return the only site."""
         return 0
 
     def node_at(self, site: int) -> Node:
-        """Return the only server."""
         return self.node
 
     def nodes(self) -> list[Node]:
-        """Return the only server."""
         return [self.node]
 
     def key_of_each(self, name: Callable[[int], str]) -> list[str]:
-        """Return a key."""
         return [name(0)]
 
     def redirected(self, error: redis_errors.AskError) -> Node:
@@ -208,15 +175,14 @@ class OneServer:
             f"the server is a node of a cluster: use redis+cluster:// for it ({error})"
         ) from error
 
-    async def look_again(self) -> None:
-        """Do nothing: every new connection looks up the server, or the primary, again."""
+    async def find_servers(self) -> None:
+        """Do nothing: every new connection looks up the server or the primary itself."""
 
     def another(self) -> OneServer:
         """Return the same server with separate connections; only this one stops an embedded one."""
         return OneServer(self._renew(), renew=self._renew)
 
     async def close(self) -> None:
-        """Close all connections, then stop the server if we started it."""
         try:
             await self.node.close()
         finally:

@@ -28,7 +28,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.errors import InvalidInput, ServerUnavailable
 from mx_rmq.embedded import EmbeddedServer
 from mx_rmq.in_thread import in_thread
 from mx_rmq.login import read_password, shown_url
@@ -41,11 +41,8 @@ if TYPE_CHECKING:
 
     from mx_rmq.net.topology import Servers
 
-CONNECT_WITHIN: Final = 5.0
-"""Seconds that connecting may take."""
-
-SENTINEL_WITHIN: Final = 1.0
-"""Seconds that a Sentinel has to name the primary; then the next one is asked."""
+CONNECT_WITHIN: Final = 5.0  # seconds that connecting may take
+SENTINEL_WITHIN: Final = 1.0  # seconds until the next Sentinel is asked for the primary
 
 SCHEMES: Final = (
     "redis",
@@ -60,24 +57,22 @@ SCHEMES: Final = (
     "rediss+cluster",
 )
 _PORTS: Final = {"cluster": 6379, "sentinel": 26379}
-_OURS: Final = frozenset(
+_RESERVED_OPTIONS: Final = frozenset(
     ("protocol", "decode_responses", "encoding", "encoding_errors", "socket_timeout", "retry")
-)
-"""Options of the client that decide how we read replies."""
+)  # options of the client that decide how we read replies
 
-_SENTINELS: Final = frozenset(("sentinel_username", "sentinel_password", "sentinel_password_file"))
+_SENTINEL_OPTIONS: Final = frozenset(
+    ("sentinel_username", "sentinel_password", "sentinel_password_file")
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Address:
     """The parts of a URL."""
 
-    scheme: str
-    """redis, rediss, unix or embedded."""
-    way: str
-    """How to find the server: sentinel, cluster, or empty for a plain address."""
-    login: str
-    """As in the URL, including the @."""
+    scheme: str  # redis, rediss, unix or embedded
+    way: str  # how to find the server: sentinel, cluster, or empty for a plain address
+    login: str  # as in the URL, including the @
     hosts: list[str]
     path: str
     options: dict[str, str]
@@ -96,7 +91,6 @@ class PasswordFile(CredentialProvider):
         self._user = user
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Return the password, with the user if there is one."""
         password = read_password(self._path)
         return (password,) if self._user is None else (self._user, password)
 
@@ -117,18 +111,25 @@ async def connect(url: str) -> Servers:
     address = _read(url)
     if address.scheme == "embedded":
         server = await _start(address.path)
-        return OneServer(Node.of(_client(server.url, url)), server)
+        return OneServer(Node(_client(server.url, url)), server)
+    for option in ("password_file", "sentinel_password_file"):
+        if path := address.options.get(option):
+            try:
+                read_password(Path(path))  # later connections retry, the first one fails at once
+            except OSError as error:
+                raise ServerUnavailable(
+                    f"cannot use {shown_url(url)}: {option}: {error}"
+                ) from error
     servers = _servers(address, url)
-    await servers.look_again()
+    await servers.find_servers()
     return servers
 
 
 def _read(url: str) -> Address:
-    """Split a URL into its parts."""
-    said, separator, rest = url.partition("://")
-    scheme, _, way = said.partition("+")
+    full_scheme, separator, rest = url.partition("://")
+    scheme, plus, way = full_scheme.partition("+")
     scheme = {"valkey": "redis", "valkeys": "rediss"}.get(scheme, scheme)
-    if not separator or (f"{scheme}+{way}" if way else scheme) not in SCHEMES or said[-1:] == "+":
+    if not separator or scheme + plus + way not in SCHEMES:
         shown = repr(shown_url(url)) if separator else "without a scheme"
         raise InvalidInput(
             f"URL {shown} does not begin with one of "
@@ -146,18 +147,20 @@ def _read(url: str) -> Address:
     ports = re.findall(r":(\d+)(?=,|$)", hosts)
     if any(int(port) > 65_535 for port in ports):
         raise InvalidInput(f"URL {shown_url(url)!r}: ports go up to 65535")
+    named = [hosts]
+    if way:
+        named = [
+            host if re.search(r":\w+$", host) else f"{host}:{_PORTS[way]}"
+            for host in hosts.split(",")
+        ]
     return Address(
         scheme,
         way,
         before + at,
-        [_with_port(one, way) for one in hosts.split(",")] if way else [hosts],
+        named,
         slash + path,
         dict(parse_qsl(query, keep_blank_values=True)),
     )
-
-
-def _with_port(host: str, way: str) -> str:
-    return host if re.search(r":\w+$", host) else f"{host}:{_PORTS[way]}"
 
 
 def _servers(address: Address, url: str) -> Servers:
@@ -166,9 +169,15 @@ def _servers(address: Address, url: str) -> Servers:
     if address.way == "sentinel":
         return _sentinel(address, url)
     (host,) = address.hosts
-    if address.scheme != "unix" and "," in host:
-        raise _refused(url)
-    return OneServer(Node.of(_client(address.plain(host, address.path), url)))
+    if address.scheme != "unix":
+        if "," in host:
+            raise _refused(url)
+        if not re.fullmatch(r"/?\d*", address.path):  # not shown: it may be part of a password
+            raise InvalidInput(
+                f"URL {shown_url(url)!r}: the database, after the host and a /, is not a number; "
+                "example: redis://HOST:6379/0"
+            )
+    return OneServer(Node(_client(address.plain(host, address.path), url)))
 
 
 def _cluster(address: Address, url: str) -> Cluster:
@@ -186,39 +195,35 @@ def _sentinel(address: Address, url: str) -> OneServer:
             f"URL {shown_url(url)!r} must name the primary and the number of the database; "
             "example: redis+sentinel://HOST:26379,HOST:26379/NAME/0"
         )
-    unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINELS
+    unknown = {name for name in address.options if name.startswith("sentinel_")} - _SENTINEL_OPTIONS
     if unknown:
         raise InvalidInput(
             f"{', '.join(sorted(unknown))} is not an option of a Sentinel URL; "
-            f"the options are {', '.join(sorted(_SENTINELS))}"
+            f"the options are {', '.join(sorted(_SENTINEL_OPTIONS))}"
         )
-    own = {
-        name: value for name, value in address.options.items() if not name.startswith("sentinel_")
-    }
-    theirs = {name: value for name, value in own.items() if name.startswith("ssl_")}
-    user = quote(address.options.get("sentinel_username", ""), safe="")
-    password = quote(address.options.get("sentinel_password", ""), safe="")
-    if "sentinel_password_file" in address.options:
-        theirs["password_file"] = address.options["sentinel_password_file"]
+    options = dict(address.options)
+    user, password = (
+        quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")
+    )
+    file = options.pop("sentinel_password_file", None)
+    theirs = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    if file is not None:
+        theirs["password_file"] = file
     login = f"{user}:{password}@" if user or password else ""
-    sentinels = Address(address.scheme, "", login, address.hosts, "", theirs)
-    data = Address(address.scheme, "", address.login, address.hosts, named[2] or "", own)
+    to_sentinel = Address(address.scheme, "", login, address.hosts, "", theirs)
+    to_primary = Address(address.scheme, "", address.login, address.hosts, named[2] or "", options)
     primary = unquote(named[1])
 
     def node() -> Node:
-        guards = Sentinels(
-            [
-                _client(sentinels.plain(host), url, within=SENTINEL_WITHIN)
-                for host in sentinels.hosts
-            ]
-        )
-        pattern = _client(data.plain(data.hosts[0], data.path), url).connection_pool
-        options = dict(pattern.connection_kwargs)
-        del options["host"], options["port"]
+        hosts = [to_sentinel.plain(host) for host in address.hosts]
+        sentinels = Sentinels([_client(host, url, within=SENTINEL_WITHIN) for host in hosts])
+        pattern = _client(to_primary.plain(address.hosts[0], to_primary.path), url)
+        known = dict(pattern.connection_pool.connection_kwargs)
+        del known["host"], known["port"]
         pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
-            primary, guards, ssl=address.scheme == "rediss", **options
+            primary, sentinels, ssl=address.scheme == "rediss", **known
         )
-        return PrimaryNode(Redis.from_pool(pool), guards, primary)
+        return PrimaryNode(Redis.from_pool(pool), sentinels, primary)
 
     return OneServer(node(), renew=node)
 
@@ -240,7 +245,7 @@ def _client(plain: str, url: str, within: float | None = None) -> RedisClient:
         if parts.scheme != "unix" and not re.fullmatch(r"/?\d*", parts.path):
             raise ValueError  # the client would silently use database 0
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if _OURS & options.keys():
+        if _RESERVED_OPTIONS & options.keys():
             raise ValueError  # these decide how we read replies
         for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
             if name in options and not Path(options[name]).is_file():

@@ -200,7 +200,7 @@ class Consumer:
         handler = held.topic.handler
         try:
             record, id = held.claim.record, held.claim.id
-            message = held.message = codec.decode_as(record, handler.topic, id)
+            message = held.message = codec.decode(record, handler.topic, id)
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
                 if dead is not None:

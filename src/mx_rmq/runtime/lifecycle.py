@@ -376,7 +376,7 @@ def handed_back(held: HeldMessage) -> HandedBack:
     """Return an unfinished message as it goes back: with its priority and its time to live."""
     record = held.claim.record
     try:
-        message = held.message or codec.decode_as(record, held.topic.topic, held.claim.id)
+        message = held.message or codec.decode(record, held.topic.topic, held.claim.id)
     except DecodeError:
         created_at, priority, ttl = codec.glance(record)
         return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)

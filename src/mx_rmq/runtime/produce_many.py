@@ -1,4 +1,4 @@
-"""What one `produce_many` sends, and what is told if not everything is stored."""
+"""One `produce_many`: in which calls its messages go out, and the error if some are not stored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.core.message import Message
-    from mx_rmq.runtime.producer import Producer, Stored
+    from mx_rmq.runtime.producer import Producer
 
 
 async def produce_many(
@@ -24,9 +24,8 @@ async def produce_many(
 ) -> list[str]:
     """Produce messages in order, each with its key and its confirmation; return their ids.
 
-    Messages of one topic that follow each other go out together. PartlyProduced: a call failed
-    after others had stored something. NotConfirmed: all are stored, but some did not come as far
-    as was asked for.
+    Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
+    had stored something. NotConfirmed: all are stored, but some were not confirmed in time.
     """
     kinds = [
         (one.topic, key is None, confirm)
@@ -34,62 +33,34 @@ async def produce_many(
     ]
     for topic in {topic for topic, _, _ in kinds}:
         check_topic(topic)
-    ledger = _Ledger(len(messages))
-    for (topic, keyless, confirm), run in groupby(range(len(messages)), kinds.__getitem__):
-        places = [*run]
-        first, end = places[0], places[-1] + 1
-        own = None if keyless else [key for key in keys[first:end] if key is not None]
-        produced = producer.produce_all(topic, messages[first:end], keys=own, confirm=confirm)
-        try:
-            async for stored in produced:
-                ledger.note(first, stored)
-        except MxRmqError as error:
-            if not ledger.stored:
-                raise
-            raise ledger.partly(error) from error
-    if ledger.unconfirmed is not None:
-        raise ledger.unconfirmed.of(ledger.short)
-    return ledger.stored
-
-
-class _Ledger:
-    """What has become of the messages."""
-
-    def __init__(self, count: int) -> None:
-        self._ids: list[str | None] = [None] * count
-        self._short: set[str] = set()
-        self.unconfirmed: NotConfirmed | None = None
-        """The last call whose messages did not come as far as was asked for."""
-
-    def note(self, first: int, stored: Stored) -> None:
-        """Note what a call stored of the messages from this place on."""
-        places = stored.places
-        if isinstance(places, range):
-            self._ids[first + places.start : first + places.stop] = stored.ids
-        else:
-            for place, id in zip(places, stored.ids, strict=True):
-                self._ids[first + place] = id
-        if stored.unconfirmed is not None:
-            self.unconfirmed = stored.unconfirmed
-            self._short.update(stored.ids)
-
-    @property
-    def stored(self) -> list[str]:
-        """The ids of all that is stored, in order."""
-        return [id for id in self._ids if id is not None]
-
-    @property
-    def short(self) -> list[str]:
-        """The ids of those that did not come as far as was asked for, in order."""
-        return [id for id in self.stored if id in self._short]
-
-    def partly(self, error: MxRmqError) -> PartlyProduced:
-        """Say what is stored and what is not, after an error."""
-        return PartlyProduced(
+    ids: list[str | None] = [None] * len(messages)
+    late: set[str] = set()  # the ids that were not confirmed in time
+    not_confirmed: NotConfirmed | None = None
+    try:
+        for (topic, keyless, confirm), run in groupby(range(len(messages)), kinds.__getitem__):
+            places = [*run]
+            first, end = places[0], places[-1] + 1
+            own = None if keyless else [key for key in keys[first:end] if key is not None]
+            batch = messages[first:end]
+            async for stored in producer.produce_all(topic, batch, keys=own, confirm=confirm):
+                for place, id in zip(stored.places, stored.ids, strict=True):
+                    ids[first + place] = id
+                if stored.unconfirmed is not None:
+                    not_confirmed = stored.unconfirmed
+                    late.update(stored.ids)
+    except MxRmqError as error:
+        known = [id for id in ids if id is not None]
+        if not known:
+            raise
+        raise PartlyProduced(
             str(error),
-            self.stored,
+            known,
             error.ids if isinstance(error, ProduceUnknown) else (),
-            len(self._ids),
-            places=[place for place, id in enumerate(self._ids) if id is not None],
-            unconfirmed=self.short,
-        )
+            len(messages),
+            places=[place for place, id in enumerate(ids) if id is not None],
+            unconfirmed=[id for id in known if id in late],
+        ) from error
+    produced = [id for id in ids if id is not None]  # all of them
+    if not_confirmed is not None:
+        raise not_confirmed.of([id for id in produced if id in late])
+    return produced

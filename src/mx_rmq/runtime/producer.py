@@ -1,7 +1,7 @@
 """The producer: concurrent produce calls share script calls.
 
-While a call to a topic is under way, what else is produced to it waits and goes out together with
-the next one. A lone caller waits for nobody.
+While a call to a topic is under way, further messages for the topic wait and go out together in the
+next call. A lone message is sent at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import MOST, number_for, number_in, partition
+from mx_rmq.core.partition import MAX_PARTITIONS, number_for, number_in, partition
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.lanes import Withdrawn, maker_of
 
@@ -30,74 +30,57 @@ if TYPE_CHECKING:
     from mx_rmq.store.producer_calls import Prepared
     from mx_rmq.store.results import Produced
 
-BYTES: Final = 1_048_576
-"""Bytes of payload in one call, or a single message: one call must not block the server."""
+BYTES: Final = 1_048_576  # payload bytes per call, or one message: a call must not block the server
+CHUNK: Final = 500  # messages per call of `produce_all`
+RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
+REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
+LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
+MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
+ENVELOPE: Final = 300  # approximate size of a record without its payload, in bytes
 
-CHUNK: Final = 500
-"""Messages in one call of `produce_all`: the next one is prepared while the server works on it."""
-
-RUN: Final = 16
-"""Messages of a `produce_all` that go to the same partition together, at the least."""
-
-LEARN_EVERY: Final = 10.0
-"""Seconds after which a producer looks whether topics have got more partitions."""
-
-LAST_WORD: Final = 1.0
-"""Seconds for that at the end."""
-
-REMEMBER: Final = 10_000
-"""Lanes that are known to have made no ids for a partition."""
-
-ENVELOPE: Final = 300
-"""Bytes that a message takes beside its payload, about."""
-
+_SCRIPTS: Final = ("produce_normal_message", "produce_delay_message")
+"""Indexed by `Message.is_delayed`."""
 
 _Waiting = tuple["Message", "asyncio.Future[Produced]"]
 
 
 class Stored(NamedTuple):
-    """What one call of many has stored."""
+    """What one call of a `produce_all` stored."""
 
-    places: Sequence[int]
-    """Which of the messages they are."""
+    places: Sequence[int]  # of the messages, in the order of `ids`
     ids: list[str]
-    """Theirs, in the same order."""
     unconfirmed: NotConfirmed | None = None
 
 
-class _Line:
-    """What waits to be produced to one topic or partition, by one script."""
+class _Channel:
+    """Sends messages to one topic or partition by one script, one call at a time."""
 
-    __slots__ = ("busy", "confirm", "name", "waiting")
+    __slots__ = ("busy", "confirm", "name", "script", "waiting")
 
-    def __init__(self, name: str, confirm: Confirm | None) -> None:
+    def __init__(self, name: str, script: str, confirm: Confirm | None) -> None:
         self.name = name
+        self.script = script
         self.confirm = confirm
-        self.busy = False
-        """A call is under way, or about to be made."""
+        self.busy = False  # a call is under way or about to be made
         self.waiting: deque[_Waiting] = deque()
 
 
 class Producer:
     """Produces to the topics of one store."""
 
-    def __init__(self, store: Store, handlers: Mapping[str, Handler] | None = None) -> None:
-        self._store = store
-        self._handlers = {} if handlers is None else handlers
-        self._lines: dict[tuple[str, bool, Confirm | None], _Line] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._quiet: asyncio.Event | None = None
-        """Set when a line falls quiet, if somebody waits for that."""
-        self._learning: dict[str, asyncio.Task[None]] = {}
-        self._learners = 0
-        """Callers who wait to hear how many partitions their topic has."""
-        self._learn_at = time.monotonic() + LEARN_EVERY
-        """When to ask again how many partitions there are."""
-        self._looking: asyncio.Task[None] | None = None
+    def __init__(self, store: Store, handlers: Mapping[str, Handler]) -> None:
+        self.store = store
+        self._handlers = handlers
+        self._channels: dict[tuple[str, bool, Confirm | None], _Channel] = {}
+        self._sending: set[asyncio.Task[None]] = set()
+        self._progress: asyncio.Event | None = None  # set by each caller that ends, for `close`
+        self._registering: dict[str, asyncio.Task[None]] = {}
+        self._registering_callers = 0
+        self._refresh_at = time.monotonic() + REFRESH_EVERY
+        self._refreshing: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._not_made: set[tuple[str, str]] = set()
-        """Partitions, and lanes that made no ids for them."""
-        self._turns: defaultdict[str, count[int]] = defaultdict(_from_anywhere)
+        self._made_none: set[tuple[str, str]] = set()  # (partition, lane without ids for it)
+        self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_anywhere)
 
     async def produce(
         self,
@@ -107,27 +90,31 @@ class Producer:
         key: str | None = None,
         confirm: Confirm | None = None,
     ) -> Produced:
-        """Produce one message, together with those that others produce at this moment."""
-        if topic not in self._store.partitions:
-            await self._learn(topic)
-        name = (
-            self._partition(topic, None, key)
-            if not message.id
-            else await self._home(topic, message.id, key)
-        )
-        delayed = message.is_delayed
-        line = self._lines.get((name, delayed, confirm))
-        if line is None:
-            line = self._lines[name, delayed, confirm] = _Line(name, confirm)
-        if line.busy:
-            done: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
-            line.waiting.append((message, done))
-            return await done
-        line.busy = True
+        """Produce one message; messages produced during a call share the next one."""
+        if topic not in self.store.partitions:
+            await self._register(topic)
+        if time.monotonic() >= self._refresh_at:
+            self.refresh_partitions()
+        name = topic
+        if message.id:
+            name = await self._partition_for_id(topic, message.id, key)
+        elif self.store.partitions[topic] > 1:
+            name = self._partition(topic, None, key)
+        delayed = bool(message.delay) or message.due is not None
+        channel = self._channels.get((name, delayed, confirm))
+        if channel is None:
+            channel = _Channel(name, _SCRIPTS[delayed], confirm)
+            self._channels[name, delayed, confirm] = channel
+        if channel.busy:
+            answer: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
+            channel.waiting.append((message, answer))
+            return await answer
+        channel.busy = True
         try:
-            (produced,) = await self._store.produce(self._prepare(name, [message]), confirm)
+            call = self.store.prepare(channel.script, name, [message])
+            (produced,) = await self.store.produce(call, confirm)
         finally:
-            self._go_on(line)
+            self._continue(channel)
         return produced
 
     async def produce_all(
@@ -138,24 +125,25 @@ class Producer:
         keys: Sequence[str] | None = None,
         confirm: Confirm | None = None,
     ) -> AsyncIterator[Stored]:
-        """Produce messages in order, in as many calls as they need; yield what each call stored.
+        """Produce messages in order, in as many calls as needed; yield what each call stored.
 
-        The next call is prepared while the server works on the last one.
+        Each call is prepared while the server runs the previous one.
         """
-        if topic not in self._store.partitions:
-            await self._learn(topic)
-        homes = await self._homes(topic, messages, keys)
+        if topic not in self.store.partitions:
+            await self._register(topic)
+        if time.monotonic() >= self._refresh_at:
+            self.refresh_partitions()
         sending: asyncio.Task[Stored] | None = None
         try:
-            for name, places in self._deal(topic, messages, keys, homes):
+            for name, places in await self._split(topic, messages, keys):
                 chunk = (
                     messages[places.start : places.stop]
                     if isinstance(places, range)
                     else [messages[place] for place in places]
                 )
                 try:
-                    call = self._prepare(name, chunk)
-                except MxRmqError:  # refused; but what is under way may be stored
+                    call = self.store.prepare(_SCRIPTS[chunk[0].is_delayed], name, chunk)
+                except MxRmqError:  # refused, but the call under way may store its messages
                     if sending is not None:
                         yield await sending
                     raise
@@ -164,18 +152,18 @@ class Producer:
                 sending = asyncio.create_task(
                     self._store_all(call, places, confirm), name="mx-rmq producer"
                 )
-                await asyncio.sleep(0)  # so that it is on its way
+                await asyncio.sleep(0)  # let it start
             if sending is not None:
                 yield await sending
         finally:
             if sending is not None:
-                sending.cancel()  # nothing, unless the caller was cancelled
+                sending.cancel()  # no effect unless our caller was cancelled
 
     async def _store_all(
         self, call: Prepared, places: Sequence[int], confirm: Confirm | None
     ) -> Stored:
         try:
-            produced = await self._store.produce(call, confirm)
+            produced = await self.store.produce(call, confirm)
         except NotConfirmed as error:
             return Stored(places, list(error.ids), error)
         return Stored(places, [one.id for one in produced])
@@ -183,211 +171,179 @@ class Producer:
     # partitions
 
     def _partition(self, topic: str, id: str | None, key: str | None) -> str:
-        """Return the partition that a message goes to: by its key, by its id, or in turn."""
-        if time.monotonic() >= self._learn_at:
-            self.learn_again()
-        parts = self._store.partitions[topic]
+        """Choose a message's partition: by its key, else by its id, else in turn."""
+        parts = self.store.partitions[topic]
         if parts == 1:
             return topic
         if key is not None:
             return partition(topic, number_for(key, parts))
         if id is None:
-            return self._in_turn(topic, parts)
+            return self._next_partition(topic, parts)
         made_for = number_in(id) if maker_of(id) else parts
         return partition(topic, made_for if made_for < parts else number_for(id, parts))
 
-    async def _home(self, topic: str, id: str, key: str | None) -> str:
-        """Return the partition for a message with a custom id.
+    async def _partition_for_id(self, topic: str, id: str, key: str | None) -> str:
+        """Choose the partition of a message with a custom id.
 
-        After ProduceUnknown a message is produced again with the id that was made for it. If the
-        topic has grown since, its key may belong to another partition by now; then the message
-        goes back to the first one, or there could be two.
+        After ProduceUnknown, a message is produced again with its generated id. If the topic has
+        grown since, its key may belong to another partition now. The message must still go to the
+        first one, or there could be two.
         """
         name = self._partition(topic, id, key)
         maker, number = maker_of(id), number_in(id)
         if maker is None or (key is not None and number_for(key, number + 1) != number):
-            return name  # not a generated id, or that was never the partition of this key
-        home = partition(topic, number)
-        if home == name or (home, maker) in self._not_made:
+            return name  # a custom id, or the key never belonged to the id's partition
+        first = partition(topic, number)
+        if first == name or (first, maker) in self._made_none:
             return name
-        if self._store.partitions[topic] <= number < MOST:
-            await self._store.register_topics({topic: 1})  # perhaps it has grown
+        if self.store.partitions[topic] <= number < MAX_PARTITIONS:  # the topic may have grown
+            await self.store.register_topics({topic: 1})
             name = self._partition(topic, id, key)
-        if number < self._store.partitions[topic] and await self._store.has_made_ids(home, maker):
-            return home
-        if len(self._not_made) >= REMEMBER:
-            self._not_made.clear()
-        self._not_made.add((home, maker))
+        if number < self.store.partitions[topic] and await self.store.has_made_ids(first, maker):
+            return first
+        if len(self._made_none) >= MAX_REMEMBERED:
+            self._made_none.clear()
+        self._made_none.add((first, maker))
         return name
 
-    async def _homes(
-        self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
-    ) -> dict[int, str]:
-        """Return the partitions of the messages with a custom id, by their places."""
-        return {
-            place: await self._home(topic, message.id, None if keys is None else keys[place])
-            for place, message in enumerate(messages)
-            if message.id
-        }
-
-    def _in_turn(self, topic: str, parts: int) -> str:
-        """Return the next partition, of those whose server answers if there are any."""
+    def _next_partition(self, topic: str, parts: int) -> str:
+        """Return the next partition in turn; skip those whose server fails, unless all do."""
         for _ in range(parts):
             name = partition(topic, next(self._turns[topic]) % parts)
-            if not self._store.link_of(self._store.site_of(name)).is_failing:
+            if not self.store.link_of(self.store.site_of(name)).is_failing:
                 return name
-            self._probe(name)
+            self._start_probe(name)
         return name
 
-    def _probe(self, name: str) -> None:
-        """See whether the server of a partition is back, at no caller's cost."""
+    def _start_probe(self, name: str) -> None:
+        """In the background, check whether the server of a partition is back."""
         if name not in self._probes:
-            probe = asyncio.create_task(self._ask(name), name="mx-rmq producer")
+            probe = asyncio.create_task(self._probe(name), name="mx-rmq producer")
             self._probes[name] = probe
             probe.add_done_callback(lambda _: self._probes.pop(name))
 
-    async def _ask(self, name: str) -> None:
+    async def _probe(self, name: str) -> None:
         with suppress(MxRmqError):
-            await self._store.get_next_delay_task(name)  # a slot that moves refuses scripts alone
+            await self.store.get_next_delay_task(name)  # a script: a moving slot refuses only those
 
-    def _deal(
-        self,
-        topic: str,
-        messages: Sequence[Message],
-        keys: Sequence[str] | None,
-        homes: Mapping[int, str],
+    async def _split(
+        self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
     ) -> Iterator[tuple[str, Sequence[int]]]:
-        """Cut messages into calls: say to which partition each goes, and the places of its own."""
+        """Split messages into calls: the partition of each call, and the places of its messages."""
         if keys is None and not any(message.id for message in messages):
-            parts = self._store.partitions[topic]
-            run = max(RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
-            for start in range(0, len(messages), run):
-                name = self._partition(topic, None, None)
-                for chunk in chunks(messages, range(start, min(start + run, len(messages)))):
-                    yield name, chunk
-            return
-        dealt: dict[str, list[int]] = {}
-        for place in range(len(messages)):
-            name = homes.get(place) or self._partition(
-                topic, None, None if keys is None else keys[place]
-            )
-            dealt.setdefault(name, []).append(place)
-        for name, places in dealt.items():
-            for chunk in chunks(messages, places):
+            return self._split_evenly(topic, messages)
+        places_of: defaultdict[str, list[int]] = defaultdict(list)
+        for place, message in enumerate(messages):
+            key = None if keys is None else keys[place]
+            if message.id:
+                name = await self._partition_for_id(topic, message.id, key)
+            else:
+                name = self._partition(topic, None, key)
+            places_of[name].append(place)
+        return (
+            (name, chunk)
+            for name, places in places_of.items()
+            for chunk in chunks(messages, places)
+        )
+
+    def _split_evenly(
+        self, topic: str, messages: Sequence[Message]
+    ) -> Iterator[tuple[str, Sequence[int]]]:
+        """Split messages that may go to any partition."""
+        parts = self.store.partitions[topic]
+        run = max(RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
+        for start in range(0, len(messages), run):
+            name = self._partition(topic, None, None)
+            for chunk in chunks(messages, range(start, min(start + run, len(messages)))):
                 yield name, chunk
 
-    async def _learn(self, topic: str) -> None:
-        """Find out how many partitions a topic has; whoever wants that now, shares the answer."""
+    async def _register(self, topic: str) -> None:
+        """Register a topic and learn how many partitions it has. Concurrent callers share this."""
         check_topic(topic)
-        learning = self._learning.get(topic)
-        if learning is None:
+        registering = self._registering.get(topic)
+        if registering is None:
             handler = self._handlers.get(topic)
             declared = (handler.partitions if handler else None) or 1
-            learning = asyncio.create_task(
-                self._store.register(topic, declared), name="mx-rmq producer"
+            registering = asyncio.create_task(
+                self.store.register(topic, declared), name="mx-rmq producer"
             )
-            self._learning[topic] = learning
-            learning.add_done_callback(lambda done: self._learned(topic, done))
-        self._learners += 1
+            self._registering[topic] = registering
+            registering.add_done_callback(lambda done: self._registered(topic, done))
+        self._registering_callers += 1
         try:
-            await asyncio.shield(learning)
+            await asyncio.shield(registering)
         finally:
-            self._learners -= 1
-            if self._quiet is not None:
-                self._quiet.set()
+            self._registering_callers -= 1
+            if self._progress is not None:
+                self._progress.set()
 
-    def _learned(self, topic: str, learning: asyncio.Task[None]) -> None:
-        del self._learning[topic]
-        if not learning.cancelled():
-            learning.exception()  # whoever wanted it may have been cancelled: nobody is to be told
+    def _registered(self, topic: str, registering: asyncio.Task[None]) -> None:
+        del self._registering[topic]
+        if not registering.cancelled():
+            registering.exception()  # if all callers were cancelled, asyncio must not complain
 
-    def learn_again(self) -> None:
-        """See whether topics have grown, and list them where a server has lost its registry.
+    def refresh_partitions(self) -> None:
+        """In the background, register all topics again: they may have grown, or a server may have
+        lost its registry."""
+        self._refresh_at = time.monotonic() + REFRESH_EVERY
+        if self.store.partitions and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = asyncio.create_task(self._refresh(), name="mx-rmq producer")
 
-        Nobody waits for it.
-        """
-        self._learn_at = time.monotonic() + LEARN_EVERY
-        if self._store.partitions and (self._looking is None or self._looking.done()):
-            self._looking = asyncio.create_task(self._look_at_all(), name="mx-rmq producer")
+    async def _refresh(self) -> None:
+        with suppress(MxRmqError):  # the next refresh may succeed
+            await self.store.register_topics(dict(self.store.partitions))
 
-    async def _look_at_all(self) -> None:
-        with suppress(MxRmqError):  # then the next time
-            await self._store.register_topics(dict(self._store.partitions))
+    # sending
 
-    # lines
-
-    def _prepare(self, topic: str, messages: Sequence[Message]) -> Prepared:
-        """Get the call of messages of one kind ready: see `chunks`."""
-        delayed = messages[0].is_delayed
-        script = "produce_delay_message" if delayed else "produce_normal_message"
-        return self._store.prepare(script, topic, messages)
-
-    async def close(self) -> None:
-        """Wait until nothing waits any more."""
-        while self._learners or any(line.busy for line in self._lines.values()):
-            self._quiet = asyncio.Event()
-            await self._quiet.wait()
-        asking = [*self._learning.values(), *self._probes.values()]
-        asking += [self._looking] if self._looking else []
-        for task in asking:
-            task.cancel()
-        if asking:
-            await asyncio.wait(asking)
-        if any(parts > 1 for parts in self._store.partitions.values()):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LAST_WORD):
-                    await self._look_at_all()  # who knows them last, tells the registry
-
-    def _go_on(self, line: _Line) -> None:
-        """A caller has his answer: send what has come meanwhile."""
-        if not line.waiting:
-            self._fall_quiet(line)
+    def _continue(self, channel: _Channel) -> None:
+        """Send the messages that arrived during a call; if there are none, free the channel."""
+        if channel.waiting:
+            task = asyncio.create_task(self._send_waiting(channel), name="mx-rmq producer")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
             return
-        task = asyncio.create_task(self._send(line), name="mx-rmq producer")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        channel.busy = False
+        if self._progress is not None:
+            self._progress.set()
 
-    def _fall_quiet(self, line: _Line) -> None:
-        line.busy = False
-        if self._quiet is not None:
-            self._quiet.set()
-
-    async def _send(self, line: _Line) -> None:
+    async def _send_waiting(self, channel: _Channel) -> None:
+        waiting = channel.waiting
         try:
-            while line.waiting:
-                batch = [line.waiting.popleft()]
+            while waiting:
+                batch = [waiting.popleft()]
                 size = _size(batch[0][0])
-                while line.waiting and len(batch) < MAX_BATCH:
-                    size += _size(line.waiting[0][0])
+                while waiting and len(batch) < MAX_BATCH:
+                    size += _size(waiting[0][0])
                     if size > BYTES:
                         break
-                    batch.append(line.waiting.popleft())
-                await self._send_batch(line, batch)
-                await asyncio.sleep(0)  # those who have their answers may come again, together
+                    batch.append(waiting.popleft())
+                await self._send_batch(channel, batch)
+                await asyncio.sleep(0)  # callers with an answer may produce again: batch those
         finally:
-            self._fall_quiet(line)
-            while line.waiting:  # only if the event loop ends
-                line.waiting.popleft()[1].cancel()
+            while waiting:  # only if the event loop ends
+                waiting.popleft()[1].cancel()
+            self._continue(channel)
 
-    async def _send_batch(self, line: _Line, batch: list[_Waiting]) -> None:
-        """Send messages in one call, but for those whose callers have given up by then."""
+    async def _send_batch(self, channel: _Channel, batch: list[_Waiting]) -> None:
+        """Send messages in one call, without those whose callers have given up by then."""
 
         def check() -> None:
-            if any(done.done() for _, done in batch):
+            if any(answer.done() for _, answer in batch):
                 raise Withdrawn
 
         while batch := [one for one in batch if not one[1].done()]:
             try:
-                call = self._prepare(line.name, [message for message, _ in batch])
-                produced = await self._store.produce(call, line.confirm, check)
+                messages = [message for message, _ in batch]
+                call = self.store.prepare(channel.script, channel.name, messages)
+                produced = await self.store.produce(call, channel.confirm, check)
             except Withdrawn:
                 continue
             except (QueueFull, InvalidInput) as error:
                 if len(batch) == 1:
                     _fail(batch[0], error)
                     return
-                for one in batch:  # it need not be true of all: each caller gets its own answer
-                    await self._send_batch(line, [one])
+                for one in batch:  # the error may concern only some: each caller gets its own
+                    await self._send_batch(channel, [one])
             except ProduceUnknown as error:
                 for one, id in zip(batch, error.ids, strict=True):
                     _fail(one, ProduceUnknown(str(error), [id]))
@@ -400,14 +356,30 @@ class Producer:
                 if not isinstance(error, Exception):
                     raise
             else:
-                for (_, done), answer in zip(batch, produced, strict=True):
-                    if not done.done():
-                        done.set_result(answer)
+                for (_, answer), one_produced in zip(batch, produced, strict=True):
+                    if not answer.done():
+                        answer.set_result(one_produced)
             return
+
+    async def close(self) -> None:
+        """Wait until every produce has its answer, then end all background work."""
+        while self._registering_callers or any(one.busy for one in self._channels.values()):
+            self._progress = asyncio.Event()
+            await self._progress.wait()
+        tasks = [*self._registering.values(), *self._probes.values()]
+        tasks += [self._refreshing] if self._refreshing else []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if any(parts > 1 for parts in self.store.partitions.values()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_REFRESH_WITHIN):
+                    await self._refresh()  # we may be the last one to know how many there are
 
 
 def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut the messages at some places into parts that one call may carry, in order."""
+    """Split the messages at these places into parts that fit into one call each, in order."""
     start, size, delayed = 0, 0, False
     for at, place in enumerate(places):
         message = messages[place]
@@ -422,9 +394,9 @@ def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Seque
         yield places[start:]
 
 
-def _from_anywhere() -> count[int]:
+def _count_from_anywhere() -> count[int]:
     """Count from a random number, so that producers started together do not move in step."""
-    return count(random.randrange(MOST))  # noqa: S311 - no secret
+    return count(random.randrange(MAX_PARTITIONS))  # noqa: S311 - no secret
 
 
 def _size(message: Message) -> int:
@@ -432,6 +404,6 @@ def _size(message: Message) -> int:
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:
-    _, done = one
-    if not done.done():
-        done.set_exception(error)
+    _, answer = one
+    if not answer.done():
+        answer.set_exception(error)

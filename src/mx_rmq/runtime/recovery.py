@@ -129,7 +129,7 @@ class Recovery:
         message: Message | None = None
         outcome: Outcome
         try:
-            message = codec.decode_as(one.record, topic_of(name), one.id)
+            message = codec.decode(one.record, topic_of(name), one.id)
             outcome = decide(message, at)
         except NewerRecord as newer:  # a newer release must decide whether it crashed too often
             outcome = postponed(newer, at)

@@ -122,7 +122,7 @@ async def retry_message(
         record = codec.encode(message)
         items += (claim.id, claim.token, record, check_level(message.priority), delay)
         items.append("" if message.expires_at is None else message.expires_at)
-        items.append(brief(message.errors[-1].said if message.errors else message.reason))
+        items.append(brief(message.errors[-1].summary if message.errors else message.reason))
     return await _delay(store, topic, worker, items, what="retried")
 
 

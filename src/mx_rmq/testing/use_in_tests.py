@@ -117,8 +117,8 @@ def _used(
             """Restore the queue and clean up; return the problems found."""
             _close_sync(mq)
             problems = []
-            if mq._store is not None:  # is_open is False if the queue's loop has ended
-                mq._store = mq._producer = mq._loop = None  # without its loop it cannot be closed
+            if mq._producer is not None:  # is_open is False if the queue's loop has ended
+                mq._producer = mq._loop = None  # without its loop it cannot be closed
                 problems = ["the test left the queue open: put `async with mq:` around its use"]
             mq.settings, mq.middleware, mq.handlers, mq.crons = before
             return problems + run(clean(settings))
