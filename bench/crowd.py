@@ -18,7 +18,7 @@ import msgspec
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.core import codec
 from mx_rmq.core.message import Failure, State
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 from mx_rmq.settings import Limits
 from mx_rmq.store import Store
 from mx_rmq.store.quarantine import QuarantineReason

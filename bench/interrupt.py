@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import click
 
 from mx_rmq.cli.program import INTERRUPTED
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -31,7 +31,7 @@ from bench.operating import blocks
 from bench.own.command import forget_settings
 from bench.own.place import PREFIX, place, prefix_of_its_own
 from bench.processes import machine_lock, started
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import Kind

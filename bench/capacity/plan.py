@@ -20,10 +20,11 @@ from mx_rmq.net.topology import CONNECTIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
+from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST
+from mx_rmq.runtime.doorbell_listener import MOST as MOST_HEARD
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, REFRESH_EVERY
 from mx_rmq.runtime.registry import BEAT
-from mx_rmq.runtime.wakeups import LISTEN, LONGEST, LOOK_AROUND
-from mx_rmq.runtime.wakeups import MOST as MOST_HEARD
+from mx_rmq.runtime.site import SURVEY_EVERY
 from mx_rmq.settings import Limits
 from mx_rmq.store.archive_budgets import FIXED
 
@@ -182,7 +183,7 @@ class Plan:
             producers=producers,
             worker_connections=of_worker,
             node_connections=math.ceil(of_node),
-            idle_commands=listeners * waits + sites / LOOK_AROUND + 2 / BEAT + 1 / ROUND,
+            idle_commands=listeners * waits + sites / SURVEY_EVERY + 2 / BEAT + 1 / ROUND,
             gbits_in=per_shard * (load.payload + RECEIVED) * 8 / 1e9,
             gbits_out=per_shard * _sent(load) * 8 / 1e9,
             bounds=(
@@ -191,7 +192,7 @@ class Plan:
                 Bound("connections of a node", of_node, MAXCLIENTS, "raise maxclients"),
                 Bound(
                     "a node's core for idle waits",
-                    workers * (heard * waits + on_busiest / LOOK_AROUND) * call,
+                    workers * (heard * waits + on_busiest / SURVEY_EVERY) * call,
                     ASIDE_SHARE,
                     "every worker listens to every partition: fewer partitions or workers",
                 ),

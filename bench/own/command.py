@@ -24,7 +24,7 @@ from mx_rmq.cli.terminal import Table, show_table
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.login import shown_url
 from mx_rmq.net.url import check_url
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 from mx_rmq.settings import QueueSettings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.queue import MessageQueue
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 from mx_rmq.worker import Worker
 
 if TYPE_CHECKING:

@@ -71,8 +71,7 @@ class Worker:
         self._engine: Engine | None = None
         self._runs = False
         self._opened = False
-        self._broken = ""
-        """Why the worker failed; empty: it did not."""
+        self._broken = ""  # why the worker failed; empty: it did not
         self._stopping: asyncio.Task[bool] | None = None
         self._starting: asyncio.Future[None] | None = None
         """Done when the current start has succeeded or failed."""
@@ -81,12 +80,12 @@ class Worker:
     @property
     def running(self) -> int:
         """How many handlers are running."""
-        return 0 if self._engine is None else self._engine.running
+        return 0 if self._engine is None else self._engine.slots.running
 
     @property
     def held(self) -> int:
         """How many messages it holds: running, about to run, and being settled."""
-        return 0 if self._engine is None else self._engine.held
+        return 0 if self._engine is None else len(self._engine.slots.held)
 
     @property
     def trouble(self) -> str:
@@ -97,14 +96,14 @@ class Worker:
             return "the worker is stopping"
         if self._engine is None:
             return "the worker has not started"
-        if down := self._engine.down():
+        if down := self._engine.watchdog.down():
             return "; ".join(f"the {part} is down: {why}" for part, why in down.items())
         return "the server is away" if self.mq.store.links.lost() else ""
 
     @property
     def down(self) -> dict[str, str]:
         """The parts that are down and being restarted, each with the reason."""
-        return {} if self._engine is None else self._engine.down()
+        return {} if self._engine is None else self._engine.watchdog.down()
 
     async def run(self) -> bool:
         """Work until SIGTERM or SIGINT; return whether everything was settled or handed back.
@@ -132,7 +131,7 @@ class Worker:
         return clean
 
     async def _until(self, stop: asyncio.Event) -> None:
-        """Wait for the signal, or for the worker to fail or stop."""
+        """Wait until a signal comes, or the worker fails or stops."""
         while not stop.is_set() and self._engine is not None and self._stopping is None:
             waiting = asyncio.create_task(stop.wait(), name="mx-rmq signal")
             either: list[asyncio.Future[Any]] = [waiting, self._engine.failed]
@@ -198,7 +197,21 @@ class Worker:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
-            engine = await self._engine_of(mq, handlers)
+            before = current.worker.set(self.name)  # all tasks of the engine inherit it
+            try:
+                engine = Engine(
+                    mq.store,
+                    mq.events,
+                    handlers,
+                    crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
+                    middleware=mq.middleware,
+                    settings=self.settings,
+                    lease=mq.settings.lease,
+                    name=self.name,
+                )
+                await engine.start()
+            finally:
+                current.worker.reset(before)
             self._engine = engine
             engine.failed.add_done_callback(self._on_failed)
             mq.on_close.append(self.stop)
@@ -218,25 +231,6 @@ class Worker:
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(self._engine), name="mx-rmq stop")
 
-    async def _engine_of(self, mq: MessageQueue, handlers: dict[str, Handler]) -> Engine:
-        """Start the engine. All its tasks inherit the worker's name."""
-        before = current.worker.set(self.name)
-        try:
-            engine = Engine(
-                mq.store,
-                mq.events,
-                handlers,
-                crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
-                middleware=mq.middleware,
-                settings=self.settings,
-                lease=mq.settings.lease,
-                name=self.name,
-            )
-            await engine.start()
-        finally:
-            current.worker.reset(before)
-        return engine
-
     async def stop(self) -> bool:
         """Stop in order; return whether everything was settled or handed back.
 
@@ -249,7 +243,7 @@ class Worker:
         if self._stopping is None:
             if self._engine is None:
                 return True
-            if self._engine.runs_in(asyncio.current_task()):
+            if self._engine.consumer.handler_in(asyncio.current_task()) is not None:
                 raise InvalidInput("a handler cannot wait for its own worker to stop")
             self._stopping = asyncio.create_task(self._stop(self._engine), name="mx-rmq stop")
         stopping = self._stopping  # it sets self._stopping to None at its end

@@ -32,14 +32,14 @@ from pathlib import Path
 from mx_rmq import MessageQueue
 from mx_rmq.runtime import watchdog
 
-watchdog.LOOK, watchdog.FIRST_PAUSE, watchdog.LONGEST_PAUSE = 0.02, 0.01, 0.02
+watchdog.CHECK_EVERY, watchdog.FIRST_PAUSE, watchdog.LONGEST_PAUSE = 0.02, 0.01, 0.02
 mq = MessageQueue()
 
-def kill_lookout():
+def kill_survey():
     for task in asyncio.all_tasks():
-        if task.get_name() == "mx-rmq lookout":
+        if task.get_name() == "mx-rmq survey":
             task.cancel()
-    asyncio.get_running_loop().call_later(0.005, kill_lookout)
+    asyncio.get_running_loop().call_later(0.005, kill_survey)
 
 @mq.handler("orders")
 async def orders(payload):
@@ -47,7 +47,7 @@ async def orders(payload):
     with Path(payload).open("a") as file:
         file.write(os.environ.get("NOTIFY_SOCKET", "") + "x")
     if payload == "break" and first:
-        kill_lookout()
+        kill_survey()
     if payload == "block" and first:
         time.sleep(60)
 """
@@ -121,7 +121,7 @@ async def test_a_worker_whose_part_keeps_dying_ends_with_exit_code_3(
     worker = app.start("app", NOTIFY_SOCKET=str(systemd.path))
     await mq.produce("orders", "break")
     assert worker.wait(30) == 3, app.said
-    assert "the lookout was restarted 10 times and is down again: it was cancelled" in app.said
+    assert "the survey was restarted 10 times and is down again: it was cancelled" in app.said
     assert "Traceback" not in app.said
     assert systemd.heard == ["READY=1", "STOPPING=1"]  # nobody asked for signs of life
     assert await mq.admin.workers() == []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import mx_rmq
 from mx_rmq import MessageQueue, Worker
-from mx_rmq.runtime import caretaker, consumer, registry, slots, wakeups
+from mx_rmq.runtime import caretaker, consumer, registry, site, slots
 from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.script import load, names
 from tests.runtime.stage import commands, slots_of, until
@@ -91,7 +91,7 @@ class Stopwatch:
         self.handled = 0
         for module in (slots, consumer):
             patch.setattr(module, "time", self)
-        patch.setattr(wakeups, "LOOK_AROUND", 3600.0)
+        patch.setattr(site, "SURVEY_EVERY", 3600.0)
         patch.setattr(caretaker, "ROUND", 3600.0)
         patch.setattr(registry, "BEAT", 3600.0)
         patch.setattr(consumer, "WAIT_HERE", 3600.0)
@@ -109,7 +109,7 @@ class Handlers:
         self._left = 0
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
-        self._slots = Slots((), concurrency=1, prefetch=0)
+        self._slots = Slots(concurrency=1, prefetch=0)
 
     def declare(self, *topics: str, plain: bool = False) -> None:
         """Declare a handler of each topic, async or plain."""

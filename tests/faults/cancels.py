@@ -55,7 +55,16 @@ DRAINED_WITHIN: Final = 30.0
 AGAIN: Final = ("dispatch", "lifecycle", "consumer", "keeper", "produce", "produce_many", "admin")
 """Tasks of which the next one may be cancelled, too. The last three are an application's."""
 DUTIES: Final = (
-    *("monitor", "scheduler", "expirer", "lookout", "doorbell", "janitor", "beat", "caretaker"),
+    *(
+        "monitor",
+        "scheduler",
+        "expirer",
+        "survey",
+        "doorbell listener",
+        "janitor",
+        "registry",
+        "caretaker",
+    ),
 )
 """Loops: one that is cancelled is restarted by the watchdog."""
 FIRST: Final = ("start", "open")
@@ -334,7 +343,7 @@ class Life:
 
     def _watch_keeper(self, keeper: Any) -> None:
         """Its tasks live in a loop of their own."""
-        loop = keeper._life.loop
+        loop = keeper._thread.loop
         loop.call_soon_threadsafe(loop.set_task_factory, watching(self))
 
     def _queue(self, url: str, patience: float = 10.0) -> MessageQueue:

@@ -95,7 +95,7 @@ CALLS: Final = {
         ("crons", "produce_cron_message"),
         ("janitor", "trim_archive"),
         ("caretaker", "tend_topics"),
-        ("lookout", "survey_topics"),
+        ("wakeups", "survey_topics"),
         ("shutdown", "ring_doorbell"),
         ("shutdown", "survey_topics"),
         ("shutdown", "forget_worker"),
@@ -105,7 +105,7 @@ CALLS: Final = {
 """Who calls what in each scene. Every call is taken at three points."""
 
 ELSEWHERE: Final = {call for calls in CALLS.values() for call in calls} | {
-    ("lookout", "ring_doorbell"),  # a ring that came when the last slot had just been taken
+    ("wakeups", "ring_doorbell"),  # a ring that came when the last slot had just been taken
     ("registry", "extend_lease"),  # the event loop stands in for a lease keeper that is late
 }
 SCENE: Final = {call: scene for scene, calls in CALLS.items() for call in calls}

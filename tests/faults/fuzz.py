@@ -131,7 +131,15 @@ async def _run(trial: Trial) -> None:
 
 def _duties() -> set[str]:
     """Return the long-lived tasks of the worker."""
-    named = ("doorbell", "lookout", "scheduler", "expirer", "monitor", "janitor", "caretaker")
+    named = (
+        "doorbell listener",
+        "survey",
+        "scheduler",
+        "expirer",
+        "monitor",
+        "janitor",
+        "caretaker",
+    )
     tasks = {task.get_name().removeprefix("mx-rmq ") for task in asyncio.all_tasks()}
     return tasks & set(named)
 

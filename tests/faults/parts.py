@@ -30,7 +30,15 @@ if TYPE_CHECKING:
 
     from tests.faults.trial import Trial
 
-LOOPS: Final = ("doorbell", "lookout", "scheduler", "monitor", "crons", "janitor", "beat")
+LOOPS: Final = (
+    "doorbell listener",
+    "survey",
+    "scheduler",
+    "monitor",
+    "crons",
+    "janitor",
+    "registry",
+)
 TASKS: Final = ("dispatch", "lifecycle", "consumer")
 OTHERS: Final = ("keeper's task", "keeper's thread", "handler thread", "no threads", "all tasks")
 KINDS: Final = (*LOOPS, *TASKS, *OTHERS)
@@ -136,12 +144,12 @@ class Life:
                 if task.get_name() != "mx-rmq signal":  # run's own: it would only begin anew
                     task.cancel()
             return True
-        life = engine._lease_keeper._life
+        thread = engine._lease_keeper._thread
         if kind == "keeper's task":
-            if life is None or life.over or life.loop is None or not life.turns:
+            if thread is None or thread.ended or thread.loop is None or not thread.turns:
                 return False
             with suppress(RuntimeError):  # closed a moment ago
-                life.loop.call_soon_threadsafe(_cancel_all)
+                thread.loop.call_soon_threadsafe(_cancel_all)
             return True
         if kind == "no threads":
             return self._refuse_threads(engine)
@@ -260,7 +268,7 @@ class Life:
         assert engine is not None
         if self._left:
             self._violated(f"{len(self._left)} messages were not handled within {WITHIN:g} s")
-        if engine._slots.held or engine._slots.running or engine._consumer._running:
+        if engine.slots.held or engine.slots.running or engine.consumer.running:
             self._violated(f"{worker.held} messages are in hand, {worker.running} run")
         if worker.trouble:
             self._violated(f"the worker is in trouble: {worker.trouble}")

@@ -36,16 +36,16 @@ ROLE: Final[ContextVar[str]] = ContextVar("role", default="application")
 """Who calls, where no task of the cast does."""
 
 PARTS: Final = {
-    "mx-rmq beat": "registry",
+    "mx-rmq registry": "registry",
     "mx-rmq caretaker": "caretaker",
     "mx-rmq crons": "crons",
     "mx-rmq dispatch": "dispatcher",
-    "mx-rmq doorbell": "lookout",
+    "mx-rmq doorbell listener": "wakeups",
     "mx-rmq expirer": "expirer",
     "mx-rmq janitor": "janitor",
     "mx-rmq keeper": "keeper",
     "mx-rmq lifecycle": "lifecycle",
-    "mx-rmq lookout": "lookout",
+    "mx-rmq survey": "wakeups",
     "mx-rmq monitor": "monitor",
     "mx-rmq producer": "producer",
     "mx-rmq ring": "shutdown",

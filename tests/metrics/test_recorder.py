@@ -121,12 +121,12 @@ def test_a_worker_that_starts_shows_a_0_for_whatever_may_come() -> None:
 def test_it_counts_from_listen_until_it_is_told_to_stop() -> None:
     mq = MessageQueue("redis://nowhere")
     recorder = Recorder(mq)
-    assert not mq.events.wants(events.Completed)
+    assert events.Completed not in mq.events.wanted
     stop = recorder.listen()
     mq.events.emit(DONE)
     stop()
     mq.events.emit(DONE)
-    assert not mq.events.wants(events.Completed)
+    assert events.Completed not in mq.events.wanted
     assert recorder.topics["t"].outcomes["completed"] == 1
 
 

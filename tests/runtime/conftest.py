@@ -7,7 +7,8 @@ import time
 import pytest
 
 from mx_rmq.net import availability as link
-from mx_rmq.runtime import clock, deadlines, monitor, scheduler
+from mx_rmq.net import server_clock as clock
+from mx_rmq.runtime import deadlines, monitor, recovery, scheduler
 from mx_rmq.runtime.slots import Slots
 
 
@@ -26,7 +27,7 @@ class Steady:
 def steady(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Let a busy machine shorten no pause, for those who compute it and for the test."""
     one = Steady()
-    for module in (clock, deadlines, link, monitor, scheduler, request.module):
+    for module in (clock, deadlines, link, monitor, recovery, scheduler, request.module):
         monkeypatch.setattr(module, "time", one)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from mx_rmq import MessageQueue
 from mx_rmq.core.handler import Handler
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.recovery import Recovery
@@ -19,12 +20,12 @@ from mx_rmq.store.results import Leased
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from redis.asyncio import Redis
 
     from mx_rmq.runtime.event_bus import Events
-    from mx_rmq.runtime.slots import Held, TopicSlots
+    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
     from mx_rmq.store import Store
     from mx_rmq.worker import Worker
 
@@ -42,15 +43,15 @@ on_a_server = pytest.mark.parametrize("kind", [Kind.VALKEY_9_1])
 def slots_of(worker: Worker) -> Slots:
     """Return the local slots of a running worker."""
     assert worker._engine is not None
-    return worker._engine._slots
+    return worker._engine.slots
 
 
-def recovery(store: Store, bus: Events, worker: str) -> Recovery:
+def recovery(store: Store, bus: Events, worker: str, lease: float = 30.0) -> Recovery:
     """What decides about messages that were taken over; its chance is a half."""
-    slots = Slots((), concurrency=1, prefetch=0)
+    slots = Slots(concurrency=1, prefetch=0)
     dispatcher = Dispatcher(store, slots, worker=worker, lease=30_000)
     lifecycle = Lifecycle(store, slots, dispatcher, bus, worker=worker)
-    return Recovery(lifecycle, bus, worker=worker, chance=lambda: 0.5)
+    return Recovery(store, lifecycle, bus, worker=worker, lease=lease, chance=lambda: 0.5)
 
 
 class Seen:
@@ -126,6 +127,14 @@ def handler(topic: str = "t", function: Any = None, **options: Any) -> Handler:
     return Handler.of(topic, function or nothing, **options)
 
 
+def slots_for(handlers: Iterable[Handler], *, concurrency: int, prefetch: int = 0) -> Slots:
+    """Slots that serve the topics of these handlers."""
+    slots = Slots(concurrency=concurrency, prefetch=prefetch)
+    for one in handlers:
+        slots.add(one, one.topic, ServerClock())
+    return slots
+
+
 _numbers = iter(range(1, 1_000_000))
 
 
@@ -134,8 +143,8 @@ def some(count: int) -> list[Leased]:
     return [Leased(f"m{number}", number, b"{}") for number, _ in zip(_numbers, range(count))]  # noqa: B905 - the first one has no end
 
 
-def take_in(slots: Slots, topic: TopicSlots, count: int) -> list[Held]:
+def take_in(slots: Slots, topic: TopicSlots, count: int) -> list[HeldMessage]:
     """Ask for messages and get them, without a server."""
-    slots.ask(topic, count)
-    slots.answered(topic, count, some(count), time.monotonic())
+    slots.reserve(topic, count)
+    slots.receive(topic, count, some(count), time.monotonic())
     return list(topic.waiting)[-count:]

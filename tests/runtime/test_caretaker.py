@@ -12,9 +12,10 @@ from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.net import availability as link_module
+from mx_rmq.net import server_clock as clock_module
 from mx_rmq.runtime import caretaker as module
-from mx_rmq.runtime import clock as clock_module
 from mx_rmq.runtime import deadlines as deadlines_module
+from mx_rmq.runtime import recovery as recovery_module
 from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.settings import LONGEST_LEASE
@@ -43,7 +44,7 @@ class Rounds:
 
     def __init__(self, store: Store, clock: Clock, patch: pytest.MonkeyPatch, *served: str) -> None:
         self.now = 1000.0
-        for one in (module, clock_module, deadlines_module, link_module):
+        for one in (module, clock_module, deadlines_module, link_module, recovery_module):
             patch.setattr(one, "time", self)
         self._clock = clock
         self.bus = Events()
@@ -52,10 +53,9 @@ class Rounds:
         self.caretaker = Caretaker(
             store,
             self.bus,
-            recovery(store, self.bus, "c"),
+            recovery(store, self.bus, "c", lease=3.0),
             served,
             worker="c",
-            lease=3.0,
         )
         self.caretaker._expected_at = self.now
 

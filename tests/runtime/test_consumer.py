@@ -860,7 +860,7 @@ async def test_more_time_asked_for_just_before_the_end_leaves_nothing_behind(
         await mq.produce_many("t", range(10))
         await seen.wait(events.Completed, 10)
         assert worker._engine is not None
-        assert worker._engine._consumer._timeouts._deadlines == {}
+        assert worker._engine.consumer._timeouts._timers == {}
 
 
 class Unequal:
@@ -916,15 +916,15 @@ async def test_a_consumer_that_is_cancelled_when_it_wakes_costs_no_wake_up(
             await mq.produce("t", 1)
             await until(lambda: runs == [1] and not slots_of(worker).held)
             assert worker._engine is not None
-            consumer = worker._engine._consumer
-            wake = consumer._wake
+            consumer = worker._engine.consumer
+            wake = consumer.start_ready
 
             def wake_and_cancel() -> None:  # a timer that the handler left behind strikes now
                 wake()
                 while tasks:
                     tasks.pop().cancel()
 
-            consumer._wake = wake_and_cancel  # type: ignore[method-assign]
+            consumer.start_ready = wake_and_cancel  # type: ignore[method-assign]
             await mq.produce("t", 2)
             await mq.produce("t", 3)
             await until(lambda: sorted(runs) == [1, 2, 3], within=5.0)

@@ -10,7 +10,7 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import ScriptFailed
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.crons import LONGEST_SLEEP, TICK, Crons
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.store.store import Store
@@ -38,7 +38,7 @@ class LabClock(ServerClock):
         super().__init__()
         self._clock = clock
 
-    def heard(self, now: int, asked_at: float) -> None: ...
+    def update(self, now: int, asked_at: float) -> None: ...
 
     def now(self) -> int:
         return self._clock.now
@@ -62,10 +62,6 @@ def every(expression: str = "* * * * *", missed: str = "skip", topic: str = TOPI
 
 async def pending(store: Store) -> int:
     return (await store.views.counts(TOPIC)).pending
-
-
-async def test_without_schedules_there_is_nothing_to_do(store: Store, clock: Clock) -> None:
-    assert await Timetable(store, clock).step() is None
 
 
 async def test_the_first_start_ever_fires_nothing(store: Store, clock: Clock) -> None:

@@ -10,9 +10,13 @@ import pytest
 from mx_rmq import Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
-from mx_rmq.runtime import caretaker, expirer, wakeups
+from mx_rmq.net.server_clock import ServerClock
+from mx_rmq.runtime import caretaker, site
+from mx_rmq.runtime import recovery as recovery_module
+from mx_rmq.runtime.deadlines import Deadlines
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.expirer import PAUSE, Expirer
+from mx_rmq.runtime.loop import FailureLog
 from tests.lab.archives import find_archived
 from tests.lab.messages import TOPIC, delayed, draft, leased, message, pending, take
 from tests.lab.snapshot import snapshot
@@ -40,11 +44,11 @@ class Stage:
         self.bus = Events()
         self.seen = Seen(self.bus)
         self.recovery = recovery(store, self.bus, "e")
-        self.expirer = Expirer(store, self.recovery, worker="e", lease=30.0)
+        self.expirer = Expirer(self.recovery)
 
     async def act(self) -> float | None:
         """Tell it that something has expired, and let it act."""
-        self.expirer.saw(TOPIC, 0)
+        self.expirer.surveyed(TOPIC, 0)
         return await self.expirer.step()
 
 
@@ -77,12 +81,12 @@ async def test_what_has_expired_ends_in_the_dead_letters_and_is_told_once(
 async def test_a_topic_with_many_expired_messages_does_not_hold_up_the_others(
     store: Store, raw: Redis, clock: Clock, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expirer, "BATCH", 2)
+    monkeypatch.setattr(recovery_module, "BATCH", 2)
     await pending(store, 5, ttl=TTL)
     await store.produce_normal_message("other", [draft(ttl=TTL)])
     clock.advance(TTL)
-    stage.expirer.saw(TOPIC, 0)
-    stage.expirer.saw("other", 0)
+    stage.expirer.surveyed(TOPIC, 0)
+    stage.expirer.surveyed("other", 0)
     assert await stage.expirer.step() == 0.0
     assert len((await snapshot(raw, TOPIC)).dead) == 2
     assert len((await snapshot(raw, "other")).dead) == 1
@@ -103,7 +107,7 @@ async def test_it_acts_again_when_the_next_one_expires_but_not_sooner_than_after
     assert await stage.act() == pytest.approx(60, abs=1)
 
 
-async def test_who_finds_nothing_leaves_it_to_others_until_the_next_look_around(
+async def test_who_finds_nothing_leaves_it_to_others_until_the_next_survey(
     store: Store, stage: Stage
 ) -> None:
     await pending(store, ttl=TTL)
@@ -111,9 +115,9 @@ async def test_who_finds_nothing_leaves_it_to_others_until_the_next_look_around(
 
 
 async def test_a_topic_in_which_nothing_expires_is_forgotten(stage: Stage) -> None:
-    stage.expirer.saw(TOPIC, 5000)
-    stage.expirer.saw("other", 9000)
-    stage.expirer.saw(TOPIC, None)
+    stage.expirer.surveyed(TOPIC, 5000)
+    stage.expirer.surveyed("other", 9000)
+    stage.expirer.surveyed(TOPIC, None)
     assert await stage.expirer.step() == pytest.approx(9, abs=0.5)
 
 
@@ -125,7 +129,7 @@ async def test_a_broken_topic_does_not_stop_the_others(
     await pending(store, ttl=TTL)
     await raw.set(store.keys.of("broken").cancelled, "no set")
     clock.advance(TTL)
-    stage.expirer.saw("broken", 0)
+    stage.expirer.surveyed("broken", 0)
     assert await stage.act() == pytest.approx(2, abs=0.5)
     assert (await store.views.counts(TOPIC)).dead == 1
 
@@ -180,9 +184,11 @@ async def test_a_message_that_was_lost_after_its_time_expires_without_a_crash(
 ) -> None:
     await leased(store, ttl=TTL if past else 9 * TTL, lease=TTL)
     clock.advance(TTL)
-    taken = await store.handle_timeout_message(TOPIC, "e", count=9, recovery=TTL)
-    for one in taken.messages:
-        await stage.recovery.lost(TOPIC, one, max_crashes=1, now=taken.now)
+    deadlines = Deadlines(TTL / 1000, store.link_of(0), ServerClock())
+    failures = FailureLog("test")
+    await stage.recovery.take_over(
+        TOPIC, deadlines, failures, expected=None, far=None, max_crashes=1
+    )
     (died,) = stage.seen.of(events.Died)
     assert died.attempts == (0 if past else 1)
     assert died.reason.partition(":")[0] == ("expired" if past else "crashed")
@@ -196,7 +202,7 @@ async def mq(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[MessageQueue]:
     """A queue whose workers look around and make their rounds more often than they do."""
-    monkeypatch.setattr(wakeups, "LOOK_AROUND", 0.2)
+    monkeypatch.setattr(site, "SURVEY_EVERY", 0.2)
     monkeypatch.setattr(caretaker, "ROUND", 0.2)
     async with queue(server.url) as mq:
         yield mq

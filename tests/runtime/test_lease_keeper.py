@@ -14,7 +14,7 @@ from mx_rmq import Delivery, Worker
 from mx_rmq.core import events
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
-from mx_rmq.runtime.lease_keeper import LOOK_IDLE
+from mx_rmq.runtime.lease_keeper import CHECK_IDLE_EVERY
 from mx_rmq.store.store import Store
 from tests.lab.proxy import Proxy
 from tests.runtime.stage import Seen, on_a_server, queue, slots_of, until, until_so
@@ -90,7 +90,7 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_taken_over
         (blocked,) = seen.of(events.LoopBlocked)
         assert blocked.handler.endswith("blocks_the_loop")
         assert "time.sleep(1.6)" in blocked.stack
-        assert 1 <= blocked.seconds < took[0] + LOOK_IDLE
+        assert 1 <= blocked.seconds < took[0] + CHECK_IDLE_EVERY
 
 
 async def test_the_loop_is_reported_again_when_it_is_blocked_again(
@@ -315,8 +315,8 @@ async def test_a_keeper_that_ends_by_itself_while_it_is_told_to_ends_all_the_sam
         async with Worker(mq) as worker:
             assert worker._engine is not None
             keeper = worker._engine._lease_keeper
-            assert keeper._life is not None
-            loop = keeper._life.loop
+            assert keeper._thread is not None
+            loop = keeper._thread.loop
             assert loop is not None
             (thread,) = (one for one in threading.enumerate() if one.name == "mx-rmq-keeper")
             tell = loop.call_soon_threadsafe

@@ -16,12 +16,11 @@ from mx_rmq.core.outcome import Complete, DeadLetter, Quarantine, Release, Retry
 from mx_rmq.runtime import engine
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.lifecycle import Lifecycle
-from mx_rmq.runtime.slots import Slots
 from mx_rmq.store.store import Store
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, pending, take
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
-from tests.runtime.stage import Seen, handler, on_a_server, queue, until
+from tests.runtime.stage import Seen, handler, on_a_server, queue, slots_for, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.core.outcome import Outcome
-    from mx_rmq.runtime.slots import Held, TopicSlots
+    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -45,7 +44,7 @@ class Work:
         self.store = store
         self.bus = Events()
         self.seen = Seen(self.bus)
-        self.slots = Slots([handler(TOPIC)], concurrency=size, prefetch=0)
+        self.slots = slots_for([handler(TOPIC)], concurrency=size)
         self.settled = 0
         dispatcher: Any = self
         self.lifecycle = Lifecycle(store, self.slots, dispatcher, self.bus, worker="w1")
@@ -55,25 +54,25 @@ class Work:
         assert topic.topic == TOPIC
         self.settled += 1
 
-    async def held(self, count: int = 1, *, large: int = 0, **fields: Any) -> list[Held]:
+    async def held(self, count: int = 1, *, large: int = 0, **fields: Any) -> list[HeldMessage]:
         if large:
             await self.store.produce_normal_message(TOPIC, [draft("x" * large)] * count)
         else:
             await pending(self.store, count, **fields)
         leased = await take(self.store, count)
         topic = self.slots.topics[TOPIC]
-        self.slots.ask(topic, count)
-        self.slots.answered(topic, count, leased, time.monotonic())
+        self.slots.reserve(topic, count)
+        self.slots.receive(topic, count, leased, time.monotonic())
         running = []
-        while (held := self.slots.next()) is not None:
-            held.message = codec.decode(held.record)
+        while (held := self.slots.start_next()) is not None:
+            held.message = codec.decode(held.claim.record)
             held.started_at = time.monotonic()
             self.slots.finished(held)
             running.append(held)
         assert len(running) == count
         return running
 
-    async def apply(self, held: list[Held], outcome: Any) -> None:
+    async def apply(self, held: list[HeldMessage], outcome: Any) -> None:
         for one in held:
             self.lifecycle.settle(one, outcome(one) if callable(outcome) else outcome)
         await self.lifecycle.flush(10)
@@ -83,12 +82,12 @@ class Work:
         return c.pending, c.delayed, c.processing, c.dead, c.quarantined
 
 
-def retry(held: Held) -> Outcome:
+def retry(held: HeldMessage) -> Outcome:
     assert held.message is not None
     return RetryLater(held.message.failed(FAILURE), 5000, BOOM)
 
 
-def dead(held: Held) -> Outcome:
+def dead(held: HeldMessage) -> Outcome:
     assert held.message is not None
     return DeadLetter(held.message.failed(FAILURE), BOOM)
 
@@ -168,7 +167,7 @@ async def test_what_is_released_keeps_its_priority(
 async def test_what_is_released_unread_may_be_unreadable(store: Store) -> None:
     work = Work(store)
     held = await work.held()
-    held[0].message, held[0].record = None, b"\xff"
+    held[0].message, held[0].claim = None, held[0].claim._replace(record=b"\xff")
     await work.apply(held, Release())
     assert await work.counts() == (1, 0, 0, 0, 0)
 
@@ -432,7 +431,7 @@ async def test_one_that_cannot_be_settled_does_not_stop_the_others_of_its_call(
     held = await work.held(10)
     bad = held[4]
 
-    def outcome(one: Held) -> Outcome:
+    def outcome(one: HeldMessage) -> Outcome:
         assert one.message is not None
         return RetryLater(one.message.failed(FAILURE), -1 if one is bad else 5000, BOOM)
 

@@ -11,11 +11,11 @@ import pytest
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.runtime.loop import (
-    COMPLAIN_EVERY,
     FIRST_PAUSE,
+    LOG_EVERY,
     LONGEST_PAUSE,
     Backoff,
-    Complaints,
+    FailureLog,
     Loop,
 )
 from tests.runtime.stage import until
@@ -139,10 +139,10 @@ def test_a_failure_is_logged_at_first_and_then_once_a_minute(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("mx_rmq.runtime.loop.time.monotonic", lambda: now[0])
-    complaints = Complaints("duty")
-    for seconds in (0, 1, COMPLAIN_EVERY - 1.1, 0.2, 1):
+    failures = FailureLog("duty")
+    for seconds in (0, 1, LOG_EVERY - 1.1, 0.2, 1):
         now[0] += seconds
-        complaints.failed(ValueError("no"))
+        failures.log(ValueError("no"))
     assert [record.getMessage() for record in caplog.records] == ["the duty failed and goes on"] * 2
     assert caplog.records[0].exc_info is not None
 
@@ -151,7 +151,7 @@ def test_a_failure_is_logged_at_first_and_then_once_a_minute(
 def test_of_a_server_that_is_away_the_link_tells_not_every_duty(
     caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
-    Complaints("duty").failed(error)
+    FailureLog("duty").log(error)
     assert caplog.records == []
 
 

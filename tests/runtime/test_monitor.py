@@ -12,10 +12,10 @@ import pytest
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import VERSION, Priority, State
-from mx_rmq.runtime.clock import ServerClock
-from mx_rmq.runtime.deadlines import STOOD_STILL
+from mx_rmq.net.server_clock import ServerClock
+from mx_rmq.runtime.deadlines import FROZEN, Deadlines
 from mx_rmq.runtime.event_bus import Events
-from mx_rmq.runtime.monitor import LOOK, Monitor
+from mx_rmq.runtime.monitor import CHECK_EVERY, Monitor
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, leased, rewrite, take
 from tests.runtime.stage import Seen, handler, on_a_server, recovery
 
@@ -41,11 +41,8 @@ class Watch:
         self.monitor = Monitor(
             store,
             {topic: handler(topic, **options) for topic in topics or (TOPIC,)},
-            self.clock,
+            Deadlines(lease, store.link_of(0), self.clock),
             recovery(store, self.bus, "m"),
-            worker="m",
-            lease=lease,
-            link=store.link_of(0),
         )
         self.store = store
         self.know()
@@ -60,7 +57,7 @@ class Watch:
         self.know()
         surveyed = await self.store.survey_topics(list(self.monitor._handlers))
         for topic, survey in surveyed.topics.items():
-            self.monitor.saw(topic, survey.deadline)
+            self.monitor.surveyed(topic, survey.deadline)
         return await self.monitor.step()
 
     def passed(self, seconds: float) -> None:
@@ -68,8 +65,8 @@ class Watch:
         self.clock.jumped_at -= seconds
         monitor = self.monitor
         monitor.deadlines._silent_at -= seconds
-        monitor.deadlines._asked_first_at -= seconds
-        for times in (monitor._looked_at, monitor._busy_since, monitor.deadlines._behind_since):
+        monitor.deadlines._probed_at -= seconds
+        for times in (monitor._checked_at, monitor._busy_since, monitor.deadlines._behind_since):
             for topic in times:
                 times[topic] -= seconds
 
@@ -206,7 +203,7 @@ async def test_it_learns_the_next_deadline_after_it_took_over(store: Store, cloc
 async def test_a_lease_that_was_extended_is_not_taken_over(store: Store, clock: Clock) -> None:
     (one,) = await leased(store)
     watch = Watch(store)
-    watch.monitor.saw(TOPIC, 0)  # what it saw is old news
+    watch.monitor.surveyed(TOPIC, 0)  # what it saw is old news
     await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE)
     assert await watch.monitor.step() == pytest.approx(LEASE / 1000, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
@@ -230,8 +227,8 @@ async def test_it_holds_back_after_the_server_was_away(store: Store, clock: Cloc
 async def test_it_holds_back_after_a_jump_of_the_servers_clock(store: Store, clock: Clock) -> None:
     await leased(store)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
-    watch.clock.heard(clock.advance(LEASE), time.monotonic())
+    watch.clock.update(clock.now, time.monotonic())
+    watch.clock.update(clock.advance(LEASE), time.monotonic())
     pause = await watch.step()
     assert pause == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
@@ -242,8 +239,8 @@ async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_h
 ) -> None:
     (one,) = await leased(store)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
-    watch.monitor.saw(TOPIC, 0)
+    watch.clock.update(clock.now, time.monotonic())
+    watch.monitor.surveyed(TOPIC, 0)
     clock.advance(LEASE + 1)
     assert await watch.monitor.step() == 0
     assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
@@ -260,9 +257,9 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     (gone,) = await leased(store, lease=3000, worker="gone")
     (held,) = await leased(store, lease=3000)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.update(clock.now, time.monotonic())
     await watch.step()
-    watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
+    watch.clock.update(clock.advance(-3_600_000), time.monotonic())
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
     watch.passed(HOLD_BACK + 0.1)
@@ -275,10 +272,10 @@ async def test_a_jump_that_was_noticed_before_anything_was_seen_in_processing_co
     store: Store, clock: Clock
 ) -> None:
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.update(clock.now, time.monotonic())
     assert await watch.step() is None
     (gone,) = await leased(store, lease=3000, worker="gone")
-    watch.clock.heard(clock.advance(-3_600_000), time.monotonic())
+    watch.clock.update(clock.advance(-3_600_000), time.monotonic())
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     watch.passed(HOLD_BACK + 0.1)
     await watch.step()
@@ -294,8 +291,8 @@ async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_
     (held,) = await leased(store, lease=3000)
     clock.advance(-3_600_000)
     watch = Watch(store, lease=3.0)
-    assert await watch.step() == pytest.approx(LOOK, abs=0.1)
-    watch.passed(LOOK)
+    assert await watch.step() == pytest.approx(CHECK_EVERY, abs=0.1)
+    watch.passed(CHECK_EVERY)
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
     watch.passed(HOLD_BACK + 0.1)
@@ -310,8 +307,8 @@ async def test_longer_leases_than_ours_are_left_alone_while_the_clock_is_right(
     await leased(store, lease=3_600_000)
     watch = Watch(store, lease=3.0)
     for _ in range(3):
-        assert await watch.step() == pytest.approx(LOOK, abs=0.1)
-        watch.passed(LOOK)
+        assert await watch.step() == pytest.approx(CHECK_EVERY, abs=0.1)
+        watch.passed(CHECK_EVERY)
     assert watch.seen.of(events.TakenOver) == []
 
 
@@ -320,7 +317,7 @@ async def test_a_call_that_was_under_way_for_long_is_made_once_more_later_and_be
 ) -> None:
     (stuck,) = await leased(store)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic() - LEASE / 1000 - 1)
+    watch.clock.update(clock.now, time.monotonic() - LEASE / 1000 - 1)
     clock.advance(LEASE)
     await watch.step()
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
@@ -335,11 +332,11 @@ async def test_a_call_that_was_under_way_through_an_outage_takes_nothing_over(
 ) -> None:
     (held,) = await leased(store, lease=3000)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.update(clock.now, time.monotonic())
     await watch.step()
     clock.advance(3600)
     watch.clock._asked_at -= 3.6  # it was away while the call was tried, so this is no jump
-    watch.monitor.saw(TOPIC, 0)
+    watch.monitor.surveyed(TOPIC, 0)
     await watch.monitor.step()
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
@@ -356,9 +353,9 @@ async def test_a_jump_that_one_topic_hears_of_costs_the_next_one_nothing(
         await store.produce_normal_message(topic, [draft(1)])
         await store.dispatch_message(topic, "w1", count=1, lease=LEASE)
     watch = Watch(store, *topics, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
+    watch.clock.update(clock.now, time.monotonic())
     for topic in topics:
-        watch.monitor.saw(topic, 0)
+        watch.monitor.surveyed(topic, 0)
     clock.advance(LEASE + 1)
     await watch.monitor.step()
     assert watch.seen.of(events.TakenOver) == []
@@ -369,8 +366,8 @@ async def test_a_small_jump_is_held_back_after_too_if_the_lease_is_short(
 ) -> None:
     await leased(store, lease=3000)
     watch = Watch(store, lease=3.0)
-    watch.clock.heard(clock.now, time.monotonic())
-    watch.monitor.saw(TOPIC, 0)
+    watch.clock.update(clock.now, time.monotonic())
+    watch.monitor.surveyed(TOPIC, 0)
     clock.advance(3001)
     await watch.monitor.step()
     assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
@@ -385,13 +382,13 @@ async def test_a_server_that_was_not_heard_lately_is_heard_first(
         await store.dispatch_message(topic, "gone", count=1, lease=LEASE)
     clock.advance(LEASE)
     watch = Watch(store, "a", "b", lease=3.0)
-    watch.monitor.saw("a", 0)
-    watch.monitor.saw("b", 0)
+    watch.monitor.surveyed("a", 0)
+    watch.monitor.surveyed("b", 0)
     store.link_of(0).answered_at -= 1  # nothing came from it for a second: was it there?
     await watch.monitor.step()
     assert await watch.monitor.step() == pytest.approx(0.75, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
-    watch.monitor.deadlines._asked_first_at -= 0.75
+    watch.monitor.deadlines._probed_at -= 0.75
     await watch.monitor.step()
     assert len(watch.seen.of(events.TakenOver)) == 2
 
@@ -402,7 +399,7 @@ async def test_when_calls_fail_it_holds_back_from_the_first_that_gets_through(
     await leased(store, lease=3000)
     clock.advance(3000)
     watch = Watch(store, lease=3.0)
-    watch.monitor.saw(TOPIC, 0)
+    watch.monitor.surveyed(TOPIC, 0)
     store.link_of(0).failed(OSError("refused"))
     await watch.monitor.step()
     assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
@@ -430,7 +427,7 @@ async def test_it_holds_back_after_its_process_stood_still(store: Store, clock: 
     watch = Watch(store, lease=3.0)
     assert await watch.step() == pytest.approx(4, abs=0.1)
     watch.monitor.deadlines._expected_at = (
-        time.monotonic() - STOOD_STILL - 0.1
+        time.monotonic() - FROZEN - 0.1
     )  # it should have run then
     clock.advance(4000)
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
@@ -467,9 +464,9 @@ async def test_it_does_not_hold_back_again_and_again_for_a_loop_that_is_always_l
     watch = Watch(store, lease=3.0)
     for _ in range(2):  # the second time the first pause is over, and it comes late again
         assert watch.seen.of(events.TakenOver) == []
-        watch.monitor.deadlines._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        watch.monitor.deadlines._expected_at = time.monotonic() - FROZEN - 0.1
         await watch.step()
-        watch.monitor.deadlines._stood_still_at -= HOLD_BACK + 0.1
+        watch.monitor.deadlines._frozen_at -= HOLD_BACK + 0.1
     assert len(watch.seen.of(events.TakenOver)) == 1
 
 
@@ -480,9 +477,9 @@ async def test_it_holds_back_anew_when_its_process_stands_still_much_later(
     clock.advance(LEASE)
     watch = Watch(store, lease=3.0)
     for _ in range(2):
-        watch.monitor.deadlines._expected_at = time.monotonic() - STOOD_STILL - 0.1
+        watch.monitor.deadlines._expected_at = time.monotonic() - FROZEN - 0.1
         assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-        watch.monitor.deadlines._stood_still_at -= 4 * HOLD_BACK + 0.1
+        watch.monitor.deadlines._frozen_at -= 4 * HOLD_BACK + 0.1
     assert watch.seen.of(events.TakenOver) == []
 
 

@@ -33,7 +33,12 @@ pytestmark = on_a_server
 steady = pytest.mark.usefixtures("steady")
 
 
-def nothing(topic: str, count: int) -> None: ...
+def scheduler_of(store: Store, *topics: str) -> Scheduler:
+    """A scheduler that asks about these topics first."""
+    scheduler = Scheduler(store, on_moved=lambda topic, count: None)
+    for topic in topics:
+        scheduler.on_ring(topic)
+    return scheduler
 
 
 async def pending(store: Store, topic: str = TOPIC) -> int:
@@ -41,13 +46,13 @@ async def pending(store: Store, topic: str = TOPIC) -> int:
 
 
 async def test_with_nothing_delayed_it_sleeps_until_it_is_woken(store: Store) -> None:
-    assert await Scheduler(store, [TOPIC, "other"], on_moved=nothing).step() is None
+    assert await scheduler_of(store, TOPIC, "other").step() is None
 
 
 @steady
 async def test_it_sleeps_exactly_until_the_next_due_time(store: Store) -> None:
     await delayed(store, 5000)
-    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
+    pause = await scheduler_of(store, TOPIC).step()
     assert pause == pytest.approx(5.0, abs=0.05)
 
 
@@ -56,7 +61,7 @@ async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: C
     await delayed(store, 1000)
     await delayed(store, 3000)
     clock.advance(1000)
-    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
+    pause = await scheduler_of(store, TOPIC).step()
     assert await pending(store) == 1
     assert pause == pytest.approx(2.0, abs=0.05)
 
@@ -65,7 +70,7 @@ async def test_what_is_due_is_moved_and_what_is_not_waits(store: Store, clock: C
 async def test_nothing_is_moved_a_millisecond_early(store: Store, clock: Clock) -> None:
     await delayed(store, 1000)
     clock.advance(999)
-    pause = await Scheduler(store, [TOPIC], on_moved=nothing).step()
+    pause = await scheduler_of(store, TOPIC).step()
     assert await pending(store) == 0
     assert pause == pytest.approx(0.001, abs=0.01)
 
@@ -76,7 +81,7 @@ async def test_a_long_queue_is_moved_batch_by_batch_so_others_get_their_turn(
     for _ in range(3):
         await delayed(store, 10, BATCH)
     clock.advance(10)
-    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
+    scheduler = scheduler_of(store, TOPIC)
     assert [await scheduler.step() for _ in range(3)] == [0.0, 0.0, None]
     assert await pending(store) == 3 * BATCH
 
@@ -84,10 +89,10 @@ async def test_a_long_queue_is_moved_batch_by_batch_so_others_get_their_turn(
 @steady
 async def test_a_ring_brings_an_earlier_due_time(store: Store) -> None:
     await delayed(store, 60_000)
-    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
+    scheduler = scheduler_of(store, TOPIC)
     assert await scheduler.step() == pytest.approx(60, abs=0.1)
     await delayed(store, 2000)
-    scheduler.rung(TOPIC)
+    scheduler.on_ring(TOPIC)
     assert await scheduler.step() == pytest.approx(2, abs=0.05)
 
 
@@ -100,7 +105,7 @@ async def test_a_step_that_comes_early_asks_nothing_of_the_server(
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         await Store.open(proxy.url, clock=clock) as through,
     ):
-        scheduler = Scheduler(through, [TOPIC, "other"], on_moved=nothing)
+        scheduler = scheduler_of(through, TOPIC, "other")
         await scheduler.step()
         before = len(proxy.requests)
         assert await scheduler.step() == pytest.approx(60, abs=0.1)
@@ -109,10 +114,10 @@ async def test_a_step_that_comes_early_asks_nothing_of_the_server(
 
 @steady
 async def test_who_only_saw_a_due_time_stands_in_a_moment_later(store: Store) -> None:
-    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
+    scheduler = scheduler_of(store, TOPIC)
     assert await scheduler.step() is None
     await delayed(store, 3000)
-    scheduler.saw(TOPIC, 3000)
+    scheduler.surveyed(TOPIC, 3000)
     assert await scheduler.step() == pytest.approx(3 + STAND_IN, abs=0.05)
 
 
@@ -121,10 +126,10 @@ async def test_who_knows_a_due_time_exactly_does_not_put_it_off_when_it_is_seen(
     store: Store,
 ) -> None:
     await delayed(store, 3000)
-    scheduler = Scheduler(store, [TOPIC], on_moved=nothing)
+    scheduler = scheduler_of(store, TOPIC)
     await scheduler.step()
-    scheduler.saw(TOPIC, 2990)
-    scheduler.saw(TOPIC, None)
+    scheduler.surveyed(TOPIC, 2990)
+    scheduler.surveyed(TOPIC, None)
     assert await scheduler.step() == pytest.approx(3, abs=0.05)
 
 
@@ -133,7 +138,7 @@ async def test_what_was_due_before_the_worker_came_is_moved_at_once(
 ) -> None:
     await delayed(store, 10)
     clock.advance(100_000)
-    await Scheduler(store, [TOPIC], on_moved=nothing).step()
+    await scheduler_of(store, TOPIC).step()
     assert await pending(store) == 1
 
 
@@ -146,14 +151,14 @@ async def test_a_ring_during_a_move_is_not_lost(
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         await Store.open(proxy.url, clock=clock) as through,
     ):
-        scheduler = Scheduler(through, [TOPIC], on_moved=nothing)
+        scheduler = scheduler_of(through, TOPIC)
         await through.get_next_delay_task(TOPIC)
         await through.process_delay_message(TOPIC, count=1)
 
         async def meanwhile() -> None:
             """After the look at the next due time, before its answer arrives."""
             await delayed(store, 1000)
-            scheduler.rung(TOPIC)
+            scheduler.on_ring(TOPIC)
 
         proxy._orders.clear()
         proxy.delay_reply(1)  # process_delay_message
@@ -169,7 +174,7 @@ async def test_a_move_that_fails_is_done_again(
     clock.advance(10)
     proxy = Proxy(server.socket, tmp_path / "p.sock")
     async with proxy, await Store.open(proxy.url, clock=clock, patience=0) as through:
-        scheduler = Scheduler(through, [TOPIC], on_moved=nothing)
+        scheduler = scheduler_of(through, TOPIC)
         proxy.cut_request(1)
         with pytest.raises(Exception, match="process_delay_message"):
             await scheduler.step()
@@ -186,7 +191,7 @@ async def test_a_broken_topic_does_not_keep_the_others_from_their_due_times(
     clock.advance(10)
     await raw.delete(store.keys.of("broken").payload)
     await raw.set(store.keys.of("broken").payload, "no hash")
-    scheduler = Scheduler(store, ["broken", TOPIC], on_moved=nothing)
+    scheduler = scheduler_of(store, "broken", TOPIC)
     for _ in range(3):
         with suppress(ScriptFailed):  # the loop goes on, too
             await scheduler.step()
@@ -227,7 +232,7 @@ async def test_what_became_due_is_counted_and_told_to_whoever_listens(
         @mq.handler("t", partitions=2)
         async def handle(_: None) -> None: ...
 
-        assert not mq.events.wants(events.Due), "nobody pays for it unheard"
+        assert events.Due not in mq.events.wanted, "nobody pays for it unheard"
         async with Worker(mq):
             mq.events.subscribe(seen.append, events.Due)
             await mq.produce_many("t", [None] * 5, delay=0.1)
@@ -244,18 +249,18 @@ async def _completed(mq: MessageQueue, count: int) -> bool:
 async def test_what_was_moved_is_told_at_once(store: Store) -> None:
     await store.produce_delay_message(TOPIC, [draft(delay=0, at=1)])
     moved: list[tuple[str, int]] = []
-    scheduler = Scheduler(
-        store, [TOPIC, "other"], on_moved=lambda topic, count: moved.append((topic, count))
-    )
+    scheduler = Scheduler(store, on_moved=lambda topic, count: moved.append((topic, count)))
+    scheduler.on_ring(TOPIC)
+    scheduler.on_ring("other")
     await scheduler.step()
     assert moved == [(TOPIC, 1)]
-    scheduler.rung(TOPIC)
+    scheduler.on_ring(TOPIC)
     await scheduler.step()
     assert moved == [(TOPIC, 1)]
 
 
 @steady
-async def test_a_topic_that_is_taken_up_is_asked_about_by_the_look_around_alone(
+async def test_a_topic_that_is_taken_up_is_asked_about_by_the_survey_alone(
     store: Store, server: Server, clock: Clock, tmp_path: Path
 ) -> None:
     await delayed(store, 5000)
@@ -263,17 +268,17 @@ async def test_a_topic_that_is_taken_up_is_asked_about_by_the_look_around_alone(
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         await Store.open(proxy.url, clock=clock) as through,
     ):
-        scheduler = Scheduler(through, (), on_moved=nothing)
+        scheduler = scheduler_of(through)
         before = len(proxy.requests)
         for number in range(100):
             scheduler.add(f"t{number}")
         scheduler.add(TOPIC)
         assert await scheduler.step() is None
         assert len(proxy.requests) == before
-        scheduler.saw("t1", None)
-        scheduler.saw(TOPIC, 5000)
+        scheduler.surveyed("t1", None)
+        scheduler.surveyed(TOPIC, 5000)
         assert await scheduler.step() == pytest.approx(5, abs=0.05)  # nobody stands in for us
-        scheduler.saw("t1", 1000)
+        scheduler.surveyed("t1", 1000)
         assert await scheduler.step() == pytest.approx(1 + STAND_IN, abs=0.05)
 
 
@@ -281,12 +286,12 @@ async def test_a_topic_that_is_taken_up_is_asked_about_by_the_look_around_alone(
 async def test_a_topic_that_fails_does_not_fill_the_agenda(store: Store, raw: Redis) -> None:
     await raw.set(store.keys.of("broken").payload, "no hash")
     await raw.zadd(store.keys.of("broken").delay_tasks, {"a": 1})
-    scheduler = Scheduler(store, [], on_moved=nothing)
+    scheduler = scheduler_of(store)
     for _ in range(5):
-        scheduler.rung("broken")
+        scheduler.on_ring("broken")
         assert await scheduler.step() == pytest.approx(TRY_AGAIN, abs=0.5)
     assert len(scheduler._agenda) <= 5
-    scheduler.rung("broken")
-    scheduler.rung("broken")
+    scheduler.on_ring("broken")
+    scheduler.on_ring("broken")
     await scheduler.step()
-    assert sum(map(scheduler._counts, scheduler._agenda)) == 1
+    assert sum(map(scheduler._is_current, scheduler._agenda)) == 1

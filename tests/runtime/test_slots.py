@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime import slots as slots_module
-from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.slots import Slots, Stopped
-from tests.runtime.stage import handler, some, take_in
+from tests.runtime.stage import handler, slots_for, some, take_in
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import Held, TopicSlots
+    from mx_rmq.runtime.slots import HeldMessage, TopicSlots
 
 
 class Time:
@@ -35,20 +35,20 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 def make(*topics: str, concurrency: int = 4, prefetch: int = 0, **limits: int) -> Slots:
     handlers = [handler(topic, concurrency=limits.get(topic)) for topic in topics]
-    return Slots(handlers, concurrency=concurrency, prefetch=prefetch)
+    return slots_for(handlers, concurrency=concurrency, prefetch=prefetch)
 
 
-def run_all(slots: Slots) -> list[Held]:
+def run_all(slots: Slots) -> list[HeldMessage]:
     """Start whatever may start."""
     started = []
-    while (held := slots.next()) is not None:
+    while (held := slots.start_next()) is not None:
         started.append(held)
     return started
 
 
-def finish(slots: Slots, held: Held) -> None:
+def finish(slots: Slots, held: HeldMessage) -> None:
     slots.finished(held)
-    slots.gone(held)
+    slots.forget(held)
 
 
 # room
@@ -62,7 +62,7 @@ def test_what_a_full_worker_handed_back_is_not_taken_again_before_a_slot_is_free
     assert slots.room(waiting) == 1
     take_in(slots, waiting, 1)
     for held in slots.take_back():
-        slots.gone(held)
+        slots.forget(held)
     assert slots.room(waiting) == 0
     finish(slots, running)
     assert slots.room(waiting) == 1
@@ -95,9 +95,9 @@ def test_a_lone_topic_may_take_as_much_as_there_are_slots() -> None:
 def test_what_is_asked_for_takes_room_before_it_comes() -> None:
     slots = make("a", concurrency=4)
     (a,) = slots.topics.values()
-    slots.ask(a, 4)
+    slots.reserve(a, 4)
     assert slots.room(a) == 0
-    slots.answered(a, 4, some(1), 0.0)
+    slots.receive(a, 4, some(1), 0.0)
     assert slots.room(a) == 3
 
 
@@ -105,11 +105,11 @@ def test_what_is_being_settled_still_takes_room() -> None:
     slots = make("a", concurrency=1)
     (a,) = slots.topics.values()
     (held,) = take_in(slots, a, 1)
-    assert slots.next() is held
+    assert slots.start_next() is held
     slots.finished(held)
     assert held.settling
     assert slots.room(a) == 0
-    slots.gone(held)
+    slots.forget(held)
     assert slots.room(a) == 1
 
 
@@ -154,8 +154,8 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
     concurrency, prefetch = chance.randint(1, 8), chance.choice([0, 3, 50])
     slots = make("a", "b", "c", "d", concurrency=concurrency, prefetch=prefetch, b=2)
     topics = list(slots.topics.values())
-    running: list[Held] = []
-    settling: list[Held] = []
+    running: list[HeldMessage] = []
+    settling: list[HeldMessage] = []
     asked: list[tuple[TopicSlots, int]] = []
     for _ in range(2000):
         time.now += chance.random() * 0.02
@@ -164,12 +164,12 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
             case 0:
                 slots.ready[topic] = None
             case 1 if room := slots.room(topic):
-                slots.ask(topic, room)
+                slots.reserve(topic, room)
                 asked.append((topic, room))
             case 2 if asked:
                 topic, count = asked.pop(chance.randrange(len(asked)))
                 got = chance.randint(0, count)
-                slots.answered(topic, count, some(got), 0.0)
+                slots.receive(topic, count, some(got), 0.0)
                 if got < count:
                     slots.ready.pop(topic, None)
             case 3 if running:
@@ -177,7 +177,7 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
                 slots.finished(held)
                 settling.append(held)
             case 4 if settling:
-                slots.gone(settling.pop(chance.randrange(len(settling))))
+                slots.forget(settling.pop(chance.randrange(len(settling))))
         running += run_all(slots)
         on_their_way = sum(count for _, count in asked)
         assert len(slots.held) + on_their_way == sum(topic.held for topic in topics)
@@ -252,9 +252,9 @@ def test_many_quick_topics_get_a_batch_each_in_turn(time: Time) -> None:
         slots.ready[topic] = None
     taken = []
     for topic in topics:
-        if room := slots.worth(topic):
+        if room := slots.worth_asking(topic):
             taken.append(room)
-            slots.ask(topic, room)
+            slots.reserve(topic, room)
     assert taken[:2] == [64, 64]
     assert min(taken) >= 32
     assert sum(taken) <= 210
@@ -266,11 +266,11 @@ def test_what_was_handed_back_late_is_not_taken_ahead_again(time: Time) -> None:
     work(slots, a, time, 2000, took=0.0002)
     assert slots.ahead(a) > 20
     take_in(slots, a, 20)
-    assert slots.next() is not None  # it runs and does not end
+    assert slots.start_next() is not None  # it runs and does not end
     for _ in range(5):
         time.now += 0.1
         take_in(slots, b, 500)
-        while (held := slots.next()) is not None:  # they keep the pace up
+        while (held := slots.start_next()) is not None:  # they keep the pace up
             held.started_at = time.now
             time.now += 0.0002
             finish(slots, held)
@@ -341,10 +341,10 @@ def test_a_message_that_is_gone_twice_frees_one_place() -> None:
     slots = make("a", concurrency=2)
     (a,) = slots.topics.values()
     first, _ = take_in(slots, a, 2)
-    assert slots.next() is first
+    assert slots.start_next() is first
     slots.finished(first)
-    slots.gone(first)
-    slots.gone(first)
+    slots.forget(first)
+    slots.forget(first)
     assert slots.room(a) == 1
     assert a.held == 1
 
@@ -353,11 +353,11 @@ def test_the_same_message_may_be_held_anew_under_another_token() -> None:
     slots = make("a", concurrency=4)
     (a,) = slots.topics.values()
     (one,) = some(1)
-    slots.ask(a, 2)
-    slots.answered(a, 1, [one], 0.0)
-    slots.answered(a, 1, [one._replace(token=one.token + 1000)], 0.0)
+    slots.reserve(a, 2)
+    slots.receive(a, 1, [one], 0.0)
+    slots.receive(a, 1, [one._replace(token=one.token + 1000)], 0.0)
     first, second = list(slots.held)
-    slots.gone(first)
+    slots.forget(first)
     assert list(slots.held) == [second]
 
 
@@ -365,13 +365,13 @@ def test_taking_back_empties_the_lines_and_leaves_what_runs() -> None:
     slots = make("a", "b", concurrency=2)
     a, b = slots.topics.values()
     first, second, third = take_in(slots, a, 3)
-    assert slots.next() is first
+    assert slots.start_next() is first
     (other,) = take_in(slots, b, 1)
     assert slots.take_back() == [second, third, other]
     assert all(held.settling for held in (second, third, other))
     assert not first.settling
     assert slots.waiting == 0
-    assert slots.next() is None
+    assert slots.start_next() is None
     assert len(slots.held) == 4  # until they are settled
 
 
@@ -391,7 +391,9 @@ def test_a_topic_whose_line_was_emptied_gets_one_turn_when_it_fills_again() -> N
     slots.forget_waiting(lost)
     take_in(slots, b, 2)
     take_in(slots, a, 2)
-    assert sorted(held.topic.topic for held in (slots.next(), slots.next()) if held) == ["a", "b"]
+    assert sorted(
+        held.topic.topic for held in (slots.start_next(), slots.start_next()) if held
+    ) == ["a", "b"]
 
 
 # waking and stopping
@@ -428,7 +430,7 @@ def test_no_more_is_taken_than_may_start_beside_topics_that_rest(
 
 
 def test_each_partition_has_the_handlers_limit_for_itself() -> None:
-    slots = Slots((), concurrency=10, prefetch=0)
+    slots = Slots(concurrency=10, prefetch=0)
     one = handler("t", concurrency=2)
     first = slots.add(one, "t", ServerClock())
     second = slots.add(one, "t/1", ServerClock())
@@ -439,15 +441,15 @@ def test_each_partition_has_the_handlers_limit_for_itself() -> None:
 
 
 def test_of_an_ordered_topic_nothing_is_asked_for_while_anything_is_held() -> None:
-    slots = Slots((), concurrency=10, prefetch=100)
+    slots = Slots(concurrency=10, prefetch=100)
     topic = slots.add(handler("t", concurrency=1, partitions=2), "t/1", ServerClock())
-    assert slots.worth(topic) >= 1
+    assert slots.worth_asking(topic) >= 1
     held = take_in(slots, topic, 1)
-    assert slots.worth(topic) == 0
-    assert slots.next() is held[0]
-    assert slots.worth(topic) == 0
+    assert slots.worth_asking(topic) == 0
+    assert slots.start_next() is held[0]
+    assert slots.worth_asking(topic) == 0
     finish(slots, held[0])
-    assert slots.worth(topic) >= 1
+    assert slots.worth_asking(topic) >= 1
 
 
 def test_to_a_topic_that_comes_up_later_a_slot_is_left() -> None:
@@ -458,4 +460,4 @@ def test_to_a_topic_that_comes_up_later_a_slot_is_left() -> None:
     assert len(run_all(slots)) == 3
     assert slots.room(late) == 1
     (held,) = take_in(slots, late, 1)
-    assert slots.next() is held
+    assert slots.start_next() is held

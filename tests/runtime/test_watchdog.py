@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
-LOOPS = ("doorbell", "lookout", "scheduler", "monitor", "crons", "janitor", "beat")
+LOOPS = ("doorbell listener", "survey", "scheduler", "monitor", "crons", "janitor", "registry")
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watchdog that looks often and restarts soon."""
-    monkeypatch.setattr(watchdog, "LOOK", 0.02)
+    monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.02)
     monkeypatch.setattr(watchdog, "FIRST_PAUSE", 0.01)
     monkeypatch.setattr(watchdog, "LONGEST_PAUSE", 0.02)
 
@@ -111,7 +111,7 @@ async def test_every_part_is_watched_under_its_name(raw: Redis, server: Server) 
         mq.cron("0 0 1 1 *", topic="t")(lambda: None)
         async with Worker(mq) as worker:
             assert worker._engine is not None
-            watched = worker._engine._watchdog._parts
+            watched = worker._engine.watchdog._parts
             assert sorted(part.name for part in watched) == sorted(events.PARTS)
 
 
@@ -134,7 +134,7 @@ async def test_a_worker_survives_that_all_tasks_are_cancelled(
                 cancel_all_tasks()
                 await asyncio.sleep(0.1)
             await until(lambda: len(done) == 300)
-        assert {event.part for event in seen.of(events.PartDied)} >= {"doorbell", "lookout"}
+        assert {event.part for event in seen.of(events.PartDied)} >= {"doorbell listener", "survey"}
 
 
 async def test_consumers_that_are_cancelled_before_they_begin_are_replaced(
@@ -145,9 +145,10 @@ async def test_consumers_that_are_cancelled_before_they_begin_are_replaced(
         mq.handler("t")(lambda payload: None)
         async with Worker(mq) as worker:
             assert worker._engine is not None
-            consumer = worker._engine._consumer
+            consumer = worker._engine.consumer
             for _ in range(10):  # more often than consumers are woken at once
-                consumer._wake()
+                consumer._start_consumer()
+                consumer._woken += 1
                 for task in list(consumer._starting):
                     task.cancel()
                 await until(lambda: not consumer._starting)
@@ -171,13 +172,13 @@ async def test_a_part_that_keeps_dying_lets_the_worker_fail(
         await seen.one(events.WorkerStarted)
         with monkeypatch.context() as patch:
             patch.setattr(Store, "survey_topics", die)
-            worker._engine._sites[0].look_around()  # type: ignore[union-attr]
-            await until(lambda: "the lookout is down" in worker.trouble)
+            worker._engine._sites[0].check_now()  # type: ignore[union-attr]
+            await until(lambda: "the survey is down" in worker.trouble)
             failed = await seen.one(events.WorkerFailed)
-            with pytest.raises(WorkerBroken, match="the lookout was restarted 10 times"):
+            with pytest.raises(WorkerBroken, match="the survey was restarted 10 times"):
                 await running
         assert failed.worker == "w1"
-        assert len(seen.of(events.PartDied, part="lookout")) <= MOST + 1
+        assert len(seen.of(events.PartDied, part="survey")) <= MOST + 1
         assert "the worker has failed" in worker.trouble
         assert await mq.admin.workers() == []
 
@@ -201,15 +202,15 @@ async def test_a_part_that_lived_long_gets_all_its_restarts_again(
     async with queue(server.url) as mq:
         part = Mortal()
         dog = Watchdog(
-            "w", mq.events, on_look=lambda: None, on_change=lambda: None, on_failed=failed.append
+            "w", mq.events, on_check=lambda: None, on_change=lambda: None, on_failed=failed.append
         )
         dog.watch(part)
         for _ in range(3 * MOST):
             part.alive = False
-            dog.look()
+            dog.check()
             assert dog.down() == {"mortal": "dead"}
-            dog.look()
-            dog.look()
+            dog.check()
+            dog.check()
             assert not dog._records
     assert failed == []
 
@@ -229,7 +230,7 @@ async def test_nothing_is_restarted_when_the_loop_ends(raw: Redis, server: Serve
                 await worker.start()
                 await until(lambda: worker.running)
                 mq.on_close.clear()  # so that nobody stops it
-                worker._engine._lease_keeper._life.ended = True  # type: ignore[union-attr]
+                worker._engine._lease_keeper._thread.must_end = True  # type: ignore[union-attr]
 
         asyncio.run(main())
         return loop_ended
@@ -284,10 +285,10 @@ async def test_a_keeper_that_dies_is_restarted_and_costs_nobody_a_lease(
         async with Worker(mq) as worker, Worker(mq):
             await until(lambda: runs)
             for mine in (worker,):
-                life = mine._engine._lease_keeper._life  # type: ignore[union-attr]
-                assert life is not None
-                assert life.loop is not None
-                life.loop.call_soon_threadsafe(life.loop.stop)
+                thread = mine._engine._lease_keeper._thread  # type: ignore[union-attr]
+                assert thread is not None
+                assert thread.loop is not None
+                thread.loop.call_soon_threadsafe(thread.loop.stop)
             await seen.one(events.PartRestarted, part="lease keeper")
             await seen.wait(events.Completed)
         assert runs == [1]
@@ -297,7 +298,7 @@ async def test_a_keeper_that_dies_is_restarted_and_costs_nobody_a_lease(
 async def test_while_no_keeper_can_be_had_leases_are_kept_and_nothing_more_is_taken(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watchdog, "LOOK", 0.02)
+    monkeypatch.setattr(watchdog, "CHECK_EVERY", 0.02)
     monkeypatch.setattr(watchdog, "FIRST_PAUSE", 30.0)
     monkeypatch.setattr(watchdog, "LONGEST_PAUSE", 30.0)
     async with queue(server.url, lease=1.0) as mq:
@@ -319,9 +320,9 @@ async def test_while_no_keeper_can_be_had_leases_are_kept_and_nothing_more_is_ta
                 raise RuntimeError("can't start new thread")
 
             monkeypatch.setattr(keeper, "start", refuse)
-            assert keeper._life is not None
-            assert keeper._life.loop is not None
-            keeper._life.loop.call_soon_threadsafe(keeper._life.loop.stop)
+            assert keeper._thread is not None
+            assert keeper._thread.loop is not None
+            keeper._thread.loop.call_soon_threadsafe(keeper._thread.loop.stop)
             await until(lambda: "lease keeper is down: RuntimeError" in worker.trouble)
             assert list(worker.down) == ["lease keeper"]
 

@@ -18,7 +18,7 @@ from mx_rmq.cli.supervisor import BROKEN, LEFT, Lifeline
 from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.events import WorkerFailed, WorkerStarted, WorkerStopped, WorkerStopping
 from mx_rmq.logs import FailedPayloads
-from mx_rmq.runtime.event_loop import loop_factory
+from mx_rmq.runtime.loop import loop_factory
 from mx_rmq.worker import SIGNALS, Worker
 
 if TYPE_CHECKING:

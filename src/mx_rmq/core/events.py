@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 PARTS: Final = (
-    "beat",
     "caretaker",
     "consumer",
     "crons",
-    "doorbell",
+    "doorbell listener",
     "expirer",
     "janitor",
     "lease keeper",
     "lifecycle",
-    "lookout",
     "monitor",
+    "registry",
     "scheduler",
+    "survey",
     "thread pool",
 )
 """The parts of a worker that the watchdog restarts, as PartDied names them."""

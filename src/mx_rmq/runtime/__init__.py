@@ -1,1 +1,1 @@
-"""The cast at work, on asyncio: one file a duty."""
+"""One running worker, on asyncio: one file per duty."""

@@ -1,9 +1,9 @@
 """The caretaker: looks after the topics that its worker does not serve.
 
-Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler. So no
-topic is neglected as long as any worker of the queue is alive. One worker at a time makes
-the rounds: every worker asks for the turn, and the one that has it keeps it while its rounds
-succeed. That is for cost only. Two caretakers at once would do no harm.
+Moving due messages, dead-lettering expired ones and taking over lost ones needs no handler, so no
+topic is neglected as long as any worker of the queue is alive. One worker at a time makes the
+rounds: every worker asks for the turn, and the one that has it keeps it while its rounds succeed.
+That only saves calls; two caretakers at once would do no harm.
 
 A worker that serves a topic knows its handler's `max_crashes`, so it should be the one that takes
 over. The caretaker leaves that to it for a grace after the lease has run out. It also waits until
@@ -16,18 +16,16 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
 from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
-from mx_rmq.runtime.clock import ServerClock
-from mx_rmq.runtime.deadlines import Deadlines, stood_still
-from mx_rmq.runtime.expirer import expire
-from mx_rmq.runtime.loop import Complaints, Loop, each
-from mx_rmq.runtime.monitor import BATCH as TAKEN
+from mx_rmq.net.server_clock import ServerClock
+from mx_rmq.runtime.deadlines import Deadlines, was_frozen
+from mx_rmq.runtime.loop import FailureLog, Loop, each
+from mx_rmq.runtime.recovery import BATCH
 from mx_rmq.runtime.scheduler import BATCH as MOVED
 from mx_rmq.settings import LONGEST_LEASE
 
@@ -37,53 +35,39 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Leased, Survey
+    from mx_rmq.store.results import Survey
 
-ROUND: Final = 10.0
-"""Seconds between two rounds."""
-
-TURN: Final = 20.0
-"""Seconds that a turn lasts after each request. If the worker dies, another gets the turn then."""
-
-GRACE: Final = 30.0
-"""Seconds after a lease has run out in which only workers that serve the topic take it over."""
+ROUND: Final = 10.0  # seconds between two rounds
+TURN: Final = 20.0  # seconds that a turn lasts after each request, even if the worker dies
+GRACE: Final = 30.0  # seconds in which only workers that serve the topic take over a lost message
 
 
 class Caretaker:
     """Makes the rounds through every topic of the queue but those in `served`."""
 
     def __init__(
-        self,
-        store: Store,
-        bus: Events,
-        recovery: Recovery,
-        served: Container[str],
-        *,
-        worker: str,
-        lease: float,
+        self, store: Store, bus: Events, recovery: Recovery, served: Container[str], *, worker: str
     ) -> None:
         self.topics: list[str] = []
-        """What it looks after, partitions by their names; empty while another worker does."""
+        """The topics and partitions it looks after; empty while another worker does."""
         self._store = store
         self._bus = bus
         self._recovery = recovery
         self._served = served
         self._worker = worker
-        self._lease = lease
-        self._clocks: defaultdict[int, ServerClock] = defaultdict(ServerClock)
-        self._deadlines: dict[int, Deadlines] = {}
+        self._deadlines: dict[int, Deadlines] = {}  # by site
         self._overdue: dict[str, float] = {}
-        """Since when a topic is known to have an overdue lease, on the monotonic clock."""
+        """By topic, since when we know of an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
-        self._complaints = Complaints("caretaker")
+        self._failures = FailureLog("caretaker")
         self.loop = Loop("caretaker", self.step)
 
     async def step(self) -> float:
-        """Make a round if it is this worker's turn; return the seconds until the next one."""
+        """Make a round if it is our turn; return the seconds until the next one."""
         if self._expected_at == float("inf"):  # spread workers that start together
             return self._after(ROUND * random.uniform(0.0, 1.0))  # noqa: S311 - jitter
-        if stood_still(self._expected_at):
-            self._overdue.clear()  # perhaps the holders stood still, too
+        if was_frozen(self._expected_at):
+            self._overdue.clear()  # perhaps the holders were frozen, too
         registry = await self._store.tend_topics(self._worker, turn=round(TURN * 1000))
         if registry is None:
             self.topics = []
@@ -101,91 +85,70 @@ class Caretaker:
         return pause
 
     async def _visit(self, sites: dict[int, list[str]]) -> bool:
-        """Look after the topics of one server, site by site; say whether all of it worked."""
+        """Look after the topics of one server, site by site; return whether all of it worked."""
         try:
             for site, topics in sites.items():
                 await self._look_after(site, topics)
         except Exception as error:  # noqa: BLE001 - logged, and tried again
-            self._complaints.failed(error)
+            self._failures.log(error)
             return False
         return True
 
     async def _look_after(self, site: int, topics: Sequence[str]) -> None:
-        """See what is due or overdue in the topics of a site, and do it."""
+        """Find out what is due or overdue in the topics of a site, and act on it."""
         asked_at = time.monotonic()
-        clock = self._clocks[site]
         if site not in self._deadlines:
+            # The workers that serve the topics may have a longer lease than ours.
             link = self._store.link_of(site)
-            self._deadlines[site] = Deadlines(LONGEST_LEASE, link, clock)
-        seen = await self._store.survey_topics(topics)
-        clock.heard(seen.now, asked_at)
-        await each(seen.topics.items(), partial(self._tend, site), self._complaints)
-        expiring = [topic for topic, survey in seen.topics.items() if survey.expires == 0]
-        while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
-            expiring = [topic for topic in expiring if await self._expire(topic) == 0]
-
-    async def _tend(self, site: int, seen: tuple[str, Survey]) -> None:
-        """Do what a topic needs.
-
-        The workers that serve it may have a longer lease than ours, so we assume the longest.
-        """
-        topic, survey = seen
-        taken = False
+            self._deadlines[site] = Deadlines(LONGEST_LEASE, link, ServerClock())
         deadlines = self._deadlines[site]
+        answer = await self._store.survey_topics(topics)
+        deadlines.clock.update(answer.now, asked_at)
+        await each(answer.topics.items(), partial(self._tend, deadlines), self._failures)
+        expiring = [topic for topic, found in answer.topics.items() if found.expires == 0]
+        while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
+            expire, failures = self._recovery.expire, self._failures
+            expiring = [topic for topic in expiring if await expire(topic, failures) == 0]
+
+    async def _tend(self, deadlines: Deadlines, found: tuple[str, Survey]) -> None:
+        """Take over lost messages of a topic and move due ones."""
+        topic, survey = found
+        taken = False
         if survey.deadline is None or 0 < survey.deadline <= deadlines.far:
             self._overdue.pop(topic, None)
         else:  # overdue, or so far ahead that it was set before the clock was set back
             since = self._overdue.setdefault(topic, time.monotonic())
             if deadlines.overdue_for(since) >= deadlines.hold_back:
-                taken = await self._take_over(site, topic)
+                taken = await self._take_over(deadlines, topic)
         if survey.due == 0 or taken:
             await self._promote(topic)
 
-    async def _expire(self, topic: str) -> int | None:
-        """Dead-letter a batch of expired messages; return the ms until the next one expires."""
-        return await expire(
-            self._store,
-            self._recovery,
-            topic,
-            worker=self._worker,
-            lease=self._lease,
-            complaints=self._complaints,
-        )
-
     async def _promote(self, topic: str) -> None:
-        """Move what is due from delayed to pending."""
+        """Move due messages from delayed to pending."""
         moved = MOVED
         while moved >= MOVED:
             moved = len(await self._store.process_delay_message(topic, count=MOVED))
-            if moved and self._bus.wants(events.Due):
+            if moved and events.Due in self._bus.wanted:
                 self._bus.emit(events.Due(topic_of(topic), moved))
 
-    async def _take_over(self, site: int, topic: str) -> bool:
-        """Take over what was lost long enough ago; say whether there was anything."""
-        clock, deadlines = self._clocks[site], self._deadlines[site]
+    async def _take_over(self, deadlines: Deadlines, topic: str) -> bool:
+        """Take over messages that were lost long enough ago; return whether there were any."""
         found = False
         while True:
-            asked_at = time.monotonic()
-            taken = await self._store.handle_timeout_message(
+            taken = await self._recovery.take_over(
                 topic,
-                self._worker,
-                count=TAKEN,
-                recovery=deadlines.decide_within,
-                expected=clock.now(),
-                jump=deadlines.jump,
+                deadlines,
+                self._failures,
+                expected=deadlines.clock.now(),
                 far=deadlines.far,
-                grace=round(GRACE * 1000),
+                max_crashes=MAX_CRASHES,
+                grace=GRACE,
             )
-            clock.heard(taken.now, asked_at)
-            await each(taken.messages, partial(self._recover, clock, topic), self._complaints)
             found = found or bool(taken.messages)
             if taken.surprised:  # the clock was set, or the call was on its way through an outage
                 self._overdue[topic] = time.monotonic()
-            if len(taken.messages) < TAKEN:
+            if len(taken.messages) < BATCH:
                 break
         if found:  # in an ordered topic, workers that asked meanwhile were refused
             await self._store.ring_doorbell(topic)
         return found
-
-    async def _recover(self, clock: ServerClock, topic: str, one: Leased) -> None:
-        await self._recovery.lost(topic, one, max_crashes=MAX_CRASHES, now=clock.now())

@@ -1,13 +1,14 @@
-"""The consumer: runs handlers and decides what became of each message.
+"""The consumer: decodes messages, runs their handlers and decides on the outcome.
 
 Consumers are long-lived tasks, at most one per running handler. If a handler leaves something
-behind in its task (a context variable, a cancellation), the task ends, so no message sees the
+behind in its task (a context variable, a cancellation), the task ends, so that no message sees the
 leftovers of another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -39,7 +40,7 @@ from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
 from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Call, Generation, Interrupted
+from mx_rmq.runtime.threads import Call, Forks, Interrupted
 from mx_rmq.runtime.timeouts import Timeouts
 from mx_rmq.safe_log import get_logger
 
@@ -49,27 +50,24 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.core.middleware import Handle, Middleware
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.slots import HeldMessage, Slots
     from mx_rmq.runtime.threads import Threads
-
 
 logger = get_logger(__name__)
 
-
 WAKE: Final = 8
-"""Consumers that are woken at once. A handler that never waits needs only one for all messages;
+"""Most consumers to wake together. A handler that never waits needs only one for all messages;
 otherwise each consumer that starts a message wakes the next."""
 
-WAIT_HERE: Final = 1.0
-"""Seconds that a message may wait here for a slot."""
+WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
 
 _COMPLETE: Final = Complete()
 _RELEASE: Final = Release()
 
-_Call = Callable[["Held", "Message", Any], Awaitable[Any]]
+_Call = Callable[["HeldMessage", "Message", Any], Awaitable[Any]]
 
 
 class Consumer:
@@ -95,94 +93,44 @@ class Consumer:
         self._lifecycle = lifecycle
         self._worker = worker
         self._lease = lease
-        self._timeouts = Timeouts()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._running: dict[asyncio.Task[None], Held] = {}
-        self._delivered: dict[tuple[str, str, int], Held] = {}
-        self._called: dict[Held, Coroutine[Any, Any, Any]] = {}
-        """Handlers that middleware has called and not awaited yet."""
         self._middleware = middleware
-        self._calls: dict[Handler, _Call] = {}
+        self._timeouts = Timeouts()
+        self.running: dict[asyncio.Task[None], HeldMessage] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
-        """Consumers that have not begun. Cancelled before that, they never will."""
-        self._woken = 0
-        """Consumers that are about to ask for a message."""
+        """Consumers that have not begun. If cancelled before that, they never will."""
+        self._woken = 0  # consumers that are about to ask for a message
+        self._died = ""  # how a consumer ended that should still run
+        self._calls: dict[Handler, _Call] = {}
+        self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
+        self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
+        """Handlers that middleware has called and not awaited yet."""
         self._handing_back: asyncio.TimerHandle | None = None
-        self._died = ""
-        """How a consumer ended that should still run."""
         self._closed = False
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
-        self._generation = Generation()
+        self._forks = Forks.count
 
-    def hand_back(self, taken_before: float = inf) -> None:
-        """Hand back what waits for a slot and was taken before a time."""
-        for held in self._slots.take_back(taken_before):
-            self._lifecycle.settle(held, _RELEASE)
-
-    def _hand_back_late(self) -> None:
-        """Hand back what has waited too long for a slot: another worker may have one."""
-        self._handing_back = None
-        self.hand_back(time.monotonic() - WAIT_HERE)
-        if self._slots.waiting:
-            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
-
-    def take_no_more(self) -> None:
-        """Hand back everything that waits for a slot, now."""
-        if self._handing_back is not None:
-            self._handing_back.cancel()
-        self.hand_back()
+    # consumer tasks
 
     def start_ready(self) -> None:
-        """Start what may start now; what has to wait too long for a slot is handed back."""
+        """Wake or start as many consumers as there are messages that may start now."""
         most = min(WAKE, self._slots.startable())
         while self._woken < most:
-            self._wake()
+            waiter = self._idle.pop() if self._idle else None
+            if waiter is None:
+                self._start_consumer()
+            elif waiter.done():  # its consumer was cancelled
+                continue
+            else:
+                waiter.set_result(None)
+            self._woken += 1
         if self._slots.waiting and self._handing_back is None and not self._closed:
             self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
-    def running(self) -> list[Held]:
-        """Return what runs now."""
-        return list(self._running.values())
-
-    def runs_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
-        """Return the handler that a task runs, if it is one of the consumers'."""
-        held = self._running.get(task) if task is not None else None
-        return None if held is None else held.topic.handler
-
-    def down(self) -> str:
-        """Return how a consumer ended that had been woken or had a message; empty: none did."""
-        return "" if self._closed else self._died
-
-    def start(self) -> None:
-        """Let other consumers take the work of those that died."""
-        self._died = ""
-        self.start_ready()
-
-    async def close(self) -> None:
-        """End the consumers. Call it when nothing runs any more."""
-        self._closed = True
-        self._timeouts.close()
-        tasks = [task for task in self._tasks if task not in self._running]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    def _wake(self) -> None:
-        """Let one more consumer ask for a message."""
-        self._woken += 1
-        while self._idle:
-            waiter = self._idle.pop()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        try:
-            task = self._clean.copy().run(spawn, "consumer", self._consume)
-        except BaseException:
-            self._woken -= 1
-            raise
+    def _start_consumer(self) -> None:
+        task = self._clean.copy().run(spawn, "consumer", self._consume)
         self._tasks.add(task)
         self._starting.add(task)
         task.add_done_callback(self._ended)
@@ -202,27 +150,27 @@ class Consumer:
         task = asyncio.current_task()
         if task is None:
             return
-        slots, running = self._slots, self._running
+        slots, running = self._slots, self.running
         current.message.set(None)
         clean = copy_context()
         self._starting.discard(task)
         self._woken -= 1
         while True:
-            held = slots.next()
+            held = slots.start_next()
             if held is None:
                 waiter = self._loop.create_future()
                 self._idle.append(waiter)
                 try:
                     await waiter
-                except asyncio.CancelledError:  # by foreign code, or at the end
+                except asyncio.CancelledError:  # by application code, or at the end
                     if waiter.done() and not waiter.cancelled():
                         self._woken -= 1
-                        self._died = "it was cancelled"  # and was to ask for a message
+                        self._died = "it was cancelled"  # just when it was woken for a message
                     raise
                 self._woken -= 1
                 continue
             outcome: Outcome | None = _RELEASE
-            try:  # at once: from here on the slot is taken
+            try:  # nothing may come before this: the slot is taken
                 running[task] = held
                 if self._woken < WAKE:
                     self.start_ready()
@@ -232,7 +180,7 @@ class Consumer:
             except BaseException as error:
                 logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.name)
                 if held.started_at is not None:  # else it is not the message's fault
-                    outcome = _set_aside(held, error)
+                    outcome = _undecided(held, error)
             finally:
                 running.pop(task, None)
                 slots.finished(held)
@@ -242,14 +190,17 @@ class Consumer:
                 self.start_ready()
                 return
 
-    async def _handle(self, held: Held, task: asyncio.Task[None]) -> Outcome | None:
-        """Return what became of a message; None: it is no longer this worker's."""
+    # one message
+
+    async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
+        """Decode a message, run its handler, and return the outcome; None: it is not ours now."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we stood still or were cut off: another worker may have it
+            return _RELEASE  # we were frozen or cut off: another worker may have it
         handler = held.topic.handler
         try:
-            message = held.message = codec.decode(held.record, handler.topic, held.claim.id)
+            record, id = held.claim.record, held.claim.id
+            message = held.message = codec.decode(record, handler.topic, id)
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
                 if dead is not None:
@@ -265,7 +216,9 @@ class Consumer:
         error: BaseException | None = None
         current.message.set(held)
         try:
-            call = self._calls.get(handler) or self._call(handler)
+            call = self._calls.get(handler)
+            if call is None:
+                call = self._calls[handler] = self._how_to_call(handler)
             result = await call(held, message, payload)
             if result is not None:
                 refuse_unrun(result, handler)
@@ -276,7 +229,8 @@ class Consumer:
                 raise
             error = raised  # the policy decides about it
         finally:
-            self._generation.end_if_forked()
+            if Forks.count != self._forks:
+                os._exit(0)  # a child that a handler has forked must not go on as a second worker
             current.message.set(None)  # no token: a loop that ends may close us from elsewhere
             held.interrupt = None
             if handler.timeout is not None:
@@ -287,7 +241,10 @@ class Consumer:
             return _COMPLETE
         return self._outcome(held, message, error)
 
-    def _outcome(self, held: Held, message: Message, error: BaseException | None) -> Outcome | None:
+    def _outcome(
+        self, held: HeldMessage, message: Message, error: BaseException | None
+    ) -> Outcome | None:
+        """Decide about a message whose handler failed or was interrupted."""
         if held.stopped is Stopped.LEASE_LOST:
             return None
         if error is None:
@@ -302,20 +259,16 @@ class Consumer:
         return after_error(message, handler, error, self._circumstances(held.topic.clock))
 
     def _circumstances(self, clock: ServerClock) -> Circumstances:
-        """Return what a decision depends on."""
         chance = random.random()  # noqa: S311 - jitter
         return Circumstances(now=clock.now(), worker=self._worker, chance=chance)
 
-    def _call(self, handler: Handler) -> _Call:
-        """Choose how a handler is called, and remember it."""
-        call = self._calls[handler] = self._caller(handler, self._middleware)
-        return call
+    # calling a handler
 
-    def _caller(self, handler: Handler, middleware: Sequence[Middleware]) -> _Call:
-        """Return how a handler is called: most need neither a Delivery nor middleware."""
+    def _how_to_call(self, handler: Handler) -> _Call:
+        """Return how to call a handler: most need neither a Delivery nor middleware."""
         function, arguments = handler.function, handler.arguments
         innermost = self._innermost(handler)
-        handle = around_handle(middleware, innermost)
+        handle = around_handle(self._middleware, innermost)
         if handle is not innermost or handler.wants_delivery:
             return lambda held, message, payload: self._deliver(held, message, payload, handle)
         if not handler.is_async:
@@ -324,13 +277,16 @@ class Consumer:
             return lambda held, message, payload: function(payload)
         return lambda held, message, payload: function()
 
-    async def _deliver(self, held: Held, message: Message, payload: Any, handle: Handle) -> Any:
+    async def _deliver(
+        self, held: HeldMessage, message: Message, payload: Any, handle: Handle
+    ) -> Any:
+        """Call middleware and handler with a Delivery."""
         timeout, clock = held.topic.handler.timeout, held.topic.clock
 
         def extend(seconds: float) -> float | None:
             if timeout is None:
                 return None
-            self._loop.call_soon_threadsafe(self._extend, held, seconds)
+            self._loop.call_soon_threadsafe(self._set_timeout, held, seconds)
             return clock.now() / 1000 + seconds
 
         delivery = Delivery(
@@ -344,38 +300,33 @@ class Consumer:
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
         )
-        key = (message.topic, message.id, held.claim.token)  # middleware may hand on a copy
+        key = (message.topic, message.id, held.claim.token)  # middleware may pass on a copy
         self._delivered[key] = held
         try:
             result = await handle(delivery)
         finally:
             del self._delivered[key]
-            unrun = self._called.pop(held, None)
+            unrun = self._not_awaited.pop(held, None)
             if unrun is not None:
                 unrun.close()
         if unrun is not None:
             raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
         return result
 
-    def _extend(self, held: Held, seconds: float) -> None:
-        if held.interrupt is not None:  # else it has ended meanwhile
-            self._timeouts.set(held, seconds)
-
     def _innermost(self, handler: Handler) -> Handle:
-        """Return the innermost function, inside all middleware."""
-        arguments = handler.arguments
+        """Return the function inside all middleware, which calls the handler."""
 
         def call(delivery: Delivery) -> Any:
-            given = arguments(delivery.payload, delivery)
+            given = handler.arguments(delivery.payload, delivery)
             held = self._delivered[delivery.topic, delivery.id, delivery.fence]
-            running = self._called[held] = self._run(held, given)
+            running = self._not_awaited[held] = self._run(held, given)
             return running
 
         return call
 
-    async def _run(self, held: Held, given: tuple[Any, ...]) -> Any:
+    async def _run(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
         """Run a handler inside middleware, which may drop its result."""
-        self._called.pop(held, None)
+        self._not_awaited.pop(held, None)
         handler = held.topic.handler
         if handler.is_async:
             result = await handler.function(*given)
@@ -385,14 +336,14 @@ class Consumer:
             refuse_unrun(result, handler)
         return result
 
-    async def _in_thread(self, held: Held, given: tuple[Any, ...]) -> Any:
+    async def _in_thread(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
         handler = held.topic.handler
         call = Call(handler.function, given)
         if (timeout := handler.timeout) is not None:
 
-            def wait() -> None:  # its time counts from when it has a thread
+            def wait() -> None:  # its timeout starts when it has a thread
                 self._timeouts.clear(held)
-                call.on_begin = lambda: self._extend(held, timeout)
+                call.on_begin = lambda: self._set_timeout(held, timeout)
 
             call.on_wait = wait
         cancel, held.interrupt = held.interrupt, call.interrupt
@@ -407,6 +358,52 @@ class Consumer:
                 self._dispatcher.pause(held.topic, self._threads.backoff.next())
         return await result if isinstance(result, Coroutine) else result
 
+    def _set_timeout(self, held: HeldMessage, seconds: float) -> None:
+        if held.interrupt is not None:  # else it has ended meanwhile
+            self._timeouts.set(held, seconds)
+
+    # handing back
+
+    def hand_back(self, taken_before: float = inf) -> None:
+        """Hand back messages that wait for a slot and were taken before a time."""
+        if self._handing_back is not None:
+            self._handing_back.cancel()
+            self._handing_back = None
+        for held in self._slots.take_back(taken_before):
+            self._lifecycle.settle(held, _RELEASE)
+
+    def _hand_back_late(self) -> None:
+        """Hand back what has waited too long for a slot: another worker may have one."""
+        self.hand_back(time.monotonic() - WAIT_HERE)
+        if self._slots.waiting:
+            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+
+    # as a part of the worker
+
+    def handler_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
+        """Return the handler that a task runs, if it is one of our consumers."""
+        held = self.running.get(task) if task is not None else None
+        return None if held is None else held.topic.handler
+
+    def down(self) -> str:
+        """Return how a consumer died that had been woken or had a message; empty: none did."""
+        return "" if self._closed else self._died
+
+    def start(self) -> None:
+        """Let other consumers take over the work of those that died."""
+        self._died = ""
+        self.start_ready()
+
+    async def close(self) -> None:
+        """End the consumers. Call it when no handler runs any more."""
+        self._closed = True
+        self._timeouts.close()
+        tasks = [task for task in self._tasks if task not in self.running]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
     """Return whether a handler has left something behind in its task."""
@@ -416,7 +413,7 @@ def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
         return True
 
 
-def _set_aside(held: Held, error: BaseException) -> Outcome:
+def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
     """Return the outcome of a message if deciding about it failed."""
     if held.message is None:
         return Quarantine(error)

@@ -1,6 +1,6 @@
 """The crons: produce a message at every tick of a schedule, once over all workers.
 
-Every worker tries at every tick; the server knows the last tick and lets the first try win. Ticks
+Every worker tries at every tick; the server knows the last tick and lets the first one win. Ticks
 follow the server's clock.
 """
 
@@ -12,24 +12,19 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.cron import Missed
 from mx_rmq.core.events import CronFired, CronMissed
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mx_rmq.core.cron import Cron
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.store import Store
 
-LONGEST_SLEEP: Final = 60.0
-"""Seconds after which we ask for the time again, in case the server's clock was set."""
-
-SET_BACK: Final = 60_000
-"""Milliseconds that the last tick may lie ahead. Further ahead, the clock was set back."""
-
-TICK: Final = "cron-tick"
-"""The header that names the tick."""
+LONGEST_SLEEP: Final = 60.0  # seconds, in case the server's clock was set meanwhile
+SET_BACK: Final = 60_000  # ms; if the last tick is further ahead, the clock was set back
+TICK: Final = "cron-tick"  # the header that names the tick
 
 
 class Crons:
@@ -44,14 +39,12 @@ class Crons:
         self._bus = bus
         self._last: dict[str, int] = {}
         self._next: dict[str, int] = {}
-        self._complaints = Complaints("crons")
+        self._failures = FailureLog("crons")
         self.loop = Loop("crons", self.step)
 
-    async def step(self) -> float | None:
-        """Fire what is due; return the seconds until the next tick."""
-        if not self._crons:
-            return None
-        failed = await each(self._crons, self._fire, self._complaints)
+    async def step(self) -> float:
+        """Fire due ticks; return the seconds until the next one."""
+        failed = await each(self._crons, self._fire, self._failures)
         now = self._clock.now()
         waits = [TRY_AGAIN if failed else LONGEST_SLEEP]
         waits += [(tick - now) / 1000 for tick in self._next.values()]
@@ -64,12 +57,12 @@ class Crons:
         now = self._clock.now()
         if last is None or last > now + SET_BACK or cron.latest(now, last) is not None:
             asked_at = time.monotonic()
-            looked = await self._store.produce_cron_message(cron.topic, 0)
-            self._clock.heard(looked.now, asked_at)
-            last = looked.last if looked.last is not None else looked.now
+            known_last = await self._store.produce_cron_message(cron.topic, 0)
+            self._clock.update(known_last.now, asked_at)
+            last = known_last.last if known_last.last is not None else known_last.now
         now = self._clock.now()
         # Ticks up to here have fired or were reported as missed.
-        told = last if known is None or known > now else max(last, known)
+        reported = last if known is None or known > now else max(last, known)
         tick = cron.due(now, last)
         if tick is not None:
             at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
@@ -79,15 +72,15 @@ class Crons:
             last = last if fired.last is None else fired.last
             if fired.id is not None:
                 if cron.missed is Missed.SKIP:
-                    self._tell_missed(cron, told, tick - 1)
+                    self._report_missed(cron, reported, tick - 1)
                 self._bus.emit(CronFired(cron.topic, fired.id, tick / 1000))
         elif (missed := cron.latest(now, last)) is not None:
-            self._tell_missed(cron, told, missed)
+            self._report_missed(cron, reported, missed)
             last = missed
         self._last[cron.topic] = last
         self._next[cron.topic] = cron.next_after(max(now, last))
 
-    def _tell_missed(self, cron: Cron, after: int, until: int) -> None:
+    def _report_missed(self, cron: Cron, after: int, until: int) -> None:
         """Emit that the ticks between two times were missed."""
         latest = cron.latest(until, after)
         if latest is not None:

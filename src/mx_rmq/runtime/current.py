@@ -1,7 +1,6 @@
-"""Which message this code runs for, and in which worker.
+"""Which message this code runs for, and in which worker, so that logs and traces can name them.
 
-Set by the worker. Visible only to the handler and to the threads and tasks that it starts, so logs
-and traces can name the message.
+Set by the worker. Visible only to the handler and to the threads and tasks that it starts.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.runtime.threads import Interrupted
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import Held, Stopped
+    from mx_rmq.runtime.slots import HeldMessage, Stopped
 
-message: Final[ContextVar[Held | None]] = ContextVar("mx_rmq.message", default=None)
-"""The message that is being handled; None: none."""
+message: Final[ContextVar[HeldMessage | None]] = ContextVar("mx_rmq.message", default=None)
+"""The message that is being handled."""
 
 worker: Final[ContextVar[str | None]] = ContextVar("mx_rmq.worker", default=None)
-"""The name of the worker; None: outside of one."""
+"""The name of the worker; None outside of one."""
 
 
 def stopped(error: BaseException) -> Stopped | None:
-    """Return why the worker has interrupted the handler; None: the error is the handler's own."""
+    """Return why the worker interrupted the handler; None: the error is the handler's own."""
     held = message.get()
     interrupted = isinstance(error, CancelledError | Interrupted)
     return held.stopped if held is not None and interrupted else None

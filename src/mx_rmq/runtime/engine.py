@@ -1,8 +1,8 @@
 """The engine: the parts of one running worker, and the order in which they start and stop.
 
-    dispatcher -> slots -> consumer -> lifecycle -> dispatcher     a message's way through a worker
-    wakeups, scheduler, expirer, monitor                           once per site, see `site.py`
-    lease keeper, caretaker, janitor, crons, registry, watchdog    beside them
+    doorbell listener -> dispatcher -> slots -> consumer -> lifecycle    the path of a message
+    survey, scheduler, expirer, monitor, crons                           once per site: `site.py`
+    lease keeper, caretaker, janitor, registry, watchdog                 beside them
 
 The parts know each other directly. The engine only builds, starts and stops them.
 """
@@ -10,9 +10,8 @@ The parts know each other directly. The engine only builds, starts and stops the
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
 from mx_rmq.core.errors import MxRmqError
@@ -20,7 +19,6 @@ from mx_rmq.core.outcome import Release
 from mx_rmq.core.partition import partitions
 from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
-from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
@@ -43,8 +41,7 @@ if TYPE_CHECKING:
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
 
-CANCEL_WITHIN: Final = 5.0
-"""Seconds that a cancelled handler has to end."""
+CANCEL_WITHIN: Final = 5.0  # seconds that a cancelled handler has to end
 
 
 class Engine:
@@ -62,22 +59,21 @@ class Engine:
         lease: float,
         name: str,
     ) -> None:
-        self.hurry = asyncio.Event()
-        """Set: do not wait for handlers any longer."""
+        self.hurry = asyncio.Event()  # set: do not wait for handlers any longer
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done when a part kept dying: with the reason."""
+        """Done when a part keeps dying; its result is the reason."""
         self._name = name
         self._store = store
         self._bus = bus
         self._lease = lease
         self._handlers = handlers
-        self._cron_list = tuple(crons)
-        self._slots = Slots((), concurrency=settings.concurrency, prefetch=settings.prefetch)
+        self._crons = tuple(crons)
+        self.slots = Slots(concurrency=settings.concurrency, prefetch=settings.prefetch)
         self._threads = Threads(settings.concurrency)
-        self._dispatcher = Dispatcher(store, self._slots, worker=name, lease=round(lease * 1000))
-        self._lifecycle = Lifecycle(store, self._slots, self._dispatcher, bus, worker=name)
-        self._consumer = Consumer(
-            self._slots,
+        self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
+        self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
+        self.consumer = Consumer(
+            self.slots,
             self._threads,
             self._dispatcher,
             self._lifecycle,
@@ -86,32 +82,29 @@ class Engine:
             middleware=middleware,
         )
         self._lease_keeper = LeaseKeeper(
-            store, self._slots, self._consumer, self._lifecycle, bus, worker=name, lease=lease
+            store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
         )
         self._sites: dict[int, Site] = {}
-        self._crons: list[Crons] = []
-        self._recovery = Recovery(self._lifecycle, bus, worker=name)
-        self._caretaker = Caretaker(
-            store, bus, self._recovery, self._slots.topics, worker=name, lease=lease
-        )
-        self._janitor = Janitor(store, lambda: [*self._slots.topics, *self._caretaker.topics])
-        self._registry = Registry(store, handlers, self._slots, self._consumer, worker=name)
-        self._beating = Loop("beat", self.beat)
-        self._watchdog = Watchdog(
+        self._recovery = Recovery(store, self._lifecycle, bus, worker=name, lease=lease)
+        self._caretaker = Caretaker(store, bus, self._recovery, self.slots.topics, worker=name)
+        self._janitor = Janitor(store, lambda: [*self.slots.topics, *self._caretaker.topics])
+        self._registry = Registry(store, handlers, self.slots, self.consumer, worker=name)
+        self._registry_loop = Loop("registry", self.beat)
+        self.watchdog = Watchdog(
             name,
             bus,
-            on_look=self._on_look,
-            on_change=self._beating.wake,
+            on_check=self._on_check,
+            on_change=self._registry_loop.wake,
             on_failed=self._on_failed,
         )
-        self._watchdog.watch(
+        self.watchdog.watch(
             self._lease_keeper,
             self._threads,
-            self._consumer,
+            self.consumer,
             self._lifecycle,
             self._caretaker.loop,
             self._janitor.loop,
-            self._beating,
+            self._registry_loop,
         )
 
     async def start(self) -> None:
@@ -124,42 +117,33 @@ class Engine:
                 async with asyncio.timeout(CANCEL_WITHIN):
                     await self._registry.leave()
             raise
-        await self._watchdog.start()
+        await self.watchdog.start()
         self._serve()
-        for number, site in self._sites.items():
-            crons = [cron for cron in self._cron_list if self._store.site_of(cron.topic) == number]
-            if crons:
-                self._crons.append(Crons(self._store, crons, site.clock, self._bus))
-        for fired in self._crons:
-            fired.loop.start()
-            self._watchdog.watch(fired.loop)
         self._caretaker.loop.start()
         self._janitor.loop.start()
-        self._beating.start()
+        self._registry_loop.start()
         topics = tuple(self._handlers)
-        self._bus.emit(events.WorkerStarted(self._name, topics, self._slots.concurrency))
+        self._bus.emit(events.WorkerStarted(self._name, topics, self.slots.concurrency))
 
     async def stop(self, *, grace: float) -> bool:
         """Stop everything in order; return whether everything was settled or handed back."""
         self._dispatcher.leaving = True
-        self._bus.emit(events.WorkerStopping(self._name, self._slots.running, grace))
-        for crons in self._crons:
-            await crons.loop.stop()
-        await asyncio.gather(*(site.stop_wakeups() for site in self._sites.values()))
+        self._bus.emit(events.WorkerStopping(self._name, self.slots.running, grace))
+        await asyncio.gather(*(site.stop_taking() for site in self._sites.values()))
         await self._dispatcher.stop(CANCEL_WITHIN)
-        self._consumer.take_no_more()
+        self.consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
         await self._lifecycle.flush(CANCEL_WITHIN)
         self._lifecycle.close()
-        await self._beating.stop()
+        await self._registry_loop.stop()
         await asyncio.gather(*(site.stop() for site in self._sites.values()))
         await self._caretaker.loop.stop()
         await self._janitor.loop.stop()
         await self._lease_keeper.stop()
-        await self._consumer.close()
+        await self.consumer.close()
         self._threads.close()
-        await self._watchdog.stop()
+        await self.watchdog.stop()
         with suppress(MxRmqError, TimeoutError):
             async with asyncio.timeout(CANCEL_WITHIN):
                 await asyncio.gather(
@@ -168,35 +152,17 @@ class Engine:
                     *self._dispatcher.ringing,
                     return_exceptions=True,  # one server may be away
                 )
-        left = self._slots.held or self._lifecycle.abandoned
-        clean = not left and not self._dispatcher.may_hold_unknown()
+        left = self.slots.held or self._lifecycle.abandoned
+        clean = not left and not self._dispatcher.may_have_unknown_leases()
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
 
-    @property
-    def running(self) -> int:
-        """Handlers that run."""
-        return self._slots.running
-
-    @property
-    def held(self) -> int:
-        """Messages that are leased to this worker."""
-        return len(self._slots.held)
-
-    def down(self) -> dict[str, str]:
-        """Return the parts that are down now, each with the reason."""
-        return self._watchdog.down()
-
-    def runs_in(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a task runs one of this worker's handlers."""
-        return self._consumer.runs_in(task) is not None
-
     async def beat(self) -> float:
-        """Tell the registry that this worker is alive, and serve partitions added since."""
+        """Report to the registry, and serve partitions that were added since."""
         await self._registry.register_topics()
         if self._registry.is_listed:
             self._serve()
-        return await self._registry.beat(self.down())
+        return await self._registry.beat(self.watchdog.down())
 
     def _serve(self) -> None:
         """Serve every partition of every topic that is not served yet."""
@@ -204,11 +170,11 @@ class Engine:
             return
         for topic, handler in self._handlers.items():
             for name in partitions(topic, self._store.partitions.get(topic, 1)):
-                if name not in self._slots.topics:
+                if name not in self.slots.topics:
                     number = self._store.site_of(name)
                     site = self._sites.get(number) or self._open_site(number)
-                    site.add(self._slots.add(handler, name, site.clock))
-                    self._watchdog.watch(*site.loops)
+                    site.add(self.slots.add(handler, name, site.clock))
+                    self.watchdog.watch(*site.loops)
 
     def _open_site(self, number: int) -> Site:
         site = self._sites[number] = Site(
@@ -217,73 +183,68 @@ class Engine:
             self._dispatcher,
             self._recovery,
             self._bus,
-            worker=self._name,
+            [cron for cron in self._crons if self._store.site_of(cron.topic) == number],
             lease=self._lease,
         )
         site.start()
         return site
 
     async def until_empty(self, *, delayed: bool) -> None:
-        """Wait until nothing is left to do in any topic."""
+        """Wait until no message is left to handle in any topic."""
         progress = self._lifecycle.progress
-        while True:
+        while not self.failed.done():
             progress.clear()
-            left = bool(self._slots.held) or await self._left(delayed=delayed)
-            if not (left or self._slots.held or progress.is_set()):  # nothing moved meanwhile
-                return
-            if self.failed.done():
+            left = bool(self.slots.held) or await self._is_anything_left(delayed=delayed)
+            if not (left or self.slots.held or progress.is_set()):  # nothing moved meanwhile
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await progress.wait()
 
-    async def _left(self, *, delayed: bool) -> bool:
-        for topic in self._slots.topics:
+    async def _is_anything_left(self, *, delayed: bool) -> bool:
+        for topic in self.slots.topics:
             due = await self._store.get_next_delay_task(topic) == 0  # first: it may become pending
             counts = await self._store.views.counts(topic)
-            if due or counts.processing or (counts.pending and not counts.paused):
-                return True
-            if counts.delayed and delayed:
+            pending = counts.pending and not counts.paused
+            if due or counts.processing or pending or (counts.delayed and delayed):
                 return True
         return False
 
     async def _finish(self, grace: float) -> None:
-        """Let handlers finish."""
+        """Let handlers finish within the grace, unless told to hurry."""
         hurry = asyncio.create_task(self.hurry.wait(), name="mx-rmq hurry")
-        finish = asyncio.create_task(
-            self._until_settled(time.monotonic() + grace), name="mx-rmq finish"
-        )
+        finish = asyncio.create_task(self._until_none_runs(grace), name="mx-rmq finish")
         await asyncio.wait([hurry, finish], return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         finish.cancel()
 
-    async def _until_settled(self, deadline: float) -> None:
-        """Wait until no handler runs, or until the deadline."""
+    async def _until_none_runs(self, seconds: float) -> None:
+        """Wait up to `seconds` until no handler runs."""
         progress = self._lifecycle.progress
         with suppress(TimeoutError):
-            async with asyncio.timeout(deadline - time.monotonic()):
-                while self._slots.running:
+            async with asyncio.timeout(seconds):
+                while self.slots.running:
                     progress.clear()
                     await progress.wait()
 
     async def _cancel(self) -> None:
-        """Cancel what still runs, and hand back what does not end."""
+        """Cancel handlers that still run, and hand back the messages of those that do not end."""
         for again, seconds in ((False, CANCEL_WITHIN), (True, 1.0)):
-            for held in self._consumer.running():
+            for held in list(self.consumer.running.values()):
                 held.stop(Stopped.SHUTDOWN, again=again)
-            await self._until_settled(time.monotonic() + seconds)
-        for held in self._consumer.running():  # it ignores us: let another worker have it
+            await self._until_none_runs(seconds)
+        for held in list(self.consumer.running.values()):
             held.settling = True
             self._lifecycle.settle(held, Release())
 
-    def _on_look(self) -> None:
+    def _on_check(self) -> None:
         """Extend leases if the lease keeper is late. While it is down, take no messages."""
-        self._lease_keeper.stand_in()
-        on_hold = self._lease_keeper.name in self.down()
+        self._lease_keeper.extend_if_late()
+        on_hold = self._lease_keeper.name in self.watchdog.down()
         if self._dispatcher.on_hold and not on_hold:
             self._dispatcher.on_hold = False
             for site in self._sites.values():
-                site.look_around()
+                site.check_now()
         self._dispatcher.on_hold = on_hold
 
     def _on_failed(self, why: str) -> None:

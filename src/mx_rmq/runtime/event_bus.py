@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from mx_rmq.core.events import Event
 from mx_rmq.safe_log import defer_exit, get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mx_rmq.core.events import Event
-
 logger = get_logger(__name__)
+
+_ALL: Final[tuple[type, ...]] = get_args(Event)
 
 
 class Events:
@@ -19,20 +20,25 @@ class Events:
 
     def __init__(self) -> None:
         self._subscribers: tuple[tuple[tuple[type, ...], Callable[[Any], None]], ...] = ()
+        self.wanted: frozenset[type] = frozenset()
+        """The kinds of events that have a subscriber. The frequent others need not be made."""
 
     def subscribe(self, callback: Callable[[Any], None], *kinds: type) -> Callable[[], None]:
         """Call back with each event of these kinds, or of all; return how to end that."""
         entry = (kinds or (object,), callback)
-        self._subscribers = (*self._subscribers, entry)
+        self._change((*self._subscribers, entry))
 
         def unsubscribe() -> None:
-            self._subscribers = tuple(one for one in self._subscribers if one is not entry)
+            self._change(tuple(one for one in self._subscribers if one is not entry))
 
         return unsubscribe
 
-    def wants(self, kind: type) -> bool:
-        """Return whether this kind has a subscriber; without one, no event need be made."""
-        return any(issubclass(kind, kinds) for kinds, _ in self._subscribers)
+    def _change(
+        self, subscribers: tuple[tuple[tuple[type, ...], Callable[[Any], None]], ...]
+    ) -> None:
+        self._subscribers = subscribers
+        kinds = tuple(kind for kinds, _ in subscribers for kind in kinds)
+        self.wanted = frozenset(one for one in _ALL if issubclass(one, kinds))
 
     def emit(self, event: Event) -> None:
         """Call the subscribers. What one of them raises is logged and goes no further.

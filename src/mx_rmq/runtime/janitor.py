@@ -1,6 +1,6 @@
-"""The janitor: drops dead letters and quarantined messages that are over their age.
+"""The janitor: drops dead letters and quarantined messages that are too old.
 
-Whatever adds to an archive trims it, too. This is for archives to which nothing is added.
+Scripts that add to an archive trim it, too. This is for archives to which nothing is added.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.message import State
-from mx_rmq.runtime.loop import Complaints, Loop, each
+from mx_rmq.runtime.loop import FailureLog, Loop, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from mx_rmq.store import Store
 
-EVERY: Final = 3600.0
-"""Seconds between two rounds, about."""
+EVERY: Final = 3600.0  # seconds between two rounds, or down to half of that
 
 
 class Janitor:
@@ -26,13 +25,12 @@ class Janitor:
     def __init__(self, store: Store, topics: Callable[[], Iterable[str]]) -> None:
         self._store = store
         self._topics = topics
-        self._complaints = Complaints("janitor")
+        self._failures = FailureLog("janitor")
         self.loop = Loop("janitor", self.step)
 
     async def step(self) -> float:
-        """Trim every archive; return the seconds until the next round."""
-        await each(self._topics(), self._trim, self._complaints)
-        return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - so that workers do not meet
+        await each(self._topics(), self._trim, self._failures)
+        return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def _trim(self, topic: str) -> None:
         for state in (State.DEAD, State.QUARANTINED):

@@ -1,8 +1,8 @@
-"""The lifecycle: applies outcomes. Each is one transition; those of a moment share a call.
+"""The lifecycle: applies outcomes. Outcomes of one kind and topic that wait together share a call.
 
-A call that does not get through, or that the server refuses, is made again until it is answered:
-the token decides whether it still counts. Meanwhile leases are kept and slots stay taken, so a
-worker that cannot settle stops taking messages. Only what cannot be sent at all is left to its
+A call that does not get through, or that the server refuses, is repeated until it is answered; the
+token decides whether it still counts. Meanwhile leases are extended and slots stay taken, so a
+worker that cannot settle messages stops taking them. Only what can never be sent is left to its
 lease.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict, deque
-from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec, events
@@ -28,7 +28,7 @@ from mx_rmq.core.outcome import (
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
-from mx_rmq.runtime.slots import Held, Stopped
+from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.quarantine import QuarantineReason
@@ -42,58 +42,61 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.slots import Slots
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Claim, Leased
+    from mx_rmq.store.results import Leased
 
 logger = get_logger(__name__)
 
-_Line = tuple[str, type]
-"""A topic, and a kind of outcome."""
+BYTES: Final = 4 * 1_048_576  # most bytes of records in one call, unless a single one is larger
 
-BYTES: Final = 4 * 1_048_576
-"""Bytes of records in one call, or a single message."""
+_Group = tuple[str, type]
+"""A topic and a kind of outcome: if one kind is refused, the others must not wait for it."""
 
 
-class _Taken(NamedTuple):
+class _Kind(NamedTuple):
+    word: str
+    event: type
+    most: int = MAX_BATCH  # messages per call
+
+
+_KINDS: Final = {
+    Complete: _Kind("completed", events.Completed),
+    RetryLater: _Kind("retried", events.Retried),
+    DeadLetter: _Kind("dead", events.Died, most=1),
+    Quarantine: _Kind("quarantined", events.Quarantined, most=1),
+    Release: _Kind("released", events.Released),
+    Postpone: _Kind("postponed", events.Postponed),
+}
+
+
+class _TakenOver(NamedTuple):
     """A message that was taken over to decide about it. It has no slot and runs no handler."""
 
-    claim: Claim
-    record: bytes
-    message: Message | None
-    """None: it cannot be read."""
+    claim: Leased
     outcome: Outcome
 
 
 class Lifecycle:
-    """Settles what the consumers have finished."""
+    """Settles messages on the server."""
 
     name = "lifecycle"
 
     def __init__(
-        self,
-        store: Store,
-        slots: Slots,
-        dispatcher: Dispatcher,
-        bus: Events,
-        *,
-        worker: str,
+        self, store: Store, slots: Slots, dispatcher: Dispatcher, bus: Events, *, worker: str
     ) -> None:
         self._store = store
         self._slots = slots
         self._dispatcher = dispatcher
         self._bus = bus
         self._worker = worker
-        self.progress = asyncio.Event()
-        """Set whenever a handler has ended or a message is settled."""
-        self._waiting: defaultdict[_Line, deque[Held]] = defaultdict(deque)
-        """By topic and kind of outcome: one kind that is refused must not hold up the others."""
-        self._flushing: dict[_Line, asyncio.Task[None]] = {}
-        self._died: dict[_Line, str] = {}
-        """Lines whose task ended before everything was settled, and how it ended."""
+        self.progress = asyncio.Event()  # set whenever a handler has ended or a message is settled
+        self._waiting: defaultdict[_Group, deque[HeldMessage]] = defaultdict(deque)
+        self._flushing: dict[_Group, asyncio.Task[None]] = {}
+        self._died: dict[_Group, str] = {}
+        """Groups whose task ended before everything was settled, and how it ended."""
         self._closed = False
-        self.abandoned = 0
-        """Messages that could not be settled: their leases will bring them back."""
+        self.abandoned = 0  # messages that could not be settled; their leases bring them back
 
-    def settle(self, held: Held, outcome: Outcome | None) -> None:
+    def settle(self, held: HeldMessage, outcome: Outcome | None) -> None:
         """Apply an outcome soon; None: the message is no longer ours."""
         self.progress.set()
         if outcome is None:
@@ -101,40 +104,217 @@ class Lifecycle:
         if outcome is None or self._closed:
             return
         held.outcome = outcome
-        line = held.topic.name, type(outcome)
-        self._waiting[line].append(held)
-        if line not in self._flushing and line not in self._died:
-            self._begin(line)
+        group = held.topic.name, type(outcome)
+        self._waiting[group].append(held)
+        if group not in self._flushing and group not in self._died:
+            self._start_flush(group)
+
+    def _start_flush(self, group: _Group) -> None:
+        try:
+            task = self._flushing[group] = spawn("lifecycle", self._flush, *group)
+        except Exception as error:  # noqa: BLE001 - no memory, perhaps: the watchdog tries again
+            self._died[group] = f"{type(error).__name__}: {text_of(error)}"
+            return
+        task.add_done_callback(lambda task: self._flush_ended(group, task))
+
+    def _flush_ended(self, group: _Group, task: asyncio.Task[None]) -> None:
+        if self._flushing.get(group) is task:  # it was cancelled before it began
+            del self._flushing[group]
+        how = how_it_ended(task)
+        if group not in self._flushing and self._waiting[group]:
+            self._died[group] = how
+
+    async def _flush(self, topic: str, kind: type) -> None:
+        """Settle what waits in a group, batch by batch."""
+        waiting = self._waiting[topic, kind]
+        try:
+            while waiting:
+                count = min(_KINDS[kind].most, len(waiting))
+                if kind in (RetryLater, Postpone):  # these calls carry the records
+                    count = _fitting(waiting, count)
+                batch = [waiting.popleft() for _ in range(count)]
+                try:
+                    await self._settle_batch(topic, kind, batch)
+                except BaseException:  # cancelled, or a bug: put back what may not be settled
+                    self._put_back(waiting, batch)
+                    raise
+        finally:
+            del self._flushing[topic, kind]
+
+    async def _settle_batch(self, topic: str, kind: type, batch: list[HeldMessage]) -> None:
+        """Repeat a call until it is answered, and free the slots' room."""
+        backoff: Backoff | None = None
+        refused_at: float | None = None
+        while True:
+            try:
+                answers = await self._apply(topic, kind, batch)
+                break
+            except OutcomeUnknown:
+                for held in batch:
+                    held.unsure = True
+            except ServerUnavailable:
+                pass
+            except ScriptFailed as error:  # missing permissions, a broken key: can be fixed
+                if refused_at is None:
+                    refused_at = time.monotonic()
+                    logger.error(
+                        "the server refuses to settle messages of topic %s as %s; they are kept "
+                        "and tried again: %s",
+                        topic,
+                        _KINDS[kind].word,
+                        error,
+                    )
+            except Exception:  # ours, before anything was sent; it would be the same again
+                if len(batch) > 1:  # one message may be the cause
+                    for one in batch:
+                        await self._settle_batch(topic, kind, [one])
+                    return
+                logger.exception(
+                    "%s of topic %s cannot be settled as %s; its lease will run out",
+                    batch[0].claim.id,
+                    topic,
+                    kind.__name__,
+                )
+                self.abandoned += 1
+                self._forget(batch[0])
+                return
+            backoff = backoff or Backoff()
+            await asyncio.sleep(backoff.next())
+        if refused_at is not None:
+            seconds = time.monotonic() - refused_at
+            logger.info("messages of topic %s are settled again, after %.1f s", topic, seconds)
+        wanted = _KINDS[kind].event in self._bus.wanted
+        for held, answer in zip(batch, answers, strict=True):
+            if answer is Settled.LOST and not held.unsure:
+                self._lost(held, refused=_KINDS[kind].word)
+                continue
+            self._slots.forget(held)
+            if wanted:
+                self._emit_settled(held, kind)
+        self.progress.set()
+        self._dispatcher.freed(batch[0].topic)
+
+    async def _apply(
+        self, topic: str, kind: type, batch: Sequence[HeldMessage | _TakenOver]
+    ) -> list[Settled]:
+        """Make the call for a kind of outcome."""
+        store, worker = self._store, self._worker
+        if kind is Complete:
+            return await store.complete_message(topic, worker, [one.claim for one in batch])
+        if kind is Release:
+            back = [handed_back(one) for one in batch if isinstance(one, HeldMessage)]
+            return await store.release_message(topic, worker, back)
+        if kind is RetryLater:
+            retried = [
+                RetryRequest(one.claim, one.outcome.message, one.outcome.delay)
+                for one in batch
+                if isinstance(one.outcome, RetryLater)
+            ]
+            return await store.retry_message(topic, worker, retried)
+        if kind is Postpone:
+            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
+            return await store.postpone_message(topic, worker, later)
+        ((claim, outcome),) = [(one.claim, one.outcome) for one in batch]
+        if isinstance(outcome, DeadLetter):
+            return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
+        if isinstance(outcome, Quarantine):
+            reason = QuarantineReason.of(
+                id=claim.id,
+                topic=topic_of(topic),
+                error=outcome.error,
+                data=claim.record,
+                worker=worker,
+            )
+            return [await store.handle_parse_error(topic, worker, claim, reason)]
+        raise TypeError(f"{outcome!r} is not an outcome")
+
+    async def settle_now(
+        self, topic: str, taken: Leased, message: Message | None, outcome: Outcome
+    ) -> None:
+        """Apply an outcome to a message that was taken over, not dispatched.
+
+        One call, and its errors are the caller's: if it fails, the short lease of the message runs
+        out, and it is taken over again. `message`: None if it cannot be read.
+        """
+        (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
+        if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
+            self._bus.emit(event)
+
+    # events
+
+    def _emit_settled(self, held: HeldMessage, kind: type) -> None:
+        topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
+        if outcome is None or type(outcome) is not kind:
+            # Handed back at the end of the worker; then its handler ended after all.
+            self._bus.emit(events.Released(topic, id))
+            return
+        seconds = waited = None
+        now = time.monotonic()
+        if held.started_at is not None:
+            seconds = (held.ended_at or now) - held.started_at
+            if held.message is not None and held.message.ready_at is not None:
+                since_ready = (held.topic.clock.now() - held.message.ready_at) / 1000
+                waited = max(0.0, since_ready - (now - held.started_at))
+        if (event := _event(topic, id, held.message, outcome, seconds, waited)) is not None:
+            self._bus.emit(event)
+
+    def _emit_lost(self, held: HeldMessage, refused: str = "") -> None:
+        topic, claim = held.topic, held.claim
+        self._bus.emit(
+            events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
+        )
+
+    # messages that are no longer ours
+
+    def _lost(self, held: HeldMessage, *, refused: str = "") -> None:
+        self._emit_lost(held, refused)
+        self._forget(held)
+
+    def lease_lost(self, held: HeldMessage) -> None:
+        """Stop or forget a message: the lease keeper learned that another worker has it."""
+        if held not in self._slots.held or held.settling:
+            return  # settled by now, or about to be: the answer to that call decides
+        if held.interrupt is not None:
+            held.stop(Stopped.LEASE_LOST)
+        else:
+            self.forget_waiting(held)
+            self._emit_lost(held)
+
+    def forget_waiting(self, held: HeldMessage) -> None:
+        """Forget a waiting message that is no longer ours: handed back, or its lease is lost."""
+        self._slots.forget_waiting(held)
+        self._forget(held)
+
+    def _forget(self, held: HeldMessage) -> None:
+        self._slots.forget(held)
+        self.progress.set()
+        self._dispatcher.freed(held.topic)
+
+    def _put_back(self, waiting: deque[HeldMessage], batch: list[HeldMessage]) -> None:
+        left = [held for held in batch if held in self._slots.held]
+        for held in left:
+            held.unsure = True  # a call may be under way
+        if self._closed:
+            self.abandoned += len(left)
+        else:
+            waiting.extendleft(reversed(left))
+
+    # as a part of the worker
 
     def down(self) -> str:
         """Return how a task ended that had more to settle; empty: none did."""
         return "" if self._closed else next(iter(self._died.values()), "")
 
     def start(self) -> None:
-        """Settle what was left."""
-        left = list(self._died)
+        """Settle what tasks that died have left."""
+        groups = list(self._died)
         self._died.clear()
-        for line in left:
-            if line not in self._flushing:
-                self._begin(line)
-
-    def _begin(self, line: _Line) -> None:
-        try:
-            task = self._flushing[line] = spawn("lifecycle", self._flush, *line)
-        except Exception as error:  # noqa: BLE001 - no memory, perhaps: the watchdog tries again
-            self._died[line] = f"{type(error).__name__}: {text_of(error)}"
-            return
-        task.add_done_callback(lambda task: self._ended(line, task))
-
-    def _ended(self, line: _Line, task: asyncio.Task[None]) -> None:
-        if self._flushing.get(line) is task:  # it was cancelled before it began
-            del self._flushing[line]
-        how = how_it_ended(task)
-        if line not in self._flushing and self._waiting[line]:
-            self._died[line] = how
+        for group in groups:
+            if group not in self._flushing:
+                self._start_flush(group)
 
     async def flush(self, seconds: float) -> None:
-        """Wait until everything is settled, but not longer than this."""
+        """Wait up to `seconds` until everything is settled."""
         deadline = time.monotonic() + seconds
         while self._flushing and time.monotonic() < deadline:
             await asyncio.wait(self._flushing.values(), timeout=deadline - time.monotonic())
@@ -146,254 +326,58 @@ class Lifecycle:
             task.cancel()
         self.abandoned += sum(map(len, self._waiting.values()))
 
-    async def _flush(self, topic: str, kind: type) -> None:
-        waiting = self._waiting[topic, kind]
-        try:
-            while waiting:
-                batch = _batch(kind, waiting)
-                try:
-                    await self._insist(topic, kind, batch)
-                except BaseException:  # cancelled, or a bug: nothing may stay in hand
-                    self._keep(waiting, batch)
-                    raise
-        finally:
-            del self._flushing[topic, kind]
 
-    async def _insist(self, topic: str, kind: type, batch: list[Held]) -> None:
-        """Make a call until it is answered."""
-        backoff = Backoff()
-        refused_at: float | None = None
-        while True:
-            try:
-                answers = await self._apply(topic, kind, batch)
-                break
-            except OutcomeUnknown:
-                for held in batch:
-                    held.unsure = True
-            except ServerUnavailable:
-                pass
-            except ScriptFailed as error:  # missing rights, a broken key: that can be put right
-                if refused_at is None:
-                    refused_at = time.monotonic()
-                    logger.error(
-                        "the server refuses to settle messages of topic %s as %s; they are held "
-                        "and tried again: %s",
-                        topic,
-                        _WORDS[kind],
-                        error,
-                    )
-            except Exception:  # ours, before anything was sent; it would be the same again
-                if len(batch) > 1:  # it need not be the fault of all
-                    for one in batch:
-                        await self._insist(topic, kind, [one])
-                    return
-                logger.exception(
-                    "%s of topic %s cannot be settled as %s; its lease will run out",
-                    batch[0].claim.id,
-                    topic,
-                    kind.__name__,
-                )
-                self._give_up(batch)
-                return
-            await asyncio.sleep(backoff.next())
-        if refused_at is not None:
-            seconds = time.monotonic() - refused_at
-            logger.info("messages of topic %s are settled again, after %.1f s", topic, seconds)
-        wanted = self._bus.wants(_EVENTS[kind])
-        for held, answer in zip(batch, answers, strict=True):
-            if answer is Settled.LOST and not held.unsure:
-                self._lost(held, refused=_WORDS[kind])
-                continue
-            self._slots.gone(held)
-            if wanted and type(held.outcome) is kind:
-                self._tell(held.topic.topic, held)
-            elif wanted:  # handed back at the end of the worker; then its handler ended after all
-                self._bus.emit(events.Released(held.topic.topic, held.claim.id))
-        self.progress.set()
-        self._dispatcher.freed(batch[0].topic)
-
-    async def settle_now(
-        self, topic: str, leased: Leased, message: Message | None, outcome: Outcome
-    ) -> None:
-        """Apply an outcome to a message that was taken over, not dispatched.
-
-        One call, and its errors are the caller's: if it fails, the short lease of the message runs
-        out, and it is taken over again.
-        """
-        taken = _Taken(leased.claim, leased.record, message, outcome)
-        (answer,) = await self._apply(topic, type(outcome), [taken])
-        if answer:
-            self._tell(topic_of(topic), taken)
-
-    async def _apply(self, topic: str, kind: type, batch: Sequence[Held | _Taken]) -> list[Settled]:
-        store, worker = self._store, self._worker
-        if kind is Complete:
-            return await store.complete_message(topic, worker, [held.claim for held in batch])
-        if kind is Release:
-            return await store.release_message(
-                topic,
-                worker,
-                [handed_back(one) for one in batch if isinstance(one, Held)],
-            )
-        if kind is RetryLater:
-            retried = [
-                RetryRequest(held.claim, held.outcome.message, held.outcome.delay)
-                for held in batch
-                if isinstance(held.outcome, RetryLater)
-            ]
-            return await store.retry_message(topic, worker, retried)
-        if kind is Postpone:
-            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
-            return await store.postpone_message(topic, worker, later)
-        (held,) = batch
-        outcome = held.outcome
-        if isinstance(outcome, DeadLetter):
-            return [await store.move_to_dlq(topic, worker, held.claim, outcome.message)]
-        if isinstance(outcome, Quarantine):
-            about = QuarantineReason.of(
-                id=held.claim.id,
-                topic=topic_of(topic),
-                error=outcome.error,
-                data=held.record,
-                worker=worker,
-            )
-            return [await store.handle_parse_error(topic, worker, held.claim, about)]
-        raise TypeError(f"{outcome!r} is not an outcome")
-
-    def _tell(self, topic: str, held: Held | _Taken) -> None:
-        """Emit what became of a message."""
-        id, outcome = held.claim.id, held.outcome
-        attempt = 1 + (held.message.attempts if held.message else 0)
-        if isinstance(outcome, Complete):
-            seconds = _took(held) or 0.0
-            self._bus.emit(events.Completed(topic, id, attempt, seconds, _waited(held)))
-        elif isinstance(outcome, RetryLater):
-            if outcome.error is None:
-                return
-            error = f"{type(outcome.error).__name__}: {text_of(outcome.error)}"
-            delay, traceback = outcome.delay / 1000, _traceback(outcome)
-            took, waited = _took(held), _waited(held)
-            self._bus.emit(
-                events.Retried(topic, id, attempt, delay, error, traceback, took, waited)
-            )
-        elif isinstance(outcome, DeadLetter):
-            last, traceback = outcome.message, _traceback(outcome)
-            died = events.Died(topic, id, last.attempts, last.reason, traceback)
-            if outcome.error is not None:  # else it had expired, and no handler saw it
-                died = replace(died, seconds=_took(held), waited=_waited(held))
-            self._bus.emit(died)
-        elif isinstance(outcome, Quarantine):
-            self._bus.emit(events.Quarantined(topic, id, text_of(outcome.error)))
-        elif isinstance(outcome, Postpone):
-            self._bus.emit(events.Postponed(topic, id, outcome.delay / 1000, outcome.why))
-        else:
-            self._bus.emit(events.Released(topic, id))
-
-    def _lost(self, held: Held, *, refused: str = "") -> None:
-        self._slots.gone(held)
-        self._tell_lost(held, refused=refused)
-        self.progress.set()
-        self._dispatcher.freed(held.topic)
-
-    def lease_lost(self, held: Held) -> None:
-        """The lease keeper was told that another worker has the message."""
-        if held not in self._slots.held or held.settling:
-            return  # settled by now, or about to be: the answer to that call decides
-        if held.interrupt is not None:
-            held.stop(Stopped.LEASE_LOST)
-        else:
-            self.forget_waiting(held)
-            self._tell_lost(held)
-
-    def forget_waiting(self, held: Held) -> None:
-        """Forget a waiting message that is no longer ours: handed back, or its lease is lost."""
-        self._slots.forget_waiting(held)
-        self.progress.set()
-        self._dispatcher.freed(held.topic)
-
-    def _tell_lost(self, held: Held, *, refused: str = "") -> None:
-        topic, claim = held.topic, held.claim
-        self._bus.emit(
-            events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
-        )
-
-    def _keep(self, waiting: deque[Held], batch: list[Held]) -> None:
-        """Put back what may not be settled. A call may be under way: what it did, is done."""
-        left = [held for held in batch if held in self._slots.held]
-        for held in left:
-            held.unsure = True
-        if self._closed:
-            self.abandoned += len(left)
-        else:
-            waiting.extendleft(reversed(left))
-
-    def _give_up(self, batch: list[Held]) -> None:
-        self.abandoned += len(batch)
-        for held in batch:
-            self._slots.gone(held)
-        self.progress.set()
-        self._dispatcher.freed(batch[0].topic)
+def _fitting(waiting: deque[HeldMessage], count: int) -> int:
+    """Return how many of the first messages may share a call, by the size of their records."""
+    size = 0
+    for number, held in enumerate(islice(waiting, count)):
+        size += len(held.claim.record)
+        if size > BYTES and number:
+            return number
+    return count
 
 
-_EVENTS: Final[dict[type, type]] = {
-    Complete: events.Completed,
-    RetryLater: events.Retried,
-    DeadLetter: events.Died,
-    Quarantine: events.Quarantined,
-    Release: events.Released,
-    Postpone: events.Postponed,
-}
+def _event(
+    topic: str,
+    id: str,
+    message: Message | None,
+    outcome: Outcome,
+    seconds: float | None = None,
+    waited: float | None = None,
+) -> events.Event | None:
+    """Return the event for an outcome; None: a message only went back to wait.
 
-_WORDS: Final[dict[type, str]] = {
-    Complete: "completed",
-    RetryLater: "retried",
-    DeadLetter: "dead",
-    Quarantine: "quarantined",
-    Release: "released",
-    Postpone: "postponed",
-}
-
-
-def _took(held: Held | _Taken) -> float | None:
-    """Return how long its handler ran, in seconds; None: no handler ran here."""
-    if isinstance(held, _Taken) or held.started_at is None:
-        return None
-    return (held.ended_at or time.monotonic()) - held.started_at
-
-
-def _waited(held: Held | _Taken) -> float | None:
-    """Return how many seconds after it was due its handler began; None: unknown."""
-    ready_at = None if held.message is None else held.message.ready_at
-    if ready_at is None or isinstance(held, _Taken) or held.started_at is None:
-        return None
-    ago = time.monotonic() - held.started_at
-    return max(0.0, (held.topic.clock.now() - ready_at) / 1000 - ago)
-
-
-def _traceback(outcome: RetryLater | DeadLetter) -> str:
-    return outcome.message.errors[-1].traceback if outcome.error is not None else ""
+    `seconds`: how long the handler ran. `waited`: from when the message was due until its handler
+    began. None: no handler ran, or it is not known.
+    """
+    attempt = 1 + (message.attempts if message else 0)
+    match outcome:
+        case Complete():
+            return events.Completed(topic, id, attempt, seconds or 0.0, waited)
+        case RetryLater(after, delay, error):
+            if error is None:
+                return None
+            why, traceback = f"{type(error).__name__}: {text_of(error)}", after.errors[-1].traceback
+            return events.Retried(topic, id, attempt, delay / 1000, why, traceback, seconds, waited)
+        case DeadLetter(after, None):  # it had expired before a handler saw it
+            return events.Died(topic, id, after.attempts, after.reason)
+        case DeadLetter(after):
+            traceback = after.errors[-1].traceback
+            return events.Died(topic, id, after.attempts, after.reason, traceback, seconds, waited)
+        case Quarantine(error):
+            return events.Quarantined(topic, id, text_of(error))
+        case Postpone():
+            return events.Postponed(topic, id, outcome.delay / 1000, outcome.why)
+        case Release():
+            return events.Released(topic, id)
 
 
-def _batch(kind: type, waiting: deque[Held]) -> list[Held]:
-    """Take as many as one call may carry."""
-    most = 1 if kind in (DeadLetter, Quarantine) else MAX_BATCH
-    if kind not in (RetryLater, Postpone):
-        return [waiting.popleft() for _ in range(min(most, len(waiting)))]
-    batch = [waiting.popleft()]
-    size = len(batch[0].record)
-    while waiting and len(batch) < most:
-        size += len(waiting[0].record)
-        if size > BYTES:
-            break
-        batch.append(waiting.popleft())
-    return batch
-
-
-def handed_back(held: Held) -> HandedBack:
-    """Return an unfinished message as it goes back: to its level, with its time to live."""
+def handed_back(held: HeldMessage) -> HandedBack:
+    """Return an unfinished message as it goes back: with its priority and its time to live."""
+    record = held.claim.record
     try:
-        message = held.message or codec.decode(held.record, held.topic.topic, held.claim.id)
+        message = held.message or codec.decode(record, held.topic.topic, held.claim.id)
     except DecodeError:
-        created_at, priority, ttl = codec.glance(held.record)
+        created_at, priority, ttl = codec.glance(record)
         return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)
     return HandedBack(held.claim, message.priority, message.expires_at)

@@ -1,12 +1,13 @@
-"""A loop repeats a step.
+"""Loops that repeat a step, tasks, and the backoff after errors.
 
 A `step()` does what is due and returns the seconds until the next call, or None to wait until it is
-woken. This file owns the rest: the loop, its end, the backoff after an error, and tasks.
+woken. The loop owns the rest: starting, stopping, and going on after an error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import time
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -23,56 +24,49 @@ P = ParamSpec("P")
 
 logger = get_logger(__name__)
 
-FIRST_PAUSE: Final = 0.05
+FIRST_PAUSE: Final = 0.05  # seconds, as all of these
 LONGEST_PAUSE: Final = 2.0
-COMPLAIN_EVERY: Final = 60.0
-
-CANCEL_AGAIN: Final = 0.5
-"""Seconds after which a step is cancelled once more: libraries may swallow a cancellation."""
-
-TRY_AGAIN: Final = 2.0
-"""Seconds after which a topic that failed gets its next turn."""
+LOG_EVERY: Final = 60.0
+CANCEL_AGAIN: Final = 0.5  # libraries may swallow a cancellation
+TRY_AGAIN: Final = 2.0  # for a topic that failed
 
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 """The server is away. That is logged once, elsewhere."""
 
 
 class Backoff:
-    """How long to wait after the n-th failure in a row, with jitter."""
+    """How long to wait after each failure in a row, with jitter."""
 
     def __init__(self) -> None:
         self._pause = FIRST_PAUSE
 
     def next(self) -> float:
-        """Return the next pause, in seconds."""
         pause, self._pause = self._pause, min(self._pause * 2, LONGEST_PAUSE)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     def reset(self) -> None:
-        """Start again with the shortest pause."""
         self._pause = FIRST_PAUSE
 
 
-class Complaints:
-    """Logs the first failure, then one per minute."""
+class FailureLog:
+    """Logs the failures of a part: the first one, then one per minute."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._next = float("-inf")
 
-    def failed(self, error: Exception) -> None:
-        """Log it, unless one was logged less than a minute ago."""
+    def log(self, error: Exception) -> None:
         if not isinstance(error, AWAY) and time.monotonic() >= self._next:
-            self._next = time.monotonic() + COMPLAIN_EVERY
+            self._next = time.monotonic() + LOG_EVERY
             logger.error("the %s failed and goes on", self._name, exc_info=error)
 
 
 async def each(
-    topics: Iterable[T], duty: Callable[[T], Awaitable[object]], complaints: Complaints
+    topics: Iterable[T], duty: Callable[[T], Awaitable[object]], failures: FailureLog
 ) -> list[T]:
-    """Do a duty for every topic; return those for which it failed.
+    """Do a duty for every topic or message; return those for which it failed.
 
-    One broken topic must not stop the others. A server that is away stops all of them.
+    One that is broken must not stop the others. A server that is away stops all of them.
     """
     failed = []
     for topic in topics:
@@ -81,7 +75,7 @@ async def each(
         except AWAY:
             raise
         except Exception as error:  # noqa: BLE001 - logged, and tried again
-            complaints.failed(error)
+            failures.log(error)
             failed.append(topic)
     return failed
 
@@ -96,33 +90,33 @@ class Loop:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; the first step comes at once."""
         self._task = spawn(self.name, self._run)
 
     def down(self) -> str:
-        """Return why it does not run; empty: it does, was told to end, or has not begun."""
+        """Return why it does not run; empty: it does, was stopped, or has not been started."""
         return how_it_ended(self._task) if self._task is not None and self._task.done() else ""
 
     def wake(self) -> None:
-        """Let the next step come now."""
+        """Run the next step now."""
         self._wake.set()
 
     async def stop(self) -> None:
-        """End it, wherever it is. Nothing happens if it does not run."""
+        """Cancel it and wait until it has ended. Does nothing if it does not run."""
         task, self._task = self._task, None
         while task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=CANCEL_AGAIN)
 
     async def _run(self) -> None:
-        backoff, complaints = Backoff(), Complaints(self.name)
+        backoff, failures = None, FailureLog(self.name)
         while True:
             self._wake.clear()
             try:
                 pause = await self._step()
-                backoff.reset()
-            except Exception as error:  # noqa: BLE001 - a duty never ends by an error
-                complaints.failed(error)
+                backoff = None
+            except Exception as error:  # noqa: BLE001 - a loop never ends because of an error
+                failures.log(error)
+                backoff = backoff or Backoff()
                 await asyncio.sleep(backoff.next())
                 continue
             try:
@@ -135,7 +129,7 @@ class Loop:
 def spawn(
     name: str, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
 ) -> asyncio.Task[T]:
-    """Start a task that runs after its creator has gone on, whatever the loop's task factory is.
+    """Start a task that does not run before its creator awaits, whatever the task factory is.
 
     An eager factory would run it at once, inside its creator, which has not updated its state yet.
     Consumers that start each other would recurse, once per slot.
@@ -162,3 +156,14 @@ def how_it_ended(task: asyncio.Task[Any]) -> str:
 def all_are_cancelled() -> bool:
     """Whether every task of this event loop is being cancelled, as when `asyncio.run` ends."""
     return all(task.cancelling() for task in asyncio.all_tasks())
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what makes event loops in our own processes: uvloop if installed, else None."""
+    try:
+        factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module(
+            "uvloop"
+        ).new_event_loop
+    except ImportError:
+        return None
+    return factory

@@ -1,77 +1,58 @@
 """The monitor: takes over messages whose worker went silent.
 
-It acts at the next deadline of a lease that it knows, if `deadlines.py` says that it may be
-believed. `recovery.py` decides what becomes of the message.
+It acts at the next lease deadline that it knows, if `deadlines.py` says that it can be trusted.
+`recovery.py` decides what becomes of the message.
 
 After the server's clock was set back, the deadlines of dead holders lie far ahead, so no deadline
-says when to look. A topic with messages in processing is therefore looked at once a minute in any
-case.
+says when to check. A topic with messages in processing is therefore checked once a minute anyway.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.runtime.deadlines import Deadlines
-from mx_rmq.runtime.loop import TRY_AGAIN, Complaints, Loop, each
+from mx_rmq.runtime.loop import TRY_AGAIN, FailureLog, Loop, each
+from mx_rmq.runtime.recovery import BATCH
 
 if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
-    from mx_rmq.net.availability import Link
-    from mx_rmq.runtime.clock import ServerClock
+    from mx_rmq.runtime.deadlines import Deadlines
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Leased
 
-BATCH: Final = 100
-"""Messages taken over by one call."""
-
-LOOK: Final = 60.0
-"""Seconds after which a topic is looked at, whatever its next deadline is."""
+CHECK_EVERY: Final = 60.0  # seconds after which a topic is checked, whatever its next deadline is
 
 
 class Monitor:
-    """Watches the leases of every worker, in the topics of one site that this one serves."""
+    """Watches the leases that any worker has in the topics of one site that this one serves."""
 
     def __init__(
-        self,
-        store: Store,
-        handlers: dict[str, Handler],
-        clock: ServerClock,
-        recovery: Recovery,
-        *,
-        worker: str,
-        lease: float,
-        link: Link,
+        self, store: Store, handlers: dict[str, Handler], deadlines: Deadlines, recovery: Recovery
     ) -> None:
         self._store = store
         self._handlers = handlers
-        self._clock = clock
+        self.deadlines = deadlines
+        self._clock = deadlines.clock
         self._recovery = recovery
-        self._worker = worker
-        self._link = link
-        self.deadlines = Deadlines(lease, link, clock)
         self._act_at: dict[str, float | None] = {}
-        """When to look, on the monotonic clock; None: nothing is in processing."""
+        """By topic, when the next lease runs out; None: nothing is in processing."""
         self._busy_since: dict[str, float] = {}
-        """Since when we know that something is in processing in a topic."""
-        self._looked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
-        """When a topic was last looked at."""
-        self._complaints = Complaints("monitor")
+        """By topic, since when we know that something is in processing."""
+        self._checked_at: defaultdict[str, float] = defaultdict(lambda: float("-inf"))
+        self._failures = FailureLog("monitor")
         self.loop = Loop("monitor", self.step)
 
-    def saw(self, topic: str, wait: int | None) -> None:
-        """A survey saw the next lease of a topic run out in `wait` ms."""
+    def surveyed(self, topic: str, wait: int | None) -> None:
+        """Note that the next lease of a topic runs out in `wait` ms; None: there is none."""
         now = time.monotonic()
         known = self._act_at.get(topic)
         act = None if wait is None else now + wait / 1000
         self._act_at[topic] = act
         if known is None:
             self._busy_since[topic] = now
-        jumped = self._clock.jumped_at > self._looked_at[topic]
+        jumped = self._clock.jumped_at > self._checked_at[topic]
         if act is not None and (known is None or act < known or jumped):
             self.loop.wake()
 
@@ -81,7 +62,7 @@ class Monitor:
         if (pause := self.deadlines.pause()) <= 0:
             now = time.monotonic()
             topics = [topic for topic in self._act_at if self._due_at(topic) <= now]
-            for failed in await each(topics, self._take_over, self._complaints):
+            for failed in await each(topics, self._take_over, self._failures):
                 self._act_at[failed] = time.monotonic() + TRY_AGAIN
             due_at = min(map(self._due_at, self._act_at), default=float("inf"))
             pause = max(0.0, due_at - time.monotonic())
@@ -89,63 +70,55 @@ class Monitor:
         return None if pause == float("inf") else pause
 
     def _due_at(self, topic: str) -> float:
-        """Return when a topic must be looked at."""
-        deadline, looked_at = self._act_at[topic], self._looked_at[topic]
+        """Return when to check a topic, on the monotonic clock."""
+        deadline, checked_at = self._act_at[topic], self._checked_at[topic]
         if deadline is None:
             return float("inf")
-        due_at = min(deadline, max(looked_at, self._busy_since[topic]) + LOOK)
-        if self._clock.jumped_at > looked_at:
+        due_at = min(deadline, max(checked_at, self._busy_since[topic]) + CHECK_EVERY)
+        if self._clock.jumped_at > checked_at:
             due_at = min(due_at, self._clock.jumped_at + self.deadlines.hold_back)
         sweep_at = self.deadlines.sweep_at(topic)
-        return min(due_at, sweep_at) if looked_at < sweep_at else due_at
+        return min(due_at, sweep_at) if checked_at < sweep_at else due_at
 
     async def _take_over(self, topic: str) -> None:
         deadlines = self.deadlines
         if deadlines.pause() > 0:  # there was trouble since the step began
             return
         if not deadlines.knows_server():
-            await self._ask_first(topic)
+            await self._probe(topic)
             return
-        began = self._looked_at[topic] = time.monotonic()
+        began = self._checked_at[topic] = time.monotonic()
         while True:
-            asked_at = time.monotonic()
             sweeps = deadlines.may_sweep(topic)
-            taken = await self._store.handle_timeout_message(
+            taken = await self._recovery.take_over(
                 topic,
-                self._worker,
-                count=BATCH,
-                recovery=deadlines.decide_within,
+                deadlines,
+                self._failures,
                 expected=deadlines.expected(topic),
-                jump=deadlines.jump,
                 far=deadlines.far if sweeps else None,
+                max_crashes=self._handlers[topic].max_crashes,
             )
-            self._clock.heard(taken.now, asked_at)
-            await each(taken.messages, partial(self._recover, topic), self._complaints)
             deadlines.not_surprised(topic)
             if taken.surprised or self._clock.jumped_at >= began:
                 deadlines.surprised(topic)
                 self._act_at[topic] = began
                 return
-            deadlines.is_behind(topic, taken.behind, began)
+            deadlines.note_behind(topic, taken.behind, began)
             more = taken.messages if sweeps else len(taken.messages) == BATCH
             if not (more or sweeps < deadlines.may_sweep(topic)):
                 break
         if self._handlers[topic].ordered:  # workers that asked meanwhile were refused
             await self._store.ring_doorbell(topic)
         survey = (await self._store.survey_topics([topic])).topics[topic]
-        self.saw(topic, survey.deadline)
+        self.surveyed(topic, survey.deadline)
 
-    async def _ask_first(self, topic: str) -> None:
-        """Ask the server something harmless before anything is taken over.
+    async def _probe(self, topic: str) -> None:
+        """Make a harmless call before taking anything over.
 
-        It may have been silent until now. If we took over with the first call that it answers, no
-        holder would have had the time to extend a lease.
+        The server may have been silent until now. If the first call that it answers took messages
+        over, no holder would have had time to extend a lease.
         """
-        was_failing = self._link.is_failing
+        was_failing = self.deadlines.link.is_failing
         survey = (await self._store.survey_topics([topic])).topics[topic]
-        self.deadlines.asked_first(was_failing=was_failing)
-        self.saw(topic, survey.deadline)
-
-    async def _recover(self, name: str, one: Leased) -> None:
-        max_crashes = self._handlers[name].max_crashes
-        await self._recovery.lost(name, one, max_crashes=max_crashes, now=self._clock.now())
+        self.deadlines.probed(was_failing=was_failing)
+        self.surveyed(topic, survey.deadline)

@@ -1,12 +1,13 @@
-"""Decides about messages that were taken over: their worker went silent, or they expired.
+"""Takes over messages whose worker went silent or that have expired, and decides about them.
 
-The monitor, the caretaker and the expirer take messages over. The lifecycle applies the decision.
+The monitor, the caretaker and the expirer say when. The lifecycle applies the decisions.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, NewerRecord
@@ -19,43 +20,103 @@ from mx_rmq.core.outcome import (
     postponed,
 )
 from mx_rmq.core.partition import topic_of
+from mx_rmq.runtime.deadlines import decide_within
+from mx_rmq.runtime.loop import FailureLog, each
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mx_rmq.core.message import Message
     from mx_rmq.core.outcome import Outcome
+    from mx_rmq.runtime.deadlines import Deadlines
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.store.results import Leased
+    from mx_rmq.store import Store
+    from mx_rmq.store.results import Leased, TimedOut
+
+BATCH: Final = 100  # messages per call
 
 
 class Recovery:
-    """Decides what becomes of messages that this worker took over."""
+    """Takes over messages in the name of this worker, and decides what becomes of them."""
 
     def __init__(
         self,
+        store: Store,
         lifecycle: Lifecycle,
         bus: Events,
         *,
         worker: str,
+        lease: float,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        self._store = store
         self._lifecycle = lifecycle
         self._bus = bus
         self._worker = worker
+        self._lease = lease
         self._chance = chance
 
-    async def lost(self, name: str, one: Leased, *, max_crashes: int, now: int) -> None:
-        """Count the crash. The message waits for its next attempt, or is dead."""
-        self._bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
-        await self._settle(
-            name, one, now, lambda message, at: after_crash(message, max_crashes, one.lost_by, at)
-        )
+    async def take_over(
+        self,
+        name: str,
+        deadlines: Deadlines,
+        failures: FailureLog,
+        *,
+        expected: int | None,
+        far: int | None,
+        max_crashes: int,
+        grace: float = 0.0,
+    ) -> TimedOut:
+        """Take over a batch of messages whose leases ran out `grace` seconds ago or earlier.
 
-    async def expired(self, name: str, one: Leased, *, now: int) -> None:
-        """Dead-letter a message that expired while it waited."""
-        await self._settle(name, one, now, _after_expiry)
+        For `expected` and `far`, see `Store.handle_timeout_message`.
+        """
+        asked_at = time.monotonic()
+        taken = await self._store.handle_timeout_message(
+            name,
+            self._worker,
+            count=BATCH,
+            recovery=deadlines.decide_within,
+            expected=expected,
+            jump=deadlines.jump,
+            far=far,
+            grace=round(grace * 1000),
+        )
+        deadlines.clock.update(taken.now, asked_at)
+
+        async def lost(one: Leased) -> None:
+            """Count the crash. The message waits for its next attempt, or is dead."""
+            self._bus.emit(events.TakenOver(topic_of(name), one.id, one.lost_by))
+            now = deadlines.clock.now()
+            await self._settle(
+                name,
+                one,
+                now,
+                lambda message, at: after_crash(message, max_crashes, one.lost_by, at),
+            )
+
+        await each(taken.messages, lost, failures)
+        return taken
+
+    async def expire(self, name: str, failures: FailureLog) -> int | None:
+        """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
+
+        Returns the ms until the next one expires, 0 if more have expired; None if none will, or if
+        we found nothing, because another worker was faster.
+        """
+        taken = await self._store.expire_message(
+            name, self._worker, count=BATCH, recovery=decide_within(self._lease)
+        )
+        if not taken.messages:
+            return None
+
+        async def has_expired(one: Leased) -> None:
+            await self._settle(name, one, taken.now, _after_expiry)
+
+        await each(taken.messages, has_expired, failures)
+        await self._store.ring_doorbell(name)  # in an ordered topic, workers that asked got none
+        return taken.wait
 
     async def _settle(
         self,

@@ -1,4 +1,4 @@
-"""The registry of workers and topics: a worker lists its topics, and reports at each beat."""
+"""The registry of workers and topics: a worker lists its topics and reports every 15 seconds."""
 
 from __future__ import annotations
 
@@ -20,24 +20,17 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.consumer import Consumer
-    from mx_rmq.runtime.slots import Held, Slots
+    from mx_rmq.runtime.slots import HeldMessage, Slots
     from mx_rmq.store import Store
 
-BEAT: Final = 15.0
-"""Seconds between two beats."""
-
-FORGET: Final = 3_600_000
-"""Milliseconds after which the registry forgets a silent worker."""
-
-SHOWN: Final = 20
-"""Running handlers that a worker reports: those that have run the longest."""
-
-NAME: Final = 200
-"""Characters of a handler's name, so that the list of workers stays short."""
+BEAT: Final = 15.0  # seconds between two reports
+FORGET: Final = 3_600_000  # milliseconds after which the registry forgets a silent worker
+SHOWN: Final = 20  # running handlers in a report: those that have run the longest
+NAME: Final = 200  # characters of a handler's name in a report
 
 
 class Registry:
-    """The entry of one worker, and the topics that it serves."""
+    """The entries of one worker and of the topics that it serves."""
 
     def __init__(
         self,
@@ -54,8 +47,7 @@ class Registry:
         self._consumer = consumer
         self._worker = worker
         self._started = time.time()
-        self.is_listed = False
-        """Whether the server has answered the first beat."""
+        self.is_listed = False  # the server has answered the first report
 
     async def register_topics(self) -> None:
         """List the topics of this worker, and learn how many partitions they have."""
@@ -74,18 +66,17 @@ class Registry:
                 raise
 
     async def beat(self, down: Mapping[str, str]) -> float:
-        """Report that this worker is alive; return the seconds until the next beat."""
+        """Report that this worker is alive; return the seconds until the next report."""
         forget = 0 if self.is_listed else FORGET
-        await self._store.beat_worker(self._worker, self._about(down), forget=forget)
+        await self._store.beat_worker(self._worker, self._report(down), forget=forget)
         self.is_listed = True
         return BEAT
 
     async def leave(self) -> None:
-        """Take this worker off the list."""
         await self._store.forget_worker(self._worker)
 
-    def _about(self, down: Mapping[str, str]) -> bytes:
-        """Return what this worker says about itself, one line of JSON."""
+    def _report(self, down: Mapping[str, str]) -> bytes:
+        """Return what the registry shows about this worker, one line of JSON."""
         return msgspec.json.encode(
             {
                 "host": socket.gethostname(),
@@ -96,7 +87,7 @@ class Registry:
                 "concurrency": self._slots.concurrency,
                 "running": self._slots.running,
                 "held": len(self._slots.held),
-                "doing": _doing(self._consumer.running()),
+                "doing": _doing(self._consumer.running.values()),
                 "down": {part: brief(why) for part, why in down.items()},
             }
         )
@@ -107,8 +98,8 @@ def _version() -> str:
     return version("mx-rmq")
 
 
-def _doing(running: Iterable[Held]) -> list[dict[str, Any]]:
-    """Return what runs, the longest first."""
+def _doing(running: Iterable[HeldMessage]) -> list[dict[str, Any]]:
+    """Return the running handlers, longest first."""
     now = time.monotonic()
     begun = [
         (held.started_at, held.message, held.topic.handler)

@@ -1,33 +1,45 @@
 """A site: topics that live together, and the parts of a worker that serve them.
 
-On one server that is all topics, in a cluster those of one slot. Each site has its own wakeups,
-scheduler, expirer and monitor, so trouble on one server holds up nothing on another.
+On one server that is all topics, in a cluster those of one slot. Each site has its own parts, so
+trouble on one server does not hold up topics on another.
+
+Doorbell listeners notice a ring at once. A survey every ten seconds makes up for lost
+rings. It is one call for all topics, so an idle worker costs a server almost nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
 from mx_rmq.core.partition import topic_of
-from mx_rmq.runtime.clock import ServerClock
+from mx_rmq.net.server_clock import ServerClock
+from mx_rmq.runtime.crons import Crons
+from mx_rmq.runtime.deadlines import Deadlines
+from mx_rmq.runtime.doorbell_listener import MOST, DoorbellListener
 from mx_rmq.runtime.expirer import Expirer
+from mx_rmq.runtime.loop import Loop
 from mx_rmq.runtime.monitor import Monitor
 from mx_rmq.runtime.scheduler import Scheduler
-from mx_rmq.runtime.wakeups import Wakeups
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.core.cron import Cron
     from mx_rmq.core.handler import Handler
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.event_bus import Events
-    from mx_rmq.runtime.loop import Loop
     from mx_rmq.runtime.recovery import Recovery
     from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.store import Store
 
+SURVEY_EVERY: Final = 10.0  # seconds
+
 
 class Site:
-    """Wake-ups, scheduler, expirer and monitor of the topics of one site."""
+    """The survey, doorbell listeners, scheduler, expirer, monitor and crons of one site."""
 
     def __init__(
         self,
@@ -36,80 +48,93 @@ class Site:
         dispatcher: Dispatcher,
         recovery: Recovery,
         bus: Events,
+        crons: Iterable[Cron],
         *,
-        worker: str,
         lease: float,
     ) -> None:
-        self.clock = ServerClock()
+        self._store = store
+        self._number = number
         self._dispatcher = dispatcher
         self._bus = bus
-        self._handlers: dict[str, Handler] = {}
-        self._scheduler = Scheduler(store, (), on_moved=self._moved)
-        self._expirer = Expirer(store, recovery, worker=worker, lease=lease)
-        self._monitor = Monitor(
-            store,
-            self._handlers,
-            self.clock,
-            recovery,
-            worker=worker,
-            lease=lease,
-            link=store.link_of(number),
-        )
-        self._wakeups = Wakeups(
-            store,
-            number,
-            self.clock,
-            dispatcher,
-            self._scheduler,
-            self._expirer,
-            self._monitor,
-            lease=lease,
-        )
-
-    def add(self, topic: TopicSlots) -> None:
-        """Serve a topic."""
-        self._handlers[topic.name] = topic.handler
-        self._scheduler.add(topic.name)
-        self._wakeups.add(topic)
-
-    def _moved(self, topic: str, count: int) -> None:
-        """The scheduler has moved messages of a topic to pending."""
-        self._dispatcher.ready(topic)
-        if self._bus.wants(events.Due):
-            self._bus.emit(events.Due(topic_of(topic), count))
+        self._every = min(SURVEY_EVERY, lease)
+        self.clock = ServerClock()
+        self.handlers: dict[str, Handler] = {}
+        self.listeners: list[DoorbellListener] = []
+        self.survey_loop = Loop("survey", self.survey)
+        self.scheduler = Scheduler(store, on_moved=self._moved)
+        self.expirer = Expirer(recovery)
+        deadlines = Deadlines(lease, store.link_of(number), self.clock)
+        self.monitor = Monitor(store, self.handlers, deadlines, recovery)
+        self._crons = [Crons(store, mine, self.clock, bus)] if (mine := tuple(crons)) else []
 
     @property
     def loops(self) -> tuple[Loop, ...]:
         """The loops that must run as long as the worker does."""
         return (
-            self._wakeups.looking,
-            self._scheduler.loop,
-            self._expirer.loop,
-            self._monitor.loop,
-            *(listener.loop for listener in self._wakeups.listeners),
+            self.survey_loop,
+            self.scheduler.loop,
+            self.expirer.loop,
+            self.monitor.loop,
+            *(crons.loop for crons in self._crons),
+            *(listener.loop for listener in self.listeners),
         )
 
     def start(self) -> None:
-        """Start everything."""
         for loop in self.loops:
             loop.start()
 
-    def look_around(self) -> None:
-        """Survey every topic now, not at the next regular time."""
-        self._wakeups.looking.wake()
-        for listener in self._wakeups.listeners:
+    def add(self, topic: TopicSlots) -> None:
+        """Serve a topic."""
+        self.handlers[topic.name] = topic.handler
+        self.scheduler.add(topic.name)
+        if not self.listeners or len(self.listeners[-1].topics) >= MOST:
+            doorbell = self._store.doorbell(self._number)
+            listener = DoorbellListener(self._store, doorbell, self._dispatcher, self.scheduler)
+            self.listeners.append(listener)
+            listener.loop.start()
+        self.listeners[-1].add(topic)
+        self.survey_loop.wake()
+
+    async def survey(self) -> float:
+        """Find out what is pending, due, expired or overdue in every topic."""
+        asked_at = time.monotonic()
+        answer = await self._store.survey_topics(list(self.handlers))
+        self.clock.update(answer.now, asked_at)
+        for topic, found in answer.topics.items():
+            if found.pending:
+                self._dispatcher.wake(topic)
+            self.scheduler.surveyed(topic, found.due)
+            self.expirer.surveyed(topic, found.expires)
+            self.monitor.surveyed(topic, found.deadline)
+        return self._every
+
+    def _moved(self, topic: str, count: int) -> None:
+        """The scheduler has moved messages of a topic to pending."""
+        self._dispatcher.wake(topic)
+        if events.Due in self._bus.wanted:
+            self._bus.emit(events.Due(topic_of(topic), count))
+
+    def check_now(self) -> None:
+        """Survey all topics now, and listen to all that have room."""
+        self.survey_loop.wake()
+        for listener in self.listeners:
             listener.listen_again()
 
-    async def stop_wakeups(self) -> None:
-        """Hear no more doorbells and make no more surveys."""
-        await self._wakeups.stop()
+    async def stop_taking(self) -> None:
+        """Stop crons, survey and listeners. `hand_back_rings` makes up for rings that get lost."""
+        for crons in self._crons:
+            await crons.loop.stop()
+        await self.survey_loop.stop()
+        await asyncio.gather(*(listener.stop() for listener in self.listeners))
 
     async def stop(self) -> None:
         """Stop the other parts."""
-        await self._scheduler.loop.stop()
-        await self._expirer.loop.stop()
-        await self._monitor.loop.stop()
+        for loop in (self.scheduler.loop, self.expirer.loop, self.monitor.loop):
+            await loop.stop()
 
     async def hand_back_rings(self) -> None:
         """Ring for other workers where something is pending."""
-        await self._wakeups.hand_back_rings()
+        answer = await self._store.survey_topics(list(self.handlers))
+        for topic, found in answer.topics.items():
+            if found.pending:
+                await self._store.ring_doorbell(topic)

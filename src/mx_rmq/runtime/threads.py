@@ -1,7 +1,7 @@
 """Plain functions, run in threads.
 
-A thread cannot be ended from outside. We can only raise an exception in it. It takes effect at the
-next step in Python, not while the thread is inside C code (a sleep, a read from a socket).
+A thread cannot be ended from outside. We can only raise an exception in it, which takes effect at
+the next step in Python, not while the thread is inside C code (a sleep, a read from a socket).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-
-LOOK: Final = 0.2
-"""Seconds between two looks whether the event loop ends, while a cancelled call has not left."""
+CHECK_EVERY: Final = 0.2
+"""While a cancelled call has not left its thread: seconds between two checks whether the event loop
+is ending."""
 
 
 class Interrupted(BaseException):
@@ -48,21 +48,18 @@ class Call:
         self._lock = threading.Lock()
         self._thread: int | None = None
         self._interrupted = False
-        self._generation = Generation()
-        self.began = False
-        """A thread has entered the function."""
-        self.on_wait: Callable[[], None] | None = None
-        """Called if no thread is free: it waits for one."""
+        self._forks = Forks.count
+        self.began = False  # a thread has entered the function
+        self.on_wait: Callable[[], None] | None = None  # called if it has to wait for a thread
         self.on_begin: Callable[[], None] | None = None
         """Called in the loop when a thread enters the function."""
         self._withdrawn = False
-        self._given_up = False
-        """Its caller is cancelled, and waits only until the thread has left."""
+        self._given_up = False  # the caller is cancelled and only waits for the thread to leave
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._done: asyncio.Future[Any] = self._loop.create_future()
 
     def run(self) -> None:
-        """Run the function and tell its loop; called in the thread."""
+        """Run the function and report the result to the loop; called in the thread."""
         with self._lock:
             if self.began or self._withdrawn:
                 return
@@ -73,13 +70,14 @@ class Call:
         result, error = None, None
         try:
             result = self._context.run(self._inside)
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, the loop gets it
+        except BaseException as raised:  # noqa: BLE001 - the loop gets it
             error = raised
-        self._generation.end_if_forked()
-        self.tell(result, error)
+        if Forks.count != self._forks:
+            os._exit(0)  # a child that the handler has forked must not go on as a second worker
+        self.report(result, error)
 
     def interrupt(self) -> None:
-        """Raise Interrupted in the thread. A call that has not begun is withdrawn for good."""
+        """Raise Interrupted in the thread. A call that has not begun never runs."""
         with self._lock:
             self._interrupted = True
             if self._thread is not None:
@@ -87,13 +85,13 @@ class Call:
             elif not self.began:
                 self._withdrawn = True
         if self._withdrawn:
-            self.tell(None, Interrupted())
+            self.report(None, Interrupted())
 
     async def finish(self) -> Any:
         """Return what the function returns, or raise what it raises.
 
         A caller that is cancelled interrupts the call and waits until the thread has left: until
-        then, the slot is not free. If the function came to its end after all, that counts.
+        then, the slot is not free. If the function ended normally after all, that counts.
         """
         try:
             return await self._done
@@ -111,16 +109,16 @@ class Call:
         self.interrupt()
         while self._outcome is None:
             try:
-                await asyncio.wait([self._done], timeout=LOOK)
+                await asyncio.wait([self._done], timeout=CHECK_EVERY)
             except asyncio.CancelledError:
                 self.interrupt()
             if all_are_cancelled():
                 return  # the loop ends, and must not wait for the thread
 
-    def tell(self, result: Any, error: BaseException | None) -> None:
-        """Tell the loop how the call ended. From any thread; the first report counts."""
+    def report(self, result: Any, error: BaseException | None) -> None:
+        """Report to the loop how the call ended. From any thread; the first report counts."""
         with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._told, result, error)
+            self._loop.call_soon_threadsafe(self._reported, result, error)
 
     def _inside(self) -> Any:
         with self._lock:
@@ -137,10 +135,10 @@ class Call:
     def _leave(self) -> None:
         with self._lock:
             if self._thread is not None and self._interrupted:
-                _let_strike(self._thread)  # else it could hit a later call
+                _receive_interrupt(self._thread)  # else it could hit a later call
             self._thread = None
 
-    def _told(self, result: Any, error: BaseException | None) -> None:
+    def _reported(self, result: Any, error: BaseException | None) -> None:
         if self._outcome is not None:
             return
         self._outcome = (result, error)
@@ -153,9 +151,9 @@ class Call:
 
 
 class Threads:
-    """The threads of one worker; as many as it has slots, made when they are needed.
+    """The threads of one worker: as many as it has slots, started when they are needed.
 
-    They are daemons: a handler that does not come back must not keep its process alive.
+    They are daemons: a handler that never returns must not keep its process alive.
     """
 
     name = "thread pool"
@@ -169,8 +167,7 @@ class Threads:
         self._why = ""
         """Why the last thread could not be started; empty: it could."""
         self._closed = False
-        self.backoff = Backoff()
-        """How long to take no messages that need a thread, when there is none."""
+        self.backoff = Backoff()  # how long to take no messages that need a thread
 
     async def run(self, call: Call) -> Any:
         """Run a call in a thread, in a copy of the context. Raises NoThread if there is none.
@@ -197,7 +194,7 @@ class Threads:
         return "" if self._started or self._closed else self._why
 
     def start(self) -> None:
-        """Start one more thread. It counts only once it runs: the system may refuse it."""
+        """Start one more thread. The system may refuse it."""
         loop = asyncio.get_running_loop()
         thread = threading.Thread(
             target=self._serve,
@@ -229,44 +226,36 @@ class Threads:
         try:
             while (call := self._calls.get()) is not None:
                 call.run()
-        except BaseException as error:  # noqa: BLE001 - raised in the thread by foreign code
+        except BaseException as error:  # noqa: BLE001 - raised in the thread by application code
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._thread_died, call, error)
 
     def _thread_died(self, call: Call | None, error: BaseException) -> None:
-        """Foreign code has raised something in a thread. No call may be lost with it."""
+        """Make up for a thread in which application code raised something: no call may be lost."""
         logger.error("a handler thread died of %s", type(error).__name__)
         self._started -= 1
         if call is not None and call.began:
-            call.tell(None, error)
+            call.report(None, error)
         for waiting in self._open:  # it may have taken one of them from the queue
             if not waiting.began:
-                self._calls.put(waiting)  # a call runs only once, wherever it stands
+                self._calls.put(waiting)  # a call runs only once, even if it is queued twice
         if self._open and not self._started and not self._closed:
             with suppress(RuntimeError, MemoryError):  # then the watchdog tries again
                 self.start()
 
 
-class Generation:
-    """Tells whether this is still the process in which it was made.
+class Forks:
+    """Counts how often this process and its ancestors were forked.
 
-    It does not ask the system, which would take longer than everything else done for a message.
+    If the count has changed, this is a child. Asking the system would take longer than everything
+    else that we do for a message.
     """
 
     count = 0
-    """How often the process was forked on its way here."""
-
-    def __init__(self) -> None:
-        self._count = Generation.count
-
-    def end_if_forked(self) -> None:
-        """End a child that a handler has forked and let go on: it must not be a second worker."""
-        if Generation.count != self._count:
-            os._exit(0)
 
 
 def _forked() -> None:
-    Generation.count += 1
+    Forks.count += 1
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -276,11 +265,11 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
-def _let_strike(thread: int) -> None:
-    """Let Interrupted strike this thread here, in the place of one that may be under way.
+def _receive_interrupt(thread: int) -> None:
+    """Receive Interrupted in this thread here, in place of one that may be under way.
 
-    It could be taken back instead. But then Python 3.11 waits for it forever, in all threads, and
-    hangs as soon as a profiler or a debugger looks on.
+    We could withdraw it instead, but then Python 3.11 waits for it forever, in all threads, and
+    hangs as soon as a profiler or a debugger is attached.
     """
     with suppress(Interrupted):
         _raise_in(thread, Interrupted)

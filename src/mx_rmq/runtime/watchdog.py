@@ -1,9 +1,9 @@
 """The watchdog: restarts parts of a worker that ended unexpectedly.
 
-A part may be cancelled by application code that cancels all tasks, or die of a bug, or of a lack of
-memory, threads or file descriptors. A worker that went on without it would be half dead, so
-the part is restarted, with growing pauses. If that does not help, the worker fails: it stops, and
-`Worker.run` raises.
+A part may be cancelled by application code that cancels all tasks, or die of a bug, or for lack of
+memory, threads or file descriptors. A worker without it would be half dead, so the part is
+restarted, with growing pauses. If that does not help, the worker fails: it stops, and `Worker.run`
+raises.
 
 The watchdog is a timer, not a task, so cancelling all tasks does not cancel it.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mx_rmq.core.events import PartDied, PartRestarted, WorkerFailed
@@ -26,29 +27,22 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-LOOK: Final = 0.25
-"""Seconds between two looks at the parts."""
+CHECK_EVERY: Final = 0.25  # seconds
 
 FIRST_PAUSE: Final = 0.1
 LONGEST_PAUSE: Final = 5.0
 """Seconds between two restarts of a part, doubled each time. The first one comes at once."""
 
-LONG_LIFE: Final = 60.0
-"""Seconds after which a restarted part counts as healthy again."""
-
-MOST: Final = 10
-"""Restarts of a part without a long life in between, after which the worker fails."""
-
-ENDING: Final = 3
-"""Checks to skip while every task is being cancelled: the event loop may be ending."""
+LONG_LIFE: Final = 60.0  # seconds after which a restarted part counts as healthy again
+MOST: Final = 10  # restarts of a part without a long life in between, before the worker fails
+ENDING: Final = 3  # checks to skip while all tasks are being cancelled: the loop may be ending
 
 
 class Part(Protocol):
-    """Something that must run for as long as the worker does."""
+    """Something that must run as long as the worker does."""
 
     @property
-    def name(self) -> str:
-        """What logs and operators call it."""
+    def name(self) -> str: ...
 
     def down(self) -> str:
         """Return why it does not run; empty: it does, or it was told to end."""
@@ -57,15 +51,15 @@ class Part(Protocol):
         """Start it again. Raises if it cannot."""
 
 
+@dataclass(slots=True)
 class _Record:
     """What happened to a part that was down at least once."""
 
-    def __init__(self) -> None:
-        self.why = ""
-        self.down_since: float | None = None
-        self.up_since = 0.0
-        self.restarts = 0
-        self.restart_at = 0.0
+    why: str = ""
+    down_since: float | None = None
+    up_since: float = 0.0
+    restarts: int = 0
+    restart_at: float = 0.0
 
 
 class Watchdog:
@@ -76,13 +70,13 @@ class Watchdog:
         worker: str,
         bus: Events,
         *,
-        on_look: Callable[[], None],
+        on_check: Callable[[], None],
         on_change: Callable[[], None],
         on_failed: Callable[[str], None],
     ) -> None:
         self._worker = worker
         self._bus = bus
-        self._on_look = on_look
+        self._on_check = on_check
         self._on_change = on_change
         self._on_failed = on_failed
         self._parts: dict[Part, None] = {}
@@ -98,13 +92,11 @@ class Watchdog:
         self._parts.update(dict.fromkeys(parts))
 
     async def start(self) -> None:
-        """Start watching."""
         self._end = self._until_the_loop_ends()
         await anext(self._end)
-        self._timer = self._loop.call_later(LOOK, self._look)
+        self._timer = self._loop.call_later(CHECK_EVERY, self._on_timer)
 
     async def stop(self) -> None:
-        """Stop watching."""
         self._cancel()
         if self._end is not None:
             await self._end.aclose()
@@ -129,33 +121,31 @@ class Watchdog:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         try:
-            self.look()
+            self.check()
         except Exception:
             logger.exception("the watchdog failed and goes on")
         finally:
             if self._timer is not None:
-                self._timer = self._loop.call_later(LOOK, self._look)
+                self._timer = self._loop.call_later(CHECK_EVERY, self._on_timer)
 
-    def look(self) -> None:
-        """Look at every part once."""
-        down = [(part, why) for part in self._parts if (why := part.down())]
+    def check(self) -> None:
+        """Check every part once."""
+        down = {part: why for part in self._parts if (why := part.down())}
         if down and all_are_cancelled() and self._ending < ENDING:
             self._ending += 1
             return
         self._ending = 0
         before = self.down()
         now = time.monotonic()
-        dead = dict(down)
-        for part in list(self._records):
-            if part not in dead:
-                self._is_up(part, now)
-        for part, why in down:
+        for part in self._records.keys() - down.keys():
+            self._is_up(part, now)
+        for part, why in down.items():
             self._is_down(part, why, now)
         if self.down() != before:
             self._on_change()
-        self._on_look()
+        self._on_check()
 
     def _is_up(self, part: Part, now: float) -> None:
         record = self._records[part]
@@ -173,7 +163,10 @@ class Watchdog:
         if now < record.restart_at or self._failed:
             return
         if record.restarts == MOST:
-            self._fail(part, record)
+            self._failed = True
+            reason = f"the {part.name} was restarted {MOST} times and is down again: {record.why}"
+            self._bus.emit(WorkerFailed(self._worker, reason))
+            self._on_failed(reason)
             return
         record.restarts += 1
         record.restart_at = now + min(FIRST_PAUSE * 2 ** (record.restarts - 1), LONGEST_PAUSE)
@@ -181,9 +174,3 @@ class Watchdog:
             part.start()
         except Exception as error:  # noqa: BLE001 - the next try comes soon
             record.why = f"{type(error).__name__}: {text_of(error)}"
-
-    def _fail(self, part: Part, record: _Record) -> None:
-        self._failed = True
-        why = f"the {part.name} was restarted {MOST} times and is down again: {record.why}"
-        self._bus.emit(WorkerFailed(self._worker, why))
-        self._on_failed(why)

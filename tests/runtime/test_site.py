@@ -1,4 +1,4 @@
-"""The lookout and the dispatcher: from a ring to messages in local slots."""
+"""A site and the dispatcher: from a ring to messages in local slots."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.runtime.clock import ServerClock
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST, MOST, DoorbellListener
 from mx_rmq.runtime.event_bus import Events
-from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.janitor import Janitor
-from mx_rmq.runtime.monitor import Monitor
-from mx_rmq.runtime.scheduler import STAND_IN, Scheduler
-from mx_rmq.runtime.slots import Slots, TopicSlots
-from mx_rmq.runtime.wakeups import LISTEN, LONGEST, LOOK_AROUND, MOST, DoorbellListener, Wakeups
+from mx_rmq.runtime.scheduler import STAND_IN
+from mx_rmq.runtime.site import SURVEY_EVERY, Site
 from mx_rmq.store.store import Store
 from tests.lab.messages import TOPIC, dead, delayed, draft, leased, pending
 from tests.lab.proxy import Proxy
-from tests.runtime.stage import handler, on_servers, recovery, take_in, until
+from tests.runtime.stage import handler, on_servers, recovery, slots_for, take_in, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -28,6 +25,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis
 
+    from mx_rmq.runtime.slots import TopicSlots
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -37,7 +35,7 @@ steady = pytest.mark.usefixtures("steady")
 
 
 class Post:
-    """A lookout with those that it wakes, and nobody who runs anything."""
+    """A site and a dispatcher, and nobody who runs anything."""
 
     def __init__(
         self,
@@ -50,10 +48,9 @@ class Post:
         options = {"partitions": 1, "concurrency": 1} if ordered else {}
         handlers = {topic: handler(topic, **options) for topic in topics or (TOPIC,)}
         self.store = store
-        self.slots = Slots(handlers.values(), concurrency=concurrency, prefetch=0)
+        self.slots = slots_for(handlers.values(), concurrency=concurrency)
         self.quiet = 0
         self.taken = 0
-        clock = ServerClock()
         self.dispatcher = Dispatcher(
             store,
             self.slots,
@@ -64,28 +61,19 @@ class Post:
         self.dispatcher.consumer = consumer
         self._listen_again = self.dispatcher.listen_again
         self.dispatcher.listen_again = self._on_quiet  # type: ignore[method-assign]
-        self.scheduler = Scheduler(store, handlers, on_moved=lambda topic, count: None)
-        self.monitor = Monitor(
-            store,
-            handlers,
-            clock,
-            recovery(store, Events(), "w1"),
-            worker="w1",
-            lease=lease,
-            link=store.link_of(0),
-        )
-        self.expirer = Expirer(store, recovery(store, Events(), "w1"), worker="w1", lease=lease)
-        self.lookout = Wakeups(
+        self.site = Site(
             store,
             0,
-            clock,
             self.dispatcher,
-            self.scheduler,
-            self.expirer,
-            self.monitor,
+            recovery(store, Events(), "w1", lease),
+            Events(),
+            (),
             lease=lease,
         )
-        self.lookout._topics += handlers
+        self.site.handlers.update(handlers)
+        self.scheduler, self.monitor = self.site.scheduler, self.site.monitor
+        for topic in handlers:
+            self.scheduler.on_ring(topic)
         self.listener = DoorbellListener(store, store.doorbell(), self.dispatcher, self.scheduler)
         self.listener.topics |= self.slots.topics
 
@@ -98,15 +86,12 @@ class Post:
         self._listen_again(topic)
 
     def listens_to(self) -> list[str]:
-        topics = self.slots.topics
-        exactly = [name for name, topic in topics.items() if self.dispatcher.listens_to(topic)]
-        left_out = self.dispatcher.leaves_out(topics.values())
-        assert [name for name, topic in topics.items() if topic not in left_out] == exactly
-        return exactly
+        skipped = self.dispatcher.to_skip(self.slots.topics.values())
+        return [name for name, topic in self.slots.topics.items() if topic not in skipped]
 
     async def close(self) -> None:
         await self.listener.stop()
-        await self.lookout.stop()
+        await self.site.stop_taking()
         await self.dispatcher.stop(5)
 
 
@@ -141,9 +126,9 @@ async def test_room_that_a_topic_did_not_need_goes_to_others(
     monkeypatch.setattr(store, "dispatch_message", answer_late)
     take_in(post.slots, post.slots.topics[TOPIC], 1)  # so it has no claim to a slot
     await pending(store, 2)
-    post.dispatcher.ready("empty")
+    post.dispatcher.wake("empty")
     await until(lambda: asked)
-    post.dispatcher.ready(TOPIC)
+    post.dispatcher.wake(TOPIC)
     assert asked == ["empty"]  # which has asked for all the room that there is
     answer.set()
     await until(lambda: len(post.slots.held) == 3, within=5)
@@ -154,7 +139,7 @@ async def test_room_that_a_topic_did_not_need_goes_to_others(
 
 async def test_a_topic_that_is_ready_is_taken_from_until_there_is_no_room(post: Post) -> None:
     await pending(post.store, 25)
-    post.dispatcher.ready(TOPIC)
+    post.dispatcher.wake(TOPIC)
     await until(lambda: len(post.slots.held) == 10)
     await asyncio.sleep(0.02)
     assert len(post.slots.held) == 10
@@ -164,11 +149,11 @@ async def test_a_topic_that_is_ready_is_taken_from_until_there_is_no_room(post: 
 
 async def test_when_room_is_made_more_is_taken(post: Post) -> None:
     await pending(post.store, 12)
-    post.dispatcher.ready(TOPIC)
+    post.dispatcher.wake(TOPIC)
     await until(lambda: len(post.slots.held) == 10)
     for held in list(post.slots.held)[:5]:
         post.slots.topics[TOPIC].waiting.remove(held)
-        post.slots.gone(held)
+        post.slots.forget(held)
     post.dispatcher.fill(post.slots.topics[TOPIC])
     await until(lambda: len(post.slots.held) == 7)
     await until(lambda: post.quiet)
@@ -202,7 +187,7 @@ async def test_a_dispatch_that_fails_is_made_again_and_reserves_nothing(
     ):
         post = Post(through)
         proxy.cut_request(2)
-        post.dispatcher.ready(TOPIC)
+        post.dispatcher.wake(TOPIC)
         await until(lambda: len(post.slots.held) == 3)
         assert post.slots.topics[TOPIC].held == 3
         await post.close()
@@ -218,7 +203,7 @@ async def test_a_stopped_dispatcher_asks_for_nothing_more_but_keeps_what_still_c
     assert await taking
     assert len(post.slots.held) == 4
     await pending(post.store, 4)
-    post.dispatcher.ready(TOPIC)
+    post.dispatcher.wake(TOPIC)
     assert not await post.dispatcher.take(TOPIC)
     assert len(post.slots.held) == 4
 
@@ -238,7 +223,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
     await post.close()
 
 
-# the lookout
+# the site
 
 
 async def test_a_ring_reaches_the_dispatcher(post: Post) -> None:
@@ -265,7 +250,7 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
         return False
 
     post.dispatcher.take = fill_up  # type: ignore[assignment,method-assign]
-    post.slots.ask(post.slots.topics[TOPIC], 0)
+    post.slots.reserve(post.slots.topics[TOPIC], 0)
     await post.listener.listen()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
     assert post.slots.topics[TOPIC] in post.slots.ready
@@ -329,20 +314,20 @@ async def test_a_wait_is_ended_although_the_one_before_is_still_being_ended(
     assert len(waits) == 3
 
 
-async def test_looking_around_finds_what_no_ring_told(post: Post, raw: Redis) -> None:
+async def test_a_survey_finds_what_no_ring_told(post: Post, raw: Redis) -> None:
     await pending(post.store, 2)
     await raw.delete(post.store.keys.of(TOPIC).doorbell)
-    assert await post.lookout.look_around() == LOOK_AROUND
+    assert await post.site.survey() == SURVEY_EVERY
     await until(lambda: len(post.slots.held) == 2)
 
 
 @steady
-async def test_looking_around_tells_due_times_and_deadlines(store: Store) -> None:
+async def test_a_survey_tells_due_times_and_deadlines(store: Store) -> None:
     post = Post(store)
     assert await post.scheduler.step() is None
     await leased(store, lease=8000)
     await delayed(store, 5000)
-    await post.lookout.look_around()
+    await post.site.survey()
     assert await post.scheduler.step() == pytest.approx(5 + STAND_IN, abs=0.1)
     assert await post.monitor.step() == pytest.approx(8, abs=0.1)
     await post.close()
@@ -350,7 +335,7 @@ async def test_looking_around_tells_due_times_and_deadlines(store: Store) -> Non
 
 async def test_a_short_lease_is_looked_after_more_often(store: Store) -> None:
     post = Post(store, lease=0.7)
-    assert await post.lookout.look_around() == 0.7
+    assert await post.site.survey() == 0.7
     await post.close()
 
 
@@ -358,7 +343,7 @@ async def test_rings_are_handed_back_where_something_is_pending(store: Store, ra
     post = Post(store, TOPIC, "other")
     await pending(store)
     await raw.delete(store.keys.of(TOPIC).doorbell)
-    await post.lookout.hand_back_rings()
+    await post.site.hand_back_rings()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
     assert await raw.llen(store.keys.of("other").doorbell) == 0
     await post.close()
@@ -370,15 +355,15 @@ async def test_many_topics_are_seen_together_and_heard_by_several_listeners(
     topics = [f"t{number}" for number in range(3 * MOST + 1)]
     post = Post(store, *topics)
     for topic in post.slots.topics.values():
-        post.lookout.add(topic)
-    assert [len(one.topics) for one in post.lookout.listeners] == [MOST, MOST, MOST, 1]
+        post.site.add(topic)
+    assert [len(one.topics) for one in post.site.listeners] == [MOST, MOST, MOST, 1]
     for name in (topics[-1], topics[0], topics[MOST]):
         held = len(post.slots.held)
         await store.produce_normal_message(name, [draft(1)])
         await until(lambda held=held: len(post.slots.held) == held + 1)  # type: ignore[misc]
     await store.produce_normal_message("t7", [draft(1)])
     await raw.delete(store.keys.of("t7").doorbell)
-    await post.lookout.look_around()
+    await post.site.survey()
     await until(lambda: len(post.slots.held) == 4)
     await post.close()
 
@@ -406,14 +391,14 @@ async def test_when_room_is_made_others_that_had_none_are_heard_again(
     post = Post(store, TOPIC, "other", concurrency=2)
     slots, (busy, other) = post.slots, post.slots.topics.values()
     (here,) = take_in(slots, other, 1)
-    slots.ask(busy, 5)  # the worker is full
+    slots.reserve(busy, 5)  # the worker is full
     assert post.listens_to() == []
     listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
-    slots.answered(busy, 5, [], time.monotonic())
+    slots.receive(busy, 5, [], time.monotonic())
     post.dispatcher.listen_again(busy)
     await asyncio.wait_for(listening, 2)
-    assert post.dispatcher.unheard == {}
+    assert post.dispatcher.skipped == {}
     assert post.listens_to() == [TOPIC, "other"]
     slots.forget_waiting(here)
     await post.close()
@@ -441,13 +426,13 @@ async def test_a_dispatch_that_fails_pauses_its_own_topic_only(store: Store, raw
     post = Post(store, "broken", TOPIC)
     broken = post.slots.topics["broken"]
     post.dispatcher._backoffs[broken]._pause = 60
-    post.dispatcher.ready("broken")
-    await until(lambda: broken in post.dispatcher._pausing)
+    post.dispatcher.wake("broken")
+    await until(lambda: broken in post.dispatcher._paused)
     calls = (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"]
-    post.dispatcher.ready("broken")  # it rests; nothing is asked for, and no room is kept for it
+    post.dispatcher.wake("broken")  # it rests; nothing is asked for, and no room is kept for it
     assert broken not in post.slots.ready
     assert post.listens_to() == [TOPIC]
-    post.dispatcher.ready(TOPIC)
+    post.dispatcher.wake(TOPIC)
     await until(lambda: len(post.slots.held) == 9)  # but one slot for the topic that rests
     assert (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"] == calls + 1
     await post.close()
@@ -462,9 +447,9 @@ async def test_a_topic_that_was_mended_is_taken_from_after_its_pause(
     await raw.rename(meta, "aside") if await raw.exists(meta) else None
     await raw.set(meta, "no hash")
     post = Post(store)
-    post.dispatcher.ready(TOPIC)
-    await until(lambda: post.dispatcher._pausing)
+    post.dispatcher.wake(TOPIC)
+    await until(lambda: post.dispatcher._paused)
     await raw.delete(meta)
     await until(lambda: len(post.slots.held) == 3)
-    assert post.dispatcher._pausing == {}
+    assert post.dispatcher._paused == {}
     await post.close()

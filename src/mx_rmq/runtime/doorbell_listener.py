@@ -1,0 +1,105 @@
+"""The doorbell listener: waits for rings of topics and wakes the dispatcher or the scheduler.
+
+A blocking call names every doorbell, and one ring ends it, so the cost of a ring grows with the
+number of topics. That is why a listener has at most 64 topics; a site with more has several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.runtime.loop import Loop, how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
+
+if TYPE_CHECKING:
+    from mx_rmq.net.doorbell import Doorbell
+    from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.scheduler import Scheduler
+    from mx_rmq.runtime.slots import TopicSlots
+    from mx_rmq.store import Store
+
+logger = get_logger(__name__)
+
+MOST: Final = 64  # topics per listener
+
+LISTEN: Final = 10.0
+"""Seconds that a wait for a ring lasts if the worker has a single listener. With N listeners each
+waits N times as long, so that together they start one wait every ten seconds."""
+
+LONGEST: Final = 300.0  # seconds that a wait for a ring may last
+
+
+class DoorbellListener:
+    """Passes rings on to the dispatcher and the scheduler."""
+
+    def __init__(
+        self, store: Store, doorbell: Doorbell, dispatcher: Dispatcher, scheduler: Scheduler
+    ) -> None:
+        self.topics: dict[str, TopicSlots] = {}
+        self._store = store
+        self._doorbell = doorbell
+        self._dispatcher = dispatcher
+        self._scheduler = scheduler
+        self._waiting = False
+        self._waits = 0  # waits begun so far: the number of the current one
+        self._unblocking: asyncio.Task[None] | None = None
+        self._ending = 0  # the number of the wait that `_unblocking` ends
+        self._again = False  # end the current wait too, once `_unblocking` is done
+        self.loop = Loop("doorbell listener", self.listen)
+        dispatcher.listeners += 1
+
+    def add(self, topic: TopicSlots) -> None:
+        """Also listen to this topic."""
+        self.topics[topic.name] = topic
+        self.listen_again()
+
+    async def listen(self) -> float:
+        """Wait for one ring and pass it on."""
+        dispatcher = self._dispatcher
+        skipped = dispatcher.to_skip(self.topics.values())
+        listened = self.topics.keys() - {topic.name for topic in skipped}
+        seconds = min(LISTEN * dispatcher.listeners, LONGEST)
+        self._waiting = True
+        self._waits += 1
+        dispatcher.skipped.update(dict.fromkeys(skipped, self.listen_again))
+        try:
+            ring = await self._doorbell.wait(listened, self.topics, seconds)
+        finally:
+            self._waiting = False
+            for topic in skipped:
+                dispatcher.skipped.pop(topic, None)
+        if ring is None:
+            return 0.0
+        if ring.delay:
+            self._scheduler.on_ring(ring.topic)
+        elif not await dispatcher.take(ring.topic):
+            await self._store.ring_doorbell(ring.topic)  # for a worker that has room
+            dispatcher.wake(ring.topic)
+        return 0.0
+
+    def listen_again(self) -> None:
+        """End the current wait, so that the next one covers more topics."""
+        if not self._waiting:
+            return
+        if self._unblocking is None:
+            self._ending = self._waits
+            self._unblocking = spawn("unblock", self._doorbell.unblock)
+            self._unblocking.add_done_callback(self._unblocked)
+        elif self._ending != self._waits:  # it ends the wait before this one
+            self._again = True
+
+    def _unblocked(self, task: asyncio.Task[None]) -> None:
+        self._unblocking = None
+        again, self._again = self._again, False
+        if again:
+            self.listen_again()
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("cannot end a wait for doorbells: %s", how_it_ended(task))
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        await self.loop.stop()
+        if self._unblocking is not None:
+            await asyncio.wait([self._unblocking])
+        await self._doorbell.close()
