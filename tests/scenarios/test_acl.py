@@ -349,7 +349,7 @@ async def hear(mq: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
     async def handle(number: int) -> None: ...
 
     async with Worker(mq):
-        await until(lambda: "the doorbell failed" in caplog.text)
+        await until(lambda: "the doorbell listener failed" in caplog.text)
 
 
 KEYS = [

@@ -189,12 +189,12 @@ class DashboardRequest:
     def to(self, *path: str, **query: object) -> str:
         """Return the URL of a page of ours. Names in it may contain any bytes."""
         quoted = [quote(part, safe="", errors="surrogateescape") for part in path]
-        address = f"{self.base}/{'/'.join(quoted)}"
+        page = f"{self.base}/{'/'.join(quoted)}"
         fields = {name: str(value) for name, value in query.items() if value not in (None, "")}
         if "id" in query:
             fields["id"] = str(query["id"])  # also an empty one
         encoded = urlencode(fields, errors="surrogateescape", quote_via=quote)
-        return f"{address}?{encoded}" if fields else address
+        return f"{page}?{encoded}" if fields else page
 
     def asset(self, name: str) -> str:
         """Return the URL of a file of `static/`."""
