@@ -18,7 +18,7 @@ from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
-from mx_rmq.core.message import Message
+from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options, check_topic
 from mx_rmq.core.outgoing import Outgoing, check_each
@@ -251,7 +251,12 @@ class MessageQueue:
             message = Outgoing.of(topic, payload, options, id=id, key=key).message(limit)
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
-            message = Message.new(encode_payload(payload, limit), topic=topic, id=id)
+            message = Message(
+                v=VERSION,
+                topic=topic,
+                payload=encode_payload(payload, limit),
+                id="" if id is None else check_id(id),
+            )
         if key is not None:
             check_key(key)
         return (await producer.produce(topic, message, key=key, confirm=confirm)).id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,12 +22,15 @@ import pytest
 
 from mx_rmq.core import codec
 from mx_rmq.core.delivery import Delivery
-from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.handler import Handler
+from mx_rmq.core.payload import unreadable
 from mx_rmq.core.retry import ByError, Delays, Exponential
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]
+
+    from mx_rmq.core.errors import DecodeError
 
 HERE = __name__
 ONE = "a handler takes one payload, and may take one parameter annotated Delivery"
@@ -49,6 +51,13 @@ DELIVERY = Delivery(
 
 def handler(function: Any, **options: Any) -> Handler:
     return Handler.of("order.created", function, **options)
+
+
+def undecodable(kind: Any, data: msgspec.Raw | bytes) -> DecodeError:
+    taker = handler(taking(kind))
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever a validator raises
+        taker.decode(data)
+    return unreadable(caught.value, taker.payload_type, msgspec.Raw(data))
 
 
 def refused(function: Any, **options: Any) -> str:
@@ -611,14 +620,13 @@ class Spiteful:
 def test_a_payload_that_does_not_fit_is_refused_with_the_reason_and_kept(
     kind: Any, data: bytes, said: str
 ) -> None:
-    decode = handler(taking(kind)).decode
     for given in (data, msgspec.Raw(data)):
-        with pytest.raises(DecodeError, match=re.escape(said)) as caught:
-            decode(given)
-        assert caught.value.reason.startswith("payload does not fit ")
-        assert "\n" not in caught.value.reason
-        assert caught.value.data == data
-        assert type(caught.value.data) is bytes
+        error = undecodable(kind, given)
+        assert said in error.reason
+        assert error.reason.startswith("payload does not fit ")
+        assert "\n" not in error.reason
+        assert error.data == data
+        assert type(error.data) is bytes
 
 
 @pytest.mark.parametrize("kind", [Any, object, dict, Order, Model, list[Model], str, Struct])
@@ -638,10 +646,10 @@ def test_a_payload_that_does_not_fit_is_refused_with_the_reason_and_kept(
     ids=lambda value: ascii(value)[:40],
 )
 def test_bytes_that_are_not_json_are_refused_and_kept(kind: Any, data: bytes) -> None:
-    with pytest.raises(DecodeError, match="payload ") as caught:
-        handler(taking(kind)).decode(data)
-    assert caught.value.data == data
-    assert len(caught.value.reason) < 500
+    error = undecodable(kind, data)
+    assert error.reason.startswith("payload ")
+    assert error.data == data
+    assert len(error.reason) < 500
 
 
 def test_a_reason_is_short_and_fit_to_be_stored() -> None:
@@ -651,9 +659,7 @@ def test_a_reason_is_short_and_fit_to_be_stored() -> None:
         def __post_init__(self) -> None:
             raise ValueError("\ud800" + "x" * 100_000)
 
-    with pytest.raises(DecodeError) as caught:
-        handler(taking(Loud)).decode(b'{"id":1}')
-    assert len(caught.value.reason.encode()) < 3000
+    assert len(undecodable(Loud, b'{"id":1}').reason.encode()) < 3000
 
 
 def test_pydantic_is_never_imported_by_us() -> None:

@@ -235,8 +235,8 @@ MUTANTS = [
     Mutant(
         "the scheduler is not woken",
         "produce_delay_message",
-        "if soonest < earliest and",
-        "if soonest > earliest and",
+        "if earlier == 0 and",
+        "if earlier > 0 and",
     ),
     Mutant(
         "promote leaves the due time",
@@ -253,15 +253,15 @@ MUTANTS = [
     Mutant(
         "discard trusts an old view",
         "discard_message",
-        "archived_at and tonumber(archived_at) == archived_ms and '1'",
-        "archived_at and '1'",
+        "tonumber(redis.call('ZSCORE', archive, id)) == archived_ms",
+        "redis.call('ZSCORE', archive, id)",
     ),
     Mutant("discard leaves no receipt", "discard_message", _RECEIPT, ""),
     Mutant(
         "requeue trusts an old view",
         "requeue_message",
-        "archived_at and tonumber(archived_at) == archived_ms",
-        "archived_at",
+        "tonumber(redis.call('ZSCORE', archive, id)) == archived_ms",
+        "redis.call('ZSCORE', archive, id)",
     ),
     Mutant("requeue leaves no receipt", "requeue_message", _RECEIPT, ""),
     Mutant(

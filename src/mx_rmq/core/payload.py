@@ -16,7 +16,7 @@ from mx_rmq.core.errors import DecodeError, InvalidInput
 from mx_rmq.core.text import storable
 
 Decode: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
-"""Payload bytes -> the value that the handler asks for, or DecodeError."""
+"""Payload bytes -> the value that the handler asks for. Any exception: see `unreadable`."""
 
 SUPPORTED: Final = (
     "JSON types, dataclasses, attrs, TypedDict, NamedTuple, msgspec Struct, Enum, dates, "
@@ -26,41 +26,34 @@ SUPPORTED: Final = (
 
 def decoder(payload_type: Any, where: str) -> Decode:
     """Build the decoder of a payload type, or refuse the type."""
-    shown = type_name(payload_type)
-    read: Decode
     if _is_model(payload_type):
-
-        def read(data: msgspec.Raw | bytes) -> Any:
-            return payload_type.model_validate_json(bytes(data))
-
-    else:
-        try:
-            unknown = [
-                type_name(custom)
-                for custom in _customs(msgspec.inspect.type_info(payload_type), set())
-                if custom is not object and not _is_model(custom)
-            ]
-            read = msgspec.json.Decoder(payload_type, dec_hook=_model).decode
-        except Exception as error:  # it evaluates annotations, which are user code
-            raise InvalidInput(
-                f"{where}: no payload can be decoded as {shown}: {error}; supported are {SUPPORTED}"
-            ) from error
-        if unknown:
-            raise InvalidInput(
-                f"{where}: no payload can be decoded as {unknown[0]}; supported are {SUPPORTED}"
-            )
-
-    def decode(data: msgspec.Raw | bytes) -> Any:
-        try:
-            return read(data)
-        except Exception as error:  # validators and __post_init__ are user code
-            json = isinstance(error, msgspec.ValidationError) or not isinstance(
-                error, msgspec.DecodeError | UnicodeError
-            )
-            what = f"payload does not fit {shown}" if json else "payload is not JSON"
-            raise DecodeError(storable(f"{what}: {_reason(error)}"), bytes(data)) from error
-
+        return lambda data: payload_type.model_validate_json(bytes(data))
+    try:
+        unknown = [
+            type_name(custom)
+            for custom in _customs(msgspec.inspect.type_info(payload_type), set())
+            if custom is not object and not _is_model(custom)
+        ]
+        decode = msgspec.json.Decoder(payload_type, dec_hook=_model).decode
+    except Exception as error:  # it evaluates annotations, which are user code
+        shown = type_name(payload_type)
+        raise InvalidInput(
+            f"{where}: no payload can be decoded as {shown}: {error}; supported are {SUPPORTED}"
+        ) from error
+    if unknown:
+        raise InvalidInput(
+            f"{where}: no payload can be decoded as {unknown[0]}; supported are {SUPPORTED}"
+        )
     return decode
+
+
+def unreadable(error: Exception, payload_type: Any, data: msgspec.Raw) -> DecodeError:
+    """Return why a payload cannot be read, from what its decoder raised."""
+    is_json = isinstance(error, msgspec.ValidationError) or not isinstance(
+        error, msgspec.DecodeError | UnicodeError
+    )
+    what = f"payload does not fit {type_name(payload_type)}" if is_json else "payload is not JSON"
+    return DecodeError(storable(f"{what}: {_reason(error)}"), bytes(data))
 
 
 def _customs(info: Any, seen: set[int]) -> Iterator[Any]:

@@ -36,6 +36,7 @@ from mx_rmq.core.outcome import (
     postponed,
     refuse_unrun,
 )
+from mx_rmq.core.payload import unreadable
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
 from mx_rmq.runtime.loop import how_it_ended, spawn
@@ -205,11 +206,14 @@ class Consumer:
                 dead = expired(message, held.topic.clock.now())
                 if dead is not None:
                     return dead
-            payload = handler.decode(message.payload) if handler.wants_payload else None
         except NewerRecord as newer:
             return postponed(newer, self._circumstances(held.topic.clock))
-        except DecodeError as unreadable:
-            return Quarantine(unreadable)
+        except DecodeError as undecodable:
+            return Quarantine(undecodable)
+        try:
+            payload = handler.decode(message.payload) if handler.wants_payload else None
+        except Exception as misfit:  # noqa: BLE001 - validators and __post_init__ are user code
+            return Quarantine(unreadable(misfit, handler.payload_type, message.payload))
         if handler.timeout is not None:
             self._timeouts.set(held, handler.timeout)
         held.interrupt = task.cancel

@@ -12,7 +12,7 @@ local forget_ms = tonumber(ARGV.forget_ms) -- how long the others may be silent,
 -- use: clock
 
 redis.call('HLEN', workers)
-local gone = {worker} -- itself, too: at maxmemory HSET may not be the first write
+local gone = {worker} -- itself, too: HDEL works at maxmemory
 local known = forget_ms > 0 and redis.call('HGETALL', workers) or {}
 for i = 1, #known, 2 do
   local seen = tonumber(string.match(known[i + 1], '^(%d+) '))

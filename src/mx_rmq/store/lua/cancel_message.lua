@@ -1,11 +1,10 @@
 -- cancel_message: pending | delayed -> (gone)
--- Removes a message that no worker has started, and frees its id. To take an id out of a list,
--- Redis walks the list while every client waits, so only `walk` places at each end are searched. An
--- id that is deeper keeps its place, and dispatch_message skips it. An id has at most one such
--- place; before it would get a second one, the whole list is walked. If the id is produced again
--- with a higher priority, dispatch_message may skip the new place and give the message at the old
--- one: it still runs exactly once. A refusal leaves a receipt, too: otherwise a late copy of the
--- call could still cancel what its caller believes to be alive.
+-- Removes a message that no worker has started, and frees its id. Every client waits while Redis
+-- walks a list, so only `walk` places at each end are searched. A deeper id keeps its place, which
+-- dispatch_message skips. An id has at most one such place; before it gets a second one, the whole
+-- list is walked. If the id is produced again with a higher priority, the new place may be skipped
+-- instead of the old one: the message still runs once. A refusal leaves a receipt, too, so that a
+-- late copy of the call does not cancel what its caller believes to be alive.
 --
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
@@ -44,7 +43,7 @@ local expires = redis.call('ZSCORE', expiry, id)
 -- use: taken_id
 if answer ~= '1' then marked, taken_until = false, false end
 
-redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
+redis.call('ZREMRANGEBYRANK', delay_tasks, 1, 0) -- removes nothing, but works at maxmemory
 if answer == '1' then redis.call('HDEL', payload, id) end
 if answer == '1' and expires then redis.call('ZREM', expiry, id) end
 if answer == '1' and delayed then

@@ -6,7 +6,6 @@
 -- Cost     O(log P) per message, P in processing
 -- keys: payload | processing expire_monitor | receipt totals history
 
-local worker = ARGV.worker -- who holds the leases
 local each, width = ARGV.each, 2 -- per message: id, token
 -- use: first_answer, history, held_messages
 

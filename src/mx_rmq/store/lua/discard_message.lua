@@ -6,27 +6,17 @@
 -- Cost     O(log A), A archived
 -- keys: archive archive_payload archive_bytes | recent maker receipt totals history
 
-local kind        = ARGV.kind                  -- which archive: dead or quarantined
-local id          = ARGV.id                    -- the message
-local archived_ms = tonumber(ARGV.archived_ms) -- when it was archived, as the operator saw it
-local by          = ARGV.by                    -- who asks for it
--- use: clock, first_answer, history
+-- use: clock, first_answer, history, archived_message
 
-local archived_at = redis.call('ZSCORE', archive, id)
-local weights = {redis.call('HSTRLEN', archive_payload, id)}
-local answer = archived_at and tonumber(archived_at) == archived_ms and '1' or '0'
-local victims, arriving, weight, recount_ms = {answer == '1' and id or nil}, 0, 0, math.huge
-local overflow = false
+local answer = same and '1' or '0'
+local victims = {same and id or nil}
 
 -- use: taken_id
 -- Without contents, only the index was left of it: the id may belong to a live message by now.
-if answer == '0' or weights[1] == 0 then marked, taken_until = false, false end
+if not same or weights[1] == 0 then marked, taken_until = false, false end
 
--- use: archive_size, size_without_victims
+-- use: archive_size, drop_victims, free_id
 
-redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
--- use: drop_victims, free_id
-
-note('discarded', by, {answer == '1' and id or nil})
+note('discarded', by, victims)
 -- use: receipt
 return answer

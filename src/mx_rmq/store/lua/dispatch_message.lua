@@ -2,13 +2,9 @@
 -- Leases up to max_count messages to a worker, each with a deadline and a token that only grows.
 -- High comes before normal before low, but of every ten turns one offers normal first and one low
 -- first, so that no level starves. An id without a record, or with a lease, is dropped and counted.
--- The place of a cancelled message is skipped before its record is read: by now the id may be in
--- use again, and then its next place counts. A call skips up to a hundred such places. With
--- `alone`, nothing is given while any message is in processing, which keeps the order for a worker
--- that handles its batch one by one. One reply holds 8 MiB of records, or a single message. If
--- messages are left, the doorbell rings for the next worker. A level with a key of a wrong type is
--- skipped.
---
+-- The place of a cancelled message is skipped, up to a hundred per call; if its id is in use again,
+-- its next place counts. One reply holds 8 MiB of records, or a single message. If messages are
+-- left, the doorbell rings for the next worker. A level with a key of a wrong type is skipped.
 -- A call that takes nothing leaves a receipt, too: a late copy of it must not lease messages to a
 -- worker that was told there are none, because nothing would run them.
 --
@@ -22,7 +18,7 @@ local call      = tonumber(ARGV.call)      -- this call's number in its lane
 local worker    = ARGV.worker              -- who takes them
 local max_count = tonumber(ARGV.max_count) -- how many at most
 local lease_ms  = tonumber(ARGV.lease_ms)  -- how long until the leases run out
-local alone     = ARGV.alone               -- '1': give nothing while a message is in processing
+local alone     = ARGV.alone               -- '1': none while one is in processing, to keep order
 -- use: clock, history
 
 local reply = {string.format('%.0f', now)}
@@ -123,8 +119,8 @@ end
 
 -- use: next_token
 
--- Formatting a number takes longer than anything else in this loop. So the deadline is formatted
--- once, a token once per ten (only its last digit changes), and a length when it changes.
+-- Formatting a number is the slowest part of this loop. So the deadline is formatted once, a token
+-- once per ten (only its last digit changes), and a length when it changes.
 local deadline = string.format('%.0f', now + lease_ms)
 local digits = {'0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
 local digit, tens, number, length, length_text = token % 10, nil, nil, nil, nil
@@ -155,8 +151,7 @@ for i = 1, fit do
 end
 answer = table.concat(answer)
 
--- Removes nothing, but Redis at its maxmemory allows it, and then the receipt.
-if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end
+if count == 0 then redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) end -- works at maxmemory
 for level, key in ipairs(levels) do
   local others = kept[level]
   if others and #others < read[level] then

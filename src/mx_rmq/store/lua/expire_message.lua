@@ -1,15 +1,12 @@
 -- expire_message: pending | delayed -> processing, held by the expirer
 -- Takes messages whose time to live has passed out of the queue, even while the topic is paused.
--- Each is leased to the caller under a new token, with a short recovery deadline; the caller then
--- calls move_to_dlq. If it dies first, handle_timeout_message takes the message over. One reply
--- holds 8 MiB of records, or a single message.
---
--- The oldest messages are at the right end of a list. So the last `window` places of each list are
--- read, and written back without expired messages and without places that do not count. An id that
--- is deeper keeps its place, which no longer counts: see cancel_message. Where nothing is
--- dispatched, such places would pile up. So once there are `spare` of them, LREM removes such an
--- id, ten per call, if it walks past at most `walk` others. An expiry entry whose message is gone
--- or already held is dropped: releases without `expiry` leave it.
+-- As in handle_timeout_message, the caller gets a lease with a short recovery deadline, and then
+-- calls move_to_dlq. One reply holds 8 MiB of records, or a single message.
+-- The last `window` places of each list, the oldest, are read and written back without expired
+-- messages and places that do not count. An id that is deeper keeps its place, which no longer
+-- counts: see cancel_message. So that such places do not pile up where nothing is dispatched, once
+-- there are `spare` of them LREM removes an id, ten per call, if it walks past at most `walk`
+-- others. An expiry entry whose message is gone or held is dropped: older releases leave it.
 --
 -- Returns  now (ms); the ms until the next message expires, 0: there are more, -1: there are none;
 --          then for each message: id, token, record
@@ -103,7 +100,7 @@ for i = 1, fit do
 end
 if left > 0 then reply[2] = 0 end
 
--- use: at_maxmemory
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
 -- LREM and SADD come first: a user with the previous release's rights lacks them.
 for _, id in ipairs(walked) do
   for _, key in ipairs(lists) do

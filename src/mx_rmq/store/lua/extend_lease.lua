@@ -6,7 +6,6 @@
 -- Cost     O(log P) per message, P in processing
 -- keys: processing expire_monitor
 
-local worker   = ARGV.worker             -- who holds the leases
 local lease_ms = tonumber(ARGV.lease_ms) -- how long until the leases run out
 local each, width = ARGV.each, 2 -- per message: id, token
 -- use: clock, held_messages
@@ -17,6 +16,6 @@ for n = 1, count do
   deadlines[2 * n] = held[n]
 end
 
--- use: at_maxmemory
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
 redis.call('ZADD', expire_monitor, unpack(deadlines))
 return answer

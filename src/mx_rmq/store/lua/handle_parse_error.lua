@@ -7,17 +7,12 @@
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 
-local worker    = ARGV.worker              -- who holds the leases
 local budget    = tonumber(ARGV.budget)    -- bytes that the archive may hold, 0: no limit
 local max_bytes = tonumber(ARGV.max_bytes) -- how many of the bytes to keep, 0: all
-local id        = ARGV.id                  -- the message
-local token     = ARGV.token               -- of its lease
 local info      = ARGV.info                -- the line about the error
 local why       = ARGV.why                 -- in a few words, for the history
--- use: clock, first_answer, history
+-- use: clock, first_answer, history, held_message
 
-if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end
-redis.call('ZCARD', expire_monitor)
 local record = redis.call('HGET', payload, id) or ''
 if max_bytes > 0 then record = string.sub(record, 1, max_bytes) end
 if budget > 0 then record = string.sub(record, 1, math.max(0, budget - 201 - #info)) end
@@ -27,12 +22,7 @@ local weight, recount_ms = #kept, math.huge
 -- use: archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, size_without_victims
-
-redis.call('ZREM', expire_monitor, id)
-redis.call('HDEL', processing, id)
-redis.call('HDEL', payload, id)
--- use: drop_victims, archive_message
+-- use: victims, drop_victims, archive_message
 
 note('trimmed', '', victims)
 note('quarantined', worker, {id}, {why})

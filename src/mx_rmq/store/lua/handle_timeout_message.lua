@@ -4,12 +4,11 @@
 -- move_to_dlq with the new token; if it dies first, the recovery deadline brings the message back.
 -- A deadline without a lease, or a lease without a record, is a leftover and is dropped. One reply
 -- holds 8 MiB of records, or a single message.
---
 -- If the time is not what the caller expects, the clock was set, and nothing is taken over: holders
--- get time to extend their leases. A token is never behind the clock, so if it is ahead, the clock
--- was set back, and older leases may have deadlines far ahead. With far_ms those are taken over
--- too: live workers have extended theirs since. With grace_ms only leases that ran out that long
--- ago are taken over: the caller does not serve the topic, and workers that do come first.
+-- get time to extend their leases. A token ahead of the clock means that the clock was set back, so
+-- older deadlines may be far ahead. With far_ms those leases are taken over, too: live workers have
+-- extended theirs since. grace_ms is for a caller that does not serve the topic: workers that do
+-- come first.
 --
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
@@ -29,9 +28,7 @@ local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped')
 -- use: next_token
 local behind = math.max(0, math.floor(last_token / 1000) - now)
 local surprised = expected_ms and (now < expected_ms - jump_ms or now > expected_ms + jump_ms)
-local reply = {
-  string.format('%.0f', now), surprised and '1' or '0', string.format('%.0f', behind)
-}
+local reply = {string.format('%.0f', now), surprised and '1' or '0', string.format('%.0f', behind)}
 if surprised then return reply end
 
 local late = string.format('%.0f', now - grace_ms)
@@ -61,7 +58,7 @@ for i = 1, fit do
   end
 end
 
--- use: at_maxmemory
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
 if #leftover > 0 then redis.call('ZREM', expire_monitor, unpack(leftover)) end
 if #orphans > 0 then
   redis.call('HDEL', processing, unpack(orphans))

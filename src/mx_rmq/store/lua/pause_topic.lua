@@ -10,8 +10,7 @@ local by = ARGV.by -- who asks for it
 
 local answer = redis.call('HEXISTS', meta, 'paused') == 1 and '0' or '1'
 
--- At maxmemory Redis allows the first write, and then the others.
-redis.call('HDEL', meta, 'paused')
+redis.call('HDEL', meta, 'paused') -- works at maxmemory
 redis.call('HSET', meta, 'paused', '1')
 
 note('paused', by, {answer == '1' and '' or nil})

@@ -12,12 +12,10 @@ local forms = {
   GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,
   HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
   HSCAN = {0}, HGETALL = {}, HRANDFIELD = {1}, HSTRLEN = {'f'}, HINCRBY = {'f', 1},
-  HEXPIRE = {1, 'FIELDS', 1, 'f'},
-  LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'}, RPUSH = {'x'}, LTRIM = {0, 0},
-  LREM = {1, 'x'},
-  ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'}, ZMSCORE = {'x'}, ZCARD = {},
-  ZCOUNT = {0, 0},
-  ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0}, ZREMRANGEBYRANK = {1, 0},
+  HEXPIRE = {1, 'FIELDS', 1, 'f'}, LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'},
+  RPUSH = {'x'}, LTRIM = {0, 0}, LREM = {1, 'x'}, ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'},
+  ZMSCORE = {'x'}, ZCARD = {}, ZCOUNT = {0, 0}, ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0},
+  ZREMRANGEBYRANK = {1, 0},
   XADD = {'*', 'f', 'v'}, XLEN = {}, XREVRANGE = {'+', '-'}, XTRIM = {'MAXLEN', 0},
   SCARD = {}, SISMEMBER = {'x'}, SMISMEMBER = {'x'},
 }
@@ -29,8 +27,7 @@ local function denied(reply)
 end
 
 local missing = {}
--- Removed first: a user who may not must leave nothing behind; and at maxmemory Redis allows this
--- write, and then those that follow it.
+-- Removed first: a user who may not remove must leave nothing behind, and it works at maxmemory.
 local words = denied(redis.pcall('SREM', scratch, 'x'))
 if words then return {'SREM', words} end
 words = denied(redis.pcall('SADD', scratch, 'x'))

@@ -1,9 +1,9 @@
 -- produce_cron_message: (new) -> pending, once per tick
 -- Every worker calls this at each tick of a topic's timetable; the first call makes the message.
--- The last tick that fired is kept and only a later one fires, so the call needs no receipt.
--- Without a record it only reports. The first report ever notes the time, so that a tick that every
--- worker misses can be noticed later. A last tick more than a minute ahead comes from a clock that
--- was set back since, and is ignored. The cap on waiting messages does not apply.
+-- Only a tick later than the last one fires, so the call needs no receipt. Without a record it only
+-- reports; the first report ever notes the time, so that a tick that every worker misses is noticed
+-- later. A last tick more than a minute ahead is ignored: the clock was set back since. The cap on
+-- waiting messages does not apply.
 --
 -- Returns  now (ms); the last tick (ms) after this call, or ''; 1 if this call made the message, 0
 --          if the tick is not due yet, has fired, or its id is taken

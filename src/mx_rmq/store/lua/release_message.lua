@@ -7,7 +7,6 @@
 -- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
 -- keys: receipt totals history
 
-local worker = ARGV.worker -- who holds the leases
 local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: first_answer, history, held_messages
 

@@ -1,11 +1,10 @@
 -- repair_message: any -> one state
--- Brings a message that the audit found in no state, or in several, back into exactly one. It
--- checks all places again, atomically, and changes nothing if they are right by now. A message with
--- a record stays alive: a lease wins over a due time, and a due time over a place in a list; with
--- none of them it becomes pending. The archived copy of a live message is removed. So is a record
--- without a place if the message is archived. If neither record nor archived copy is left, the rest
--- is dropped and counted. Only a waiting message keeps its expiry time. The archives' bytes need no
--- repair here: they are recounted automatically.
+-- Brings a message that the audit found in no state, or in several, back into exactly one, unless
+-- its places are right by now. A message with a record stays alive: a lease wins over a due time,
+-- and a due time over a place in a list; with none of them it becomes pending. The archived copy of
+-- a live message is removed. So is a record without a place if the message is archived. If neither
+-- record nor archived copy is left, the rest is dropped and counted. Only a waiting message keeps
+-- its expiry time. The archives' bytes are recounted automatically.
 --
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
@@ -101,7 +100,8 @@ did(expiring, 'time of expiry set again')
 did(lost, 'dropped, for nothing is left of it')
 if dry == '1' or #done_what == 0 then return done_what end
 
--- use: next_token, at_maxmemory
+-- use: next_token
+redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end

@@ -26,8 +26,7 @@ if rings_delay > 1 then did[#did + 1] = 'doorbell:delay left with one ring' end
 if recount == '1' then did[#did + 1] = 'bytes of the archives counted again' end
 if dry == '1' or #did == 0 then return did end
 
--- Also where there is nothing to trim: at maxmemory Redis allows it, and then what follows.
-redis.call('LTRIM', doorbell, 0, 0)
+redis.call('LTRIM', doorbell, 0, 0) -- even if there is nothing to trim: it works at maxmemory
 redis.call('LTRIM', doorbell_delay, 0, 0)
 if behind or nonsense then
   local ahead = math.max(least, math.min(now, 8e12) * 1000)

@@ -7,17 +7,10 @@
 -- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor
 -- keys: doorbell_delay | receipt totals history
 
-local worker = ARGV.worker -- who holds the leases
-local what   = ARGV.what   -- what the history calls it: retried or postponed
+local what = ARGV.what -- what the history calls it: retried or postponed
 local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
 -- use: clock, first_answer, history, held_messages
 
-local earliest = math.huge
-for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
-  local first = redis.pcall('ZRANGE', key, 0, 0, 'WITHSCORES')
-  if first[2] then earliest = math.min(earliest, tonumber(first[2])) end
-end
-local rung = redis.call('LLEN', doorbell_delay)
 redis.call('HLEN', payload)
 local soonest, records, expiries, about = math.huge, {}, {}, {}
 local due_times = {high = {}, normal = {}, low = {}}
@@ -36,12 +29,12 @@ for _, i in ipairs(mine) do
   end
 end
 if #expiries > 0 then redis.call('ZCARD', expiry) end
--- use: due_types
+-- use: earlier
 
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
--- use: delay
+-- use: add_delayed
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
 note(what, worker, held, about)

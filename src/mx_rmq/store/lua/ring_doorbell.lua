@@ -13,6 +13,6 @@ for _, key in ipairs({pending_high, pending, pending_low}) do
 end
 if redis.call('LLEN', doorbell) > 0 or waiting == 0 then return 0 end
 
-redis.call('LTRIM', doorbell, 0, 0) -- trims nothing: at maxmemory a push may not be the first write
+redis.call('LTRIM', doorbell, 0, 0) -- trims nothing, but works at maxmemory
 redis.call('RPUSH', doorbell, '1')
 return 1

@@ -14,6 +14,6 @@ local holder, left = redis.call('GET', caretaker), redis.call('PTTL', caretaker)
 if holder and holder ~= worker and left >= 0 and left <= turn_ms then return false end
 local known = redis.call('HGETALL', topics)
 
-redis.call('PEXPIRE', caretaker, turn_ms) -- at maxmemory Redis allows it, and then what follows
+redis.call('PEXPIRE', caretaker, turn_ms) -- works at maxmemory
 redis.call('SET', caretaker, worker, 'PX', turn_ms)
 return known

@@ -1,8 +1,7 @@
 -- trim_archive: dead | quarantined -> (gone), by age, count and bytes
--- Does what every archiving call does, for a topic that archives nothing any more: drops at most
--- 200 messages per call for age and count, and 10,000 for bytes. If the last count of the bytes is
--- more than six hours old, counts them again, about 1,000 messages per call. Also shortens the
--- history, by at most 10,000 entries.
+-- Drops old messages as move_to_dlq does, for a topic that archives nothing any more. If the last
+-- count of the bytes is more than six hours old, counts them again, about 1,000 messages per call.
+-- Also shortens the history, by at most 10,000 entries.
 --
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
@@ -14,14 +13,9 @@ local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no l
 
 local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
-
--- use: archive_size, victims, size_without_victims
-
-redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing: see shared/at_maxmemory.lua
--- use: drop_victims
+-- use: archive_size, victims, drop_victims
 note('trimmed', '', victims)
 
 -- The limit may have been lowered, and perhaps nothing else is ever added.
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
-
 return {#victims, sum and 1 or 0}

@@ -1,11 +1,10 @@
 -- archive_size: how many bytes the archive holds.
--- `bytes` is the sum of what is kept. Its seal is the number of messages held and of those that ever
--- arrived. If the seal is wrong, something that keeps no count has changed the archive: HEXPIRE, a
--- worker of an older release, a command by hand. Then the bytes are counted again, oldest first,
--- about 1,000 messages per call; `sum` counts those archived until `upto`.
+-- Its seal is the number of messages held and of those that ever arrived. If the seal is wrong,
+-- HEXPIRE, an older release or a command by hand has changed the archive. Then the bytes are
+-- counted again, oldest first, about 1,000 messages per call; `sum` counts until `upto`.
 -- needs: archive_payload, totals, kind, archive_bytes, now, recount_ms, archive
--- defines: held, arrivals, stored, bytes, sealed, sum, upto, counted, fresh_until, began, finished,
--- defines: counting
+-- defines: held, arrivals, stored, bytes, sealed, sum, upto, counted, fresh_until, began
+-- defines: finished, counting
 
 local held = redis.call('HLEN', archive_payload)
 local arrivals = redis.pcall('HGET', totals, kind == 'dead' and 'died' or 'quarantined')

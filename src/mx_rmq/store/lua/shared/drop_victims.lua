@@ -1,7 +1,17 @@
--- drop_victims: remove the victims, and note how many bytes the archive holds.
--- needs: victims, archive_payload, archive, counting, arriving, sealed, began, held, gone,
--- needs: arrivals, sum, now, upto, weight, archive_bytes, kind, bytes, finished, overflow
+-- drop_victims: remove the victims, and note how many bytes the archive holds without them.
+-- needs: victims, bytes, weights, sum, archive, upto, archive_payload, counting, arriving, sealed,
+-- needs: began, held, arrivals, now, weight, archive_bytes, kind, finished, overflow
+-- defines: gone
 
+local gone = 0
+for n, one in ipairs(victims) do
+  bytes = bytes - weights[n]
+  if weights[n] > 0 then gone = gone + 1 end
+  local at = sum and tonumber(redis.call('ZMSCORE', archive, one)[1])
+  if at and at <= tonumber(upto) then sum = sum - weights[n] end
+end
+
+redis.call('ZREMRANGEBYRANK', archive, 1, 0) -- removes nothing, but works at maxmemory
 for first = 1, #victims, 5000 do
   local last_one = math.min(first + 4999, #victims)
   redis.call('HDEL', archive_payload, unpack(victims, first, last_one))

@@ -1,8 +1,9 @@
 -- held_messages: which of these messages the worker still holds, by their tokens.
 -- `mine` are their places in ARGV, `held` their ids.
--- needs: each, width, processing, expire_monitor, worker
--- defines: ids, answer, seen, leases, mine, held, count, lease_end
+-- needs: each, width, processing, expire_monitor
+-- defines: worker, ids, answer, seen, leases, mine, held, count, lease_end
 
+local worker = ARGV.worker -- who holds the leases
 local ids, answer, seen = {}, {}, {}
 for i = each, #ARGV, width do ids[#ids + 1] = ARGV[i] end
 local leases = redis.call('HMGET', processing, unpack(ids))

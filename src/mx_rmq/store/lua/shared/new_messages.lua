@@ -1,10 +1,11 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
 -- letter per message: see produce_normal_message.
--- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, dedup_ms
--- defines: answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
+-- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now
+-- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
 -- defines: priorities, ttls, any_own, any_dead, any_quarantined, remembered, taken_until, surprise,
 -- defines: stale, recent_ttl
 
+local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
 local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
