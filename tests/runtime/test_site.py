@@ -165,7 +165,7 @@ async def test_an_answer_that_is_not_full_makes_the_topic_quiet(post: Post) -> N
     assert await post.dispatcher.take(TOPIC)
     assert len(post.slots.held) == 3
     assert post.quiet == 1
-    assert post.slots.ready == {}
+    assert post.slots.backlog == {}
 
 
 async def test_without_room_nothing_is_asked_for(store: Store) -> None:
@@ -189,7 +189,7 @@ async def test_a_dispatch_that_fails_is_made_again_and_reserves_nothing(
         proxy.cut_request(2)
         post.dispatcher.wake(TOPIC)
         await until(lambda: len(post.slots.held) == 3)
-        assert post.slots.topics[TOPIC].held == 3
+        assert post.slots.topics[TOPIC].committed == 3
         await post.close()
 
 
@@ -219,7 +219,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
     assert await store.complete_message(TOPIC, "w2", [theirs.claim]) == ["1"]
     assert await post.dispatcher.take(TOPIC)
     (held,) = post.slots.held
-    assert held.claim.id == waiting[0]
+    assert held.leased.id == waiting[0]
     await post.close()
 
 
@@ -253,17 +253,17 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
     post.slots.reserve(post.slots.topics[TOPIC], 0)
     await post.listener.listen()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
-    assert post.slots.topics[TOPIC] in post.slots.ready
+    assert post.slots.topics[TOPIC] in post.slots.backlog
     assert TOPIC not in post.listens_to()
     await post.close()
 
 
 async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redis) -> None:
     post = Post(store, TOPIC, "other", concurrency=4)
-    post.slots.ready[post.slots.topics[TOPIC]] = None  # something is known to wait
+    post.slots.backlog[post.slots.topics[TOPIC]] = None  # something is known to wait
     listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
-    post.slots.ready.clear()
+    post.slots.backlog.clear()
     post.dispatcher.listen_again(post.slots.topics[TOPIC])
     begun = time.monotonic()
     await asyncio.wait_for(listening, 2)
@@ -430,7 +430,7 @@ async def test_a_dispatch_that_fails_pauses_its_own_topic_only(store: Store, raw
     await until(lambda: broken in post.dispatcher._paused)
     calls = (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"]
     post.dispatcher.wake("broken")  # it rests; nothing is asked for, and no room is kept for it
-    assert broken not in post.slots.ready
+    assert broken not in post.slots.backlog
     assert post.listens_to() == [TOPIC]
     post.dispatcher.wake(TOPIC)
     await until(lambda: len(post.slots.held) == 9)  # but one slot for the topic that rests

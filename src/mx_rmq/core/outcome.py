@@ -124,7 +124,7 @@ class Circumstances:
     chance: float  # a random number from [0, 1)
 
 
-def refuse_unrun(result: object, handler: Handler) -> None:
+def check_was_awaited(result: object, handler: Handler) -> None:
     """Raise NotAwaited if a handler's result is work that has not been done."""
     generator = isinstance(result, Generator | AsyncGenerator)
     if not generator and not isinstance(result, Awaitable):

@@ -32,9 +32,9 @@ from mx_rmq.core.outcome import (
     Quarantine,
     Release,
     after_error,
+    check_was_awaited,
     expired,
     postponed,
-    refuse_unrun,
 )
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
@@ -106,7 +106,7 @@ class Consumer:
         self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
         self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
         """Handlers that middleware has called and not awaited yet."""
-        self._handing_back: asyncio.TimerHandle | None = None
+        self._hand_back_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
@@ -126,8 +126,8 @@ class Consumer:
             else:
                 waiter.set_result(None)
             self._woken += 1
-        if self._slots.waiting and self._handing_back is None and not self._closed:
-            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+        if self._slots.waiting and self._hand_back_timer is None and not self._closed:
+            self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
     def _start_consumer(self) -> None:
         task = self._clean.copy().run(spawn, "consumer", self._consume)
@@ -178,7 +178,7 @@ class Consumer:
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as error:
-                logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.name)
+                logger.exception("%s of %s cannot be handled", held.leased.id, held.topic.name)
                 if held.started_at is not None:  # else it is not the message's fault
                     outcome = _undecided(held, error)
             finally:
@@ -199,7 +199,7 @@ class Consumer:
             return _RELEASE  # we were frozen or cut off: another worker may have it
         handler = held.topic.handler
         try:
-            record, id = held.claim.record, held.claim.id
+            record, id = held.leased.record, held.leased.id
             message = held.message = codec.decode(record, handler.topic, id)
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
@@ -221,7 +221,7 @@ class Consumer:
                 call = self._calls[handler] = self._how_to_call(handler)
             result = await call(held, message, payload)
             if result is not None:
-                refuse_unrun(result, handler)
+                check_was_awaited(result, handler)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
@@ -294,22 +294,22 @@ class Consumer:
             topic=message.topic,
             payload=payload,
             attempt=message.attempts + 1,
-            fence=held.claim.token,
+            fence=held.leased.token,
             headers=message.headers,
             created_at=message.created_at / 1000,
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
         )
-        key = (message.topic, message.id, held.claim.token)  # middleware may pass on a copy
+        key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
         self._delivered[key] = held
         try:
             result = await handle(delivery)
         finally:
             del self._delivered[key]
-            unrun = self._not_awaited.pop(held, None)
-            if unrun is not None:
-                unrun.close()
-        if unrun is not None:
+            not_awaited = self._not_awaited.pop(held, None)
+            if not_awaited is not None:
+                not_awaited.close()
+        if not_awaited is not None:
             raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
         return result
 
@@ -333,7 +333,7 @@ class Consumer:
         else:
             result = await self._in_thread(held, given)
         if result is not None:
-            refuse_unrun(result, handler)
+            check_was_awaited(result, handler)
         return result
 
     async def _in_thread(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
@@ -366,9 +366,9 @@ class Consumer:
 
     def hand_back(self, taken_before: float = inf) -> None:
         """Hand back messages that wait for a slot and were taken before a time."""
-        if self._handing_back is not None:
-            self._handing_back.cancel()
-            self._handing_back = None
+        if self._hand_back_timer is not None:
+            self._hand_back_timer.cancel()
+            self._hand_back_timer = None
         for held in self._slots.take_back(taken_before):
             self._lifecycle.settle(held, _RELEASE)
 
@@ -376,7 +376,7 @@ class Consumer:
         """Hand back what has waited too long for a slot: another worker may have one."""
         self.hand_back(time.monotonic() - WAIT_HERE)
         if self._slots.waiting:
-            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+            self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
     # as a part of the worker
 

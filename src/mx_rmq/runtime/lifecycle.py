@@ -71,7 +71,7 @@ _KINDS: Final = {
 class _TakenOver(NamedTuple):
     """A message that was taken over to decide about it. It has no slot and runs no handler."""
 
-    claim: Leased
+    leased: Leased
     outcome: Outcome
 
 
@@ -171,7 +171,7 @@ class Lifecycle:
                     return
                 logger.exception(
                     "%s of topic %s cannot be settled as %s; its lease will run out",
-                    batch[0].claim.id,
+                    batch[0].leased.id,
                     topic,
                     kind.__name__,
                 )
@@ -200,21 +200,23 @@ class Lifecycle:
         """Make the call for a kind of outcome."""
         store, worker = self._store, self._worker
         if kind is Complete:
-            return await store.complete_message(topic, worker, [one.claim for one in batch])
+            return await store.complete_message(topic, worker, [one.leased for one in batch])
         if kind is Release:
             back = [handed_back(one) for one in batch if isinstance(one, HeldMessage)]
             return await store.release_message(topic, worker, back)
         if kind is RetryLater:
             retried = [
-                RetryRequest(one.claim, one.outcome.message, one.outcome.delay)
+                RetryRequest(one.leased, one.outcome.message, one.outcome.delay)
                 for one in batch
                 if isinstance(one.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
         if kind is Postpone:
-            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
+            later = [
+                (one.leased, one.outcome) for one in batch if isinstance(one.outcome, Postpone)
+            ]
             return await store.postpone_message(topic, worker, later)
-        ((claim, outcome),) = [(one.claim, one.outcome) for one in batch]
+        ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
         if isinstance(outcome, Quarantine):
@@ -243,7 +245,7 @@ class Lifecycle:
     # events
 
     def _emit_settled(self, held: HeldMessage, kind: type) -> None:
-        topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
+        topic, id, outcome = held.topic.topic, held.leased.id, held.outcome
         if outcome is None or type(outcome) is not kind:
             # Handed back at the end of the worker; then its handler ended after all.
             self._bus.emit(events.Released(topic, id))
@@ -259,7 +261,7 @@ class Lifecycle:
             self._bus.emit(event)
 
     def _emit_lost(self, held: HeldMessage, refused: str = "") -> None:
-        topic, claim = held.topic, held.claim
+        topic, claim = held.topic, held.leased
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
@@ -331,7 +333,7 @@ def _fitting(waiting: deque[HeldMessage], count: int) -> int:
     """Return how many of the first messages may share a call, by the size of their records."""
     size = 0
     for number, held in enumerate(islice(waiting, count)):
-        size += len(held.claim.record)
+        size += len(held.leased.record)
         if size > BYTES and number:
             return number
     return count
@@ -374,10 +376,10 @@ def _event(
 
 def handed_back(held: HeldMessage) -> HandedBack:
     """Return an unfinished message as it goes back: with its priority and its time to live."""
-    record = held.claim.record
+    record = held.leased.record
     try:
-        message = held.message or codec.decode(record, held.topic.topic, held.claim.id)
+        message = held.message or codec.decode(record, held.topic.topic, held.leased.id)
     except DecodeError:
         created_at, priority, ttl = codec.glance(record)
-        return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)
-    return HandedBack(held.claim, message.priority, message.expires_at)
+        return HandedBack(held.leased, priority, None if ttl is None else created_at + ttl)
+    return HandedBack(held.leased, message.priority, message.expires_at)
