@@ -75,7 +75,7 @@ class Work:
     async def apply(self, held: list[HeldMessage], outcome: Any) -> None:
         for one in held:
             self.lifecycle.settle(one, outcome(one) if callable(outcome) else outcome)
-        await self.lifecycle.flush(10)
+        await self.lifecycle.drain(10)
 
     async def counts(self) -> tuple[int, int, int, int, int]:
         c = await self.store.views.counts(TOPIC)
@@ -189,7 +189,7 @@ async def test_those_of_a_moment_share_a_call(
         for number, one in enumerate(held):
             chosen = outcomes[number % 3]
             work.lifecycle.settle(one, chosen(one) if callable(chosen) else chosen)
-        await work.lifecycle.flush(10)
+        await work.lifecycle.drain(10)
         assert proxy.count(b"EVAL") - before <= 6
         assert await work.counts() == (200, 200, 0, 0, 0)
         assert not work.slots.held
@@ -226,7 +226,7 @@ async def test_a_failure_is_settled_soon_although_completions_never_end(store: S
     work.lifecycle.settle(failed, retry(failed))
     await work.seen.wait(events.Retried)
     settled_before = len(work.seen.of(events.Completed))
-    await work.lifecycle.flush(30)
+    await work.lifecycle.drain(30)
     assert settled_before < 100
 
 
@@ -288,7 +288,7 @@ async def test_what_does_not_get_through_is_settled_when_the_server_is_back(
         await asyncio.sleep(0.3)  # so that patience ends at least once
         assert len(work.slots.held) == 2
         await proxy.__aenter__()
-        await work.lifecycle.flush(10)
+        await work.lifecycle.drain(10)
         assert not work.slots.held
         assert work.lifecycle.abandoned == 0
         assert (await store.views.counts(TOPIC)).processing == 0
@@ -320,7 +320,7 @@ async def test_closing_gives_up_what_the_server_does_not_take(
         for one in held:
             work.lifecycle.settle(one, Complete())
         begun = time.monotonic()
-        await work.lifecycle.flush(0.3)
+        await work.lifecycle.drain(0.3)
         assert 0.25 < time.monotonic() - begun < 2
         work.lifecycle.close()
         work.lifecycle.settle(held[0], Complete())  # too late, and harmless
@@ -350,7 +350,7 @@ async def test_what_the_server_refuses_is_held_until_it_does_not(
     assert work.lifecycle.abandoned == 0
     assert len(work.seen.of(events.Completed)) == 2
     await raw.delete(store.keys.of(TOPIC).dlq)
-    await work.lifecycle.flush(10)
+    await work.lifecycle.drain(10)
     assert await work.counts() == (0, 0, 0, 2, 0)
     assert not work.slots.held
     ours = [one.getMessage() for one in caplog.records if one.name == "mx_rmq.runtime.lifecycle"]
@@ -391,7 +391,7 @@ async def test_rights_that_are_missing_for_a_moment_cost_no_result(
 async def test_a_worker_that_cannot_settle_takes_no_more_and_stops_in_time(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "CANCEL_WITHIN", 0.2)
+    monkeypatch.setattr(engine, "STEP_WITHIN", 0.2)
     runs = []
     async with queue(server.url, audit=False) as mq:
 

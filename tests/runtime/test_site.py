@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.runtime.dispatcher import Dispatcher
-from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST, MOST, DoorbellListener
+from mx_rmq.runtime.doorbell_listener import LONGEST_WAIT, MAX_TOPICS, WAIT, DoorbellListener
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.scheduler import STAND_IN
@@ -267,7 +267,7 @@ async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redi
     post.dispatcher.listen_again(post.slots.topics[TOPIC])
     begun = time.monotonic()
     await asyncio.wait_for(listening, 2)
-    assert time.monotonic() - begun < LISTEN / 2
+    assert time.monotonic() - begun < WAIT / 2
     listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
     await pending(store)
@@ -309,7 +309,7 @@ async def test_a_wait_is_ended_although_the_one_before_is_still_being_ended(
     await until(lambda: len(waits) == 2)  # the first has ended, and nobody knows yet
     post.listener.listen_again()
     late.set()
-    await until(lambda: len(waits) == 3, within=LISTEN / 2)
+    await until(lambda: len(waits) == 3, within=WAIT / 2)
     await asyncio.sleep(0.05)
     assert len(waits) == 3
 
@@ -352,12 +352,12 @@ async def test_rings_are_handed_back_where_something_is_pending(store: Store, ra
 async def test_many_topics_are_seen_together_and_heard_by_several_listeners(
     store: Store, raw: Redis
 ) -> None:
-    topics = [f"t{number}" for number in range(3 * MOST + 1)]
+    topics = [f"t{number}" for number in range(3 * MAX_TOPICS + 1)]
     post = Post(store, *topics)
     for topic in post.slots.topics.values():
         post.site.add(topic)
-    assert [len(one.topics) for one in post.site.listeners] == [MOST, MOST, MOST, 1]
-    for name in (topics[-1], topics[0], topics[MOST]):
+    assert [len(one.topics) for one in post.site.listeners] == [*[MAX_TOPICS] * 3, 1]
+    for name in (topics[-1], topics[0], topics[MAX_TOPICS]):
         held = len(post.slots.held)
         await store.produce_normal_message(name, [draft(1)])
         await until(lambda held=held: len(post.slots.held) == held + 1)  # type: ignore[misc]
@@ -381,7 +381,7 @@ async def test_all_listeners_together_wait_no_oftener_than_one(
     for listeners in (1, 4, 1000):
         post.dispatcher.listeners = listeners
         await post.listener.listen()
-    assert waits == [LISTEN, 4 * LISTEN, LONGEST]
+    assert waits == [WAIT, 4 * WAIT, LONGEST_WAIT]
     await post.close()
 
 

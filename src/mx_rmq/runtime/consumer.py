@@ -1,8 +1,8 @@
 """The consumer: decodes messages, runs their handlers and decides on the outcome.
 
-Consumers are long-lived tasks, at most one per running handler. If a handler leaves something
-behind in its task (a context variable, a cancellation), the task ends, so that no message sees the
-leftovers of another.
+Consumers are long-lived tasks that run one message after another, at most one task per slot. If a
+handler leaves something behind in its task (a context variable, a cancellation), the task ends, so
+that no message sees the leftovers of another.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 WAKE: Final = 8
-"""Most consumers to wake together. A handler that never waits needs only one for all messages;
-otherwise each consumer that starts a message wakes the next."""
+"""Most consumers to wake at once. One is enough for all messages if handlers never await. Otherwise
+each consumer that starts a message wakes the next."""
 
 WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
 
@@ -99,9 +99,9 @@ class Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
-        """Consumers that have not begun. If cancelled before that, they never will."""
-        self._woken = 0  # consumers that are about to ask for a message
-        self._died = ""  # how a consumer ended that should still run
+        """Tasks whose first line has not run yet. One that is cancelled before that never runs."""
+        self._woken = 0  # consumers that were woken and have not asked for a message yet
+        self._died = ""  # how a consumer ended that should have kept running; empty: none did
         self._calls: dict[Handler, _Call] = {}
         self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
         self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
@@ -162,15 +162,15 @@ class Consumer:
                 self._idle.append(waiter)
                 try:
                     await waiter
-                except asyncio.CancelledError:  # by application code, or at the end
+                except asyncio.CancelledError:  # by application code, or by `close`
                     if waiter.done() and not waiter.cancelled():
                         self._woken -= 1
-                        self._died = "it was cancelled"  # just when it was woken for a message
+                        self._died = "it was cancelled"  # after it was woken for a message
                     raise
                 self._woken -= 1
                 continue
             outcome: Outcome | None = _RELEASE
-            try:  # nothing may come before this: the slot is taken
+            try:  # from here on, `finally` must free the slot
                 running[task] = held
                 if self._woken < WAKE:
                     self.start_ready()
@@ -179,7 +179,7 @@ class Consumer:
                 raise
             except BaseException as error:
                 logger.exception("%s of %s cannot be handled", held.leased.id, held.topic.name)
-                if held.started_at is not None:  # else it is not the message's fault
+                if held.started_at is not None:  # else it was not the message's fault: release it
                     outcome = _undecided(held, error)
             finally:
                 running.pop(task, None)
@@ -193,10 +193,10 @@ class Consumer:
     # one message
 
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
-        """Decode a message, run its handler, and return the outcome; None: it is not ours now."""
+        """Decode a message, run its handler, and return the outcome; None: we lost it."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we were frozen or cut off: another worker may have it
+            return _RELEASE  # we were frozen or cut off, and another worker may have it now
         handler = held.topic.handler
         try:
             record, id = held.leased.record, held.leased.id
@@ -227,15 +227,15 @@ class Consumer:
         except BaseException as raised:
             if isinstance(raised, GeneratorExit) and self._loop.is_closed():
                 raise
-            error = raised  # the policy decides about it
+            error = raised  # `_outcome` decides
         finally:
             if Forks.count != self._forks:
                 os._exit(0)  # a child that a handler has forked must not go on as a second worker
-            current.message.set(None)  # no token: a loop that ends may close us from elsewhere
+            current.message.set(None)  # not reset(): a closing loop may run this in another context
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)
-        if held.stopped is Stopped.NO_THREAD:  # whatever middleware made of it, it has not run
+        if held.stopped is Stopped.NO_THREAD:  # it has not run, whatever middleware made of that
             return _RELEASE
         if error is None and held.stopped is None:
             return _COMPLETE
@@ -265,7 +265,7 @@ class Consumer:
     # calling a handler
 
     def _how_to_call(self, handler: Handler) -> _Call:
-        """Return how to call a handler: most need neither a Delivery nor middleware."""
+        """Return the cheapest way to call a handler: most need no Delivery and no middleware."""
         function, arguments = handler.function, handler.arguments
         innermost = self._innermost(handler)
         handle = around_handle(self._middleware, innermost)
@@ -341,7 +341,7 @@ class Consumer:
         call = Call(handler.function, given)
         if (timeout := handler.timeout) is not None:
 
-            def wait() -> None:  # its timeout starts when it has a thread
+            def wait() -> None:  # the timeout starts only when the call gets a thread
                 self._timeouts.clear(held)
                 call.on_begin = lambda: self._set_timeout(held, timeout)
 
@@ -352,14 +352,14 @@ class Consumer:
         try:
             result = await self._threads.run(call)
         finally:
-            held.interrupt = cancel  # the thread has left; what follows is in the loop
+            held.interrupt = cancel  # the thread is done; what follows runs in the event loop
             if not call.began and held.stopped in (None, Stopped.TIMEOUT):
                 held.stopped = Stopped.NO_THREAD
                 self._dispatcher.pause(held.topic, self._threads.backoff.next())
         return await result if isinstance(result, Coroutine) else result
 
     def _set_timeout(self, held: HeldMessage, seconds: float) -> None:
-        if held.interrupt is not None:  # else it has ended meanwhile
+        if held.interrupt is not None:  # else the handler has ended
             self._timeouts.set(held, seconds)
 
     # handing back
@@ -378,7 +378,7 @@ class Consumer:
         if self._slots.waiting:
             self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
-    # as a part of the worker
+    # what the watchdog calls, and the end
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
         """Return the handler that a task runs, if it is one of our consumers."""
@@ -386,7 +386,7 @@ class Consumer:
         return None if held is None else held.topic.handler
 
     def down(self) -> str:
-        """Return how a consumer died that had been woken or had a message; empty: none did."""
+        """Return how a consumer died that should have kept running; empty: none did."""
         return "" if self._closed else self._died
 
     def start(self) -> None:
@@ -406,15 +406,15 @@ class Consumer:
 
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
-    """Return whether a handler has left something behind in its task."""
+    """Return whether a handler has left a cancellation or a context variable in its task."""
     try:
         return bool(task.cancelling()) or copy_context() != before
-    except Exception:  # noqa: BLE001 - values of context variables may compare in any way
+    except Exception:  # noqa: BLE001 - values of context variables may raise when compared
         return True
 
 
 def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
-    """Return the outcome of a message if deciding about it failed."""
+    """Return the outcome of a message for which our own code failed to decide one."""
     if held.message is None:
         return Quarantine(error)
     reason = f"undecided: {type(error).__name__}: {text_of(error)}"
