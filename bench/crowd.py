@@ -166,7 +166,7 @@ def _payloads(start: int, count: int) -> list[dict[str, Any]]:
             "customer": RARE if number % 20_000 == 11_111 else f"c-{number * 7919 % 1_000_003}",
             "amount": 49.5,
             "currency": "EUR",
-            "note": "please ring twice, leave it with the neighbours if nobody is in " * 2,
+            "note": "please ring twice, leave it with the neighbours if no one is in " * 2,
         }
         for number in range(start, start + count)
     ]

@@ -20,6 +20,9 @@ from scripts.prose import relapses
         ("It costs 5 µs a message.", "µs a message", "per ..."),
         ("It asks everybody.", "everybody", "name who it is: every client, any worker"),
         ("It takes 9 ms at the worst.", "at the worst", "at worst"),
+        ("Nobody reads it.", "Nobody", "name who it is: every client, any worker"),
+        ("Three calls at the most.", "at the most", "at most, or at least"),
+        ("It has a loop of its own.", "a loop of its own", "its own ..."),
     ],
 )
 def test_a_relapse_is_named_with_its_place_and_the_better_words(
@@ -34,6 +37,7 @@ def test_a_relapse_is_named_with_its_place_and_the_better_words(
         "for every topic",
         "for ever in counted:",
         "a shallow copy",
+        "write to somebody@example.org",
         "how many messages a topic may take",
     ],
 )

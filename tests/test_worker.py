@@ -653,7 +653,7 @@ async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: Message
 async def test_a_handler_that_swallows_its_cancellation_is_cancelled_again(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "CANCEL_WITHIN", 0.5)
+    monkeypatch.setattr(engine, "STEP_WITHIN", 0.5)
     running, swallowed = [], []
 
     @mq.handler("t")

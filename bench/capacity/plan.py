@@ -20,8 +20,7 @@ from mx_rmq.net.topology import CONNECTIONS
 from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
-from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST
-from mx_rmq.runtime.doorbell_listener import MOST as MOST_HEARD
+from mx_rmq.runtime.doorbell_listener import LONGEST_WAIT, MAX_TOPICS, WAIT
 from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, REFRESH_EVERY
 from mx_rmq.runtime.registry import BEAT
 from mx_rmq.runtime.site import SURVEY_EVERY
@@ -157,8 +156,8 @@ class Plan:
         )
         sites = topics * parts if load.shards > 1 else 1
         on_busiest = most if load.shards > 1 else 1
-        listeners = sites if load.shards > 1 else math.ceil(topics * parts / MOST_HEARD)
-        waits = 1 / min(LISTEN * listeners, LONGEST)
+        listeners = sites if load.shards > 1 else math.ceil(topics * parts / MAX_TOPICS)
+        waits = 1 / min(WAIT * listeners, LONGEST_WAIT)
         of_worker = listeners + load.shards * _calls(topics * parts / load.shards)
         heard = on_busiest if load.shards > 1 else listeners
         of_node = workers * (heard + _calls(most)) + producers * min(CONNECTIONS, most + 1)

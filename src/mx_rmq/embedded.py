@@ -195,7 +195,7 @@ class EmbeddedServer:
         if found.st_uid != os.geteuid():
             raise EmbeddedServerError(
                 f"{self.directory} belongs to another user (uid {found.st_uid}), who could read"
-                " and change everything in it: choose a directory of your own"
+                " and change everything in it: choose your own directory"
             )
         if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise EmbeddedServerError(

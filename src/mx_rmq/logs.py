@@ -82,7 +82,7 @@ def about(record: logging.LogRecord | None = None) -> dict[str, Any]:
         known.update(given)
     elif held is not None:
         known["topic"] = held.topic.topic
-        known["message_id"] = held.claim.id
+        known["message_id"] = held.leased.id
         known["attempt"] = 1 + (held.message.attempts if held.message else 0)
     return {name: value for name, value in known.items() if value is not None}
 

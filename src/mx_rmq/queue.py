@@ -79,7 +79,7 @@ class MessageQueue:
             raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
         check_topic(topic)
         check_options("handler", options, HandlerOptions)
-        names = sys._getframe(1).f_locals
+        names = sys._getframe(1).f_locals  # the handler's annotations may name local classes
 
         def declare(function: F) -> F:
             self._declare(Handler.of(topic, function, names=names, **options))
@@ -124,6 +124,8 @@ class MessageQueue:
             )
         self.handlers[handler.topic] = handler
 
+    # changing and copying
+
     def move(self, *, url: str | None = None, prefix: str | None = None) -> None:
         """Use a different server or prefix from the next `open` on."""
         if self.is_open:
@@ -144,14 +146,14 @@ class MessageQueue:
 
     @property
     def middleware(self) -> tuple[Middleware, ...]:
-        """What wraps produce and handling, the outermost first."""
+        """What wraps produce calls and handlers, the outermost first."""
         return self._middleware
 
     @middleware.setter
     def middleware(self, middleware: Sequence[Middleware]) -> None:
         self._middleware = tuple(middleware)
         around = around_produce(self._middleware, self._send_each)
-        self._around = None if around == self._send_each else around  # None: no middleware
+        self._via_middleware = None if around == self._send_each else around
 
     # opening and closing
 
@@ -171,11 +173,11 @@ class MessageQueue:
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)
 
-        def back(seconds: float) -> None:
+        def on_back(seconds: float) -> None:
             producer.refresh_partitions()
             self.events.emit(ServerBack(seconds))
 
-        store.links.on_back = back
+        store.links.on_back = on_back
         self._loop, self._producer = asyncio.get_running_loop(), producer
 
     async def close(self) -> None:
@@ -242,9 +244,9 @@ class MessageQueue:
         If a custom `id` is already taken, no second message is stored, and the id is returned.
         Messages with the same `key` go to the same partition of the topic.
         """
-        if self._around is not None:
+        if self._via_middleware is not None:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-            (produced,) = await self._around([outgoing])
+            (produced,) = await self._via_middleware([outgoing])
             return produced
         producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
         if options:
@@ -288,13 +290,13 @@ class MessageQueue:
             return []
         none = [None] * len(payloads)
         each = zip(payloads, ids or none, keys or none, strict=True)
-        pattern = Outgoing.of(topic, None, options, id=None, key=None)
-        if self._around is not None:
-            return await self._around(
-                [replace(pattern, payload=payload, id=id, key=key) for payload, id, key in each]
+        template = Outgoing.of(topic, None, options, id=None, key=None)
+        if self._via_middleware is not None:
+            return await self._via_middleware(
+                [replace(template, payload=payload, id=id, key=key) for payload, id, key in each]
             )
         producer, limit = self._open_producer(), self.settings.max_payload
-        message = pattern.message(limit)
+        message = template.message(limit)
         messages = check_each(
             msgspec.structs.replace(
                 message,
@@ -305,7 +307,7 @@ class MessageQueue:
         )
         if keys is not None:
             keys = check_each(check_key(key) for key in keys)
-        confirm = self.settings.confirmation(pattern.confirm)
+        confirm = self.settings.confirmation(template.confirm)
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:

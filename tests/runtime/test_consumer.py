@@ -969,7 +969,7 @@ async def test_what_became_stale_while_the_process_stood_still_is_not_started(
             if not stale:
                 slots = slots_of(worker)
                 await until(lambda: slots.waiting)
-                stale.update(held.claim.token for held in slots.held if held.started_at is None)
+                stale.update(held.leased.token for held in slots.held if held.started_at is None)
                 time.sleep(mq.settings.lease)
 
         async with Worker(mq, concurrency=1) as worker:

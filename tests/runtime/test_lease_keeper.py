@@ -163,8 +163,8 @@ async def test_a_message_whose_lease_was_lost_while_it_waited_is_never_run(
             slots = slots_of(worker)
             await until(lambda: slots.waiting > 0)
             waiting = next(held for held in slots.held if held.started_at is None)
-            taken = await steal(mq, raw, waiting.claim.id)
-            await seen.wait(events.LeaseLost, id=waiting.claim.id)
+            taken = await steal(mq, raw, waiting.leased.id)
+            await seen.wait(events.LeaseLost, id=waiting.leased.id)
             gate.set()
             await seen.wait(events.Completed, 4)
         assert len(runs) == 4

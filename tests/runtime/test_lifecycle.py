@@ -65,7 +65,7 @@ class Work:
         self.slots.receive(topic, count, leased, time.monotonic())
         running = []
         while (held := self.slots.start_next()) is not None:
-            held.message = codec.decode(held.claim.record)
+            held.message = codec.decode(held.leased.record)
             held.started_at = time.monotonic()
             self.slots.finished(held)
             running.append(held)
@@ -75,7 +75,7 @@ class Work:
     async def apply(self, held: list[HeldMessage], outcome: Any) -> None:
         for one in held:
             self.lifecycle.settle(one, outcome(one) if callable(outcome) else outcome)
-        await self.lifecycle.flush(10)
+        await self.lifecycle.drain(10)
 
     async def counts(self) -> tuple[int, int, int, int, int]:
         c = await self.store.views.counts(TOPIC)
@@ -102,7 +102,7 @@ async def test_what_is_complete_is_gone(store: Store) -> None:
     assert await work.counts() == (0, 0, 0, 0, 0)
     assert not work.slots.held
     (event,) = work.seen.of(events.Completed)
-    assert (event.topic, event.id, event.attempt) == (TOPIC, held.claim.id, 1)
+    assert (event.topic, event.id, event.attempt) == (TOPIC, held.leased.id, 1)
     assert held.started_at is not None
     assert held.ended_at is not None
     assert event.seconds == held.ended_at - held.started_at  # without what it took to settle
@@ -146,7 +146,7 @@ async def test_what_was_not_finished_goes_back_to_the_front_uncounted(store: Sto
     assert await work.counts() == (4, 0, 0, 0, 0)
     assert len(work.seen.of(events.Released)) == 3
     again = await take(store, 4)
-    assert [one.id for one in again] == [one.claim.id for one in held] + later
+    assert [one.id for one in again] == [one.leased.id for one in held] + later
     assert all(codec.decode(one.record).attempts == 0 for one in again)
 
 
@@ -160,14 +160,14 @@ async def test_what_is_released_keeps_its_priority(
     await work.apply(held, Release())
     found = await snapshot(raw, TOPIC)
     lists = {Priority.HIGH: found.high, Priority.NORMAL: found.normal, Priority.LOW: found.low}
-    assert lists.pop(priority) == [held[0].claim.id]
+    assert lists.pop(priority) == [held[0].leased.id]
     assert list(lists.values()) == [[], []]
 
 
 async def test_what_is_released_unread_may_be_unreadable(store: Store) -> None:
     work = Work(store)
     held = await work.held()
-    held[0].message, held[0].claim = None, held[0].claim._replace(record=b"\xff")
+    held[0].message, held[0].leased = None, held[0].leased._replace(record=b"\xff")
     await work.apply(held, Release())
     assert await work.counts() == (1, 0, 0, 0, 0)
 
@@ -189,7 +189,7 @@ async def test_those_of_a_moment_share_a_call(
         for number, one in enumerate(held):
             chosen = outcomes[number % 3]
             work.lifecycle.settle(one, chosen(one) if callable(chosen) else chosen)
-        await work.lifecycle.flush(10)
+        await work.lifecycle.drain(10)
         assert proxy.count(b"EVAL") - before <= 6
         assert await work.counts() == (200, 200, 0, 0, 0)
         assert not work.slots.held
@@ -226,7 +226,7 @@ async def test_a_failure_is_settled_soon_although_completions_never_end(store: S
     work.lifecycle.settle(failed, retry(failed))
     await work.seen.wait(events.Retried)
     settled_before = len(work.seen.of(events.Completed))
-    await work.lifecycle.flush(30)
+    await work.lifecycle.drain(30)
     assert settled_before < 100
 
 
@@ -242,8 +242,8 @@ async def test_a_stale_token_is_told_and_changes_nothing(store: Store, clock: Cl
     await work.apply(held, Complete())
     assert await work.counts() == (0, 0, 2, 0, 0)
     lost = work.seen.of(events.LeaseLost)
-    assert [event.id for event in lost] == [one.claim.id for one in held]
-    assert [event.fence for event in lost] == [one.claim.token for one in held]
+    assert [event.id for event in lost] == [one.leased.id for one in held]
+    assert [event.fence for event in lost] == [one.leased.token for one in held]
     assert [event.refused for event in lost] == ["completed", "completed"]
     assert work.seen.of(events.Completed) == []
     assert not work.slots.held
@@ -257,8 +257,8 @@ async def test_of_a_batch_only_the_lost_ones_are_told_as_lost(store: Store, cloc
     (late,) = await work.held()
     await store.handle_timeout_message(TOPIC, "w2", count=10, recovery=LEASE)
     await work.apply([early, late], Complete())
-    assert [event.id for event in work.seen.of(events.LeaseLost)] == [early.claim.id]
-    assert [event.id for event in work.seen.of(events.Completed)] == [late.claim.id]
+    assert [event.id for event in work.seen.of(events.LeaseLost)] == [early.leased.id]
+    assert [event.id for event in work.seen.of(events.Completed)] == [late.leased.id]
 
 
 async def test_no_outcome_means_that_it_is_no_longer_ours(store: Store) -> None:
@@ -288,7 +288,7 @@ async def test_what_does_not_get_through_is_settled_when_the_server_is_back(
         await asyncio.sleep(0.3)  # so that patience ends at least once
         assert len(work.slots.held) == 2
         await proxy.__aenter__()
-        await work.lifecycle.flush(10)
+        await work.lifecycle.drain(10)
         assert not work.slots.held
         assert work.lifecycle.abandoned == 0
         assert (await store.views.counts(TOPIC)).processing == 0
@@ -320,7 +320,7 @@ async def test_closing_gives_up_what_the_server_does_not_take(
         for one in held:
             work.lifecycle.settle(one, Complete())
         begun = time.monotonic()
-        await work.lifecycle.flush(0.3)
+        await work.lifecycle.drain(0.3)
         assert 0.25 < time.monotonic() - begun < 2
         work.lifecycle.close()
         work.lifecycle.settle(held[0], Complete())  # too late, and harmless
@@ -350,7 +350,7 @@ async def test_what_the_server_refuses_is_held_until_it_does_not(
     assert work.lifecycle.abandoned == 0
     assert len(work.seen.of(events.Completed)) == 2
     await raw.delete(store.keys.of(TOPIC).dlq)
-    await work.lifecycle.flush(10)
+    await work.lifecycle.drain(10)
     assert await work.counts() == (0, 0, 0, 2, 0)
     assert not work.slots.held
     ours = [one.getMessage() for one in caplog.records if one.name == "mx_rmq.runtime.lifecycle"]
@@ -391,7 +391,7 @@ async def test_rights_that_are_missing_for_a_moment_cost_no_result(
 async def test_a_worker_that_cannot_settle_takes_no_more_and_stops_in_time(
     raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "CANCEL_WITHIN", 0.2)
+    monkeypatch.setattr(engine, "STEP_WITHIN", 0.2)
     runs = []
     async with queue(server.url, audit=False) as mq:
 
@@ -438,7 +438,7 @@ async def test_one_that_cannot_be_settled_does_not_stop_the_others_of_its_call(
     await work.apply(held, outcome)
     assert await work.counts() == (0, 9, 1, 0, 0)
     told = [event.id for event in work.seen.of(events.Retried)]
-    assert told == [one.claim.id for one in held if one is not bad]
+    assert told == [one.leased.id for one in held if one is not bad]
     assert work.lifecycle.abandoned == 1
     assert not work.slots.held
-    assert f"{bad.claim.id} of topic {TOPIC} cannot be settled as RetryLater" in caplog.text
+    assert f"{bad.leased.id} of topic {TOPIC} cannot be settled as RetryLater" in caplog.text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.runtime.dispatcher import Dispatcher
-from mx_rmq.runtime.doorbell_listener import LISTEN, LONGEST, MOST, DoorbellListener
+from mx_rmq.runtime.doorbell_listener import LONGEST_WAIT, MAX_TOPICS, WAIT, DoorbellListener
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.scheduler import STAND_IN
@@ -165,7 +165,7 @@ async def test_an_answer_that_is_not_full_makes_the_topic_quiet(post: Post) -> N
     assert await post.dispatcher.take(TOPIC)
     assert len(post.slots.held) == 3
     assert post.quiet == 1
-    assert post.slots.ready == {}
+    assert post.slots.backlog == {}
 
 
 async def test_without_room_nothing_is_asked_for(store: Store) -> None:
@@ -189,7 +189,7 @@ async def test_a_dispatch_that_fails_is_made_again_and_reserves_nothing(
         proxy.cut_request(2)
         post.dispatcher.wake(TOPIC)
         await until(lambda: len(post.slots.held) == 3)
-        assert post.slots.topics[TOPIC].held == 3
+        assert post.slots.topics[TOPIC].committed == 3
         await post.close()
 
 
@@ -219,7 +219,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
     assert await store.complete_message(TOPIC, "w2", [theirs.claim]) == ["1"]
     assert await post.dispatcher.take(TOPIC)
     (held,) = post.slots.held
-    assert held.claim.id == waiting[0]
+    assert held.leased.id == waiting[0]
     await post.close()
 
 
@@ -253,21 +253,21 @@ async def test_a_ring_without_room_is_given_back_and_not_heard_again_by_who_gave
     post.slots.reserve(post.slots.topics[TOPIC], 0)
     await post.listener.listen()
     assert await raw.llen(store.keys.of(TOPIC).doorbell) == 1
-    assert post.slots.topics[TOPIC] in post.slots.ready
+    assert post.slots.topics[TOPIC] in post.slots.backlog
     assert TOPIC not in post.listens_to()
     await post.close()
 
 
 async def test_a_topic_that_falls_quiet_is_heard_at_once(store: Store, raw: Redis) -> None:
     post = Post(store, TOPIC, "other", concurrency=4)
-    post.slots.ready[post.slots.topics[TOPIC]] = None  # something is known to wait
+    post.slots.backlog[post.slots.topics[TOPIC]] = None  # something is known to wait
     listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
-    post.slots.ready.clear()
+    post.slots.backlog.clear()
     post.dispatcher.listen_again(post.slots.topics[TOPIC])
     begun = time.monotonic()
     await asyncio.wait_for(listening, 2)
-    assert time.monotonic() - begun < LISTEN / 2
+    assert time.monotonic() - begun < WAIT / 2
     listening = asyncio.create_task(post.listener.listen())
     await until_blocked(raw)
     await pending(store)
@@ -309,7 +309,7 @@ async def test_a_wait_is_ended_although_the_one_before_is_still_being_ended(
     await until(lambda: len(waits) == 2)  # the first has ended, and nobody knows yet
     post.listener.listen_again()
     late.set()
-    await until(lambda: len(waits) == 3, within=LISTEN / 2)
+    await until(lambda: len(waits) == 3, within=WAIT / 2)
     await asyncio.sleep(0.05)
     assert len(waits) == 3
 
@@ -352,12 +352,12 @@ async def test_rings_are_handed_back_where_something_is_pending(store: Store, ra
 async def test_many_topics_are_seen_together_and_heard_by_several_listeners(
     store: Store, raw: Redis
 ) -> None:
-    topics = [f"t{number}" for number in range(3 * MOST + 1)]
+    topics = [f"t{number}" for number in range(3 * MAX_TOPICS + 1)]
     post = Post(store, *topics)
     for topic in post.slots.topics.values():
         post.site.add(topic)
-    assert [len(one.topics) for one in post.site.listeners] == [MOST, MOST, MOST, 1]
-    for name in (topics[-1], topics[0], topics[MOST]):
+    assert [len(one.topics) for one in post.site.listeners] == [*[MAX_TOPICS] * 3, 1]
+    for name in (topics[-1], topics[0], topics[MAX_TOPICS]):
         held = len(post.slots.held)
         await store.produce_normal_message(name, [draft(1)])
         await until(lambda held=held: len(post.slots.held) == held + 1)  # type: ignore[misc]
@@ -381,7 +381,7 @@ async def test_all_listeners_together_wait_no_oftener_than_one(
     for listeners in (1, 4, 1000):
         post.dispatcher.listeners = listeners
         await post.listener.listen()
-    assert waits == [LISTEN, 4 * LISTEN, LONGEST]
+    assert waits == [WAIT, 4 * WAIT, LONGEST_WAIT]
     await post.close()
 
 
@@ -430,7 +430,7 @@ async def test_a_dispatch_that_fails_pauses_its_own_topic_only(store: Store, raw
     await until(lambda: broken in post.dispatcher._paused)
     calls = (await raw.info("commandstats"))["cmdstat_evalsha"]["calls"]
     post.dispatcher.wake("broken")  # it rests; nothing is asked for, and no room is kept for it
-    assert broken not in post.slots.ready
+    assert broken not in post.slots.backlog
     assert post.listens_to() == [TOPIC]
     post.dispatcher.wake(TOPIC)
     await until(lambda: len(post.slots.held) == 9)  # but one slot for the topic that rests

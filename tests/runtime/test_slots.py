@@ -74,12 +74,12 @@ def test_topics_that_can_take_no_more_do_not_share_the_free_slots() -> None:
     free, *limited = slots.topics.values()
     for topic in limited:
         take_in(slots, topic, 1)
-        slots.ready[topic] = None  # each has more, and may not run it yet
-    slots.ready[free] = None
+        slots.backlog[topic] = None  # each has more, and may not run it yet
+    slots.backlog[free] = None
     run_all(slots)
     take_in(slots, free, slots.room(free))
     take_in(slots, free, slots.room(free))
-    assert free.held == 8
+    assert free.committed == 8
 
 
 def test_a_lone_topic_may_take_as_much_as_there_are_slots() -> None:
@@ -130,9 +130,9 @@ def test_a_limit_above_the_workers_is_the_workers() -> None:
 def test_ready_topics_share_the_room() -> None:
     slots = make("a", "b", "c", "d", concurrency=8)
     for topic in slots.topics.values():
-        slots.ready[topic] = None
+        slots.backlog[topic] = None
     assert [slots.room(topic) for topic in slots.topics.values()] == [2, 2, 2, 2]
-    del slots.ready[slots.topics["d"]]
+    del slots.backlog[slots.topics["d"]]
     assert slots.room(slots.topics["a"]) == 2
     assert slots.room(slots.topics["d"]) == 2
 
@@ -162,7 +162,7 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
         topic = chance.choice(topics)
         match chance.randrange(5):
             case 0:
-                slots.ready[topic] = None
+                slots.backlog[topic] = None
             case 1 if room := slots.room(topic):
                 slots.reserve(topic, room)
                 asked.append((topic, room))
@@ -171,7 +171,7 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
                 got = chance.randint(0, count)
                 slots.receive(topic, count, some(got), 0.0)
                 if got < count:
-                    slots.ready.pop(topic, None)
+                    slots.backlog.pop(topic, None)
             case 3 if running:
                 held = running.pop(chance.randrange(len(running)))
                 slots.finished(held)
@@ -180,7 +180,7 @@ def test_no_more_is_ever_held_than_slots_and_prefetch_and_one_a_topic(
                 slots.forget(settling.pop(chance.randrange(len(settling))))
         running += run_all(slots)
         on_their_way = sum(count for _, count in asked)
-        assert len(slots.held) + on_their_way == sum(topic.held for topic in topics)
+        assert len(slots.held) + on_their_way == sum(topic.committed for topic in topics)
         assert len(slots.held) + on_their_way <= concurrency + prefetch + len(topics)
         assert slots.running == len(running) <= concurrency
         assert all(topic.running <= topic.limit for topic in topics)
@@ -249,7 +249,7 @@ def test_many_quick_topics_get_a_batch_each_in_turn(time: Time) -> None:
     topics = list(slots.topics.values())
     for topic in topics:
         work(slots, topic, time, 200, took=0.0001)
-        slots.ready[topic] = None
+        slots.backlog[topic] = None
     taken = []
     for topic in topics:
         if room := slots.worth_asking(topic):
@@ -346,7 +346,7 @@ def test_a_message_that_is_gone_twice_frees_one_place() -> None:
     slots.forget(first)
     slots.forget(first)
     assert slots.room(a) == 1
-    assert a.held == 1
+    assert a.committed == 1
 
 
 def test_the_same_message_may_be_held_anew_under_another_token() -> None:

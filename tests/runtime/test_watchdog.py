@@ -17,7 +17,7 @@ from mx_rmq.core import events
 from mx_rmq.doctor.finding import Severity
 from mx_rmq.doctor.queue import check_queue
 from mx_rmq.runtime import watchdog
-from mx_rmq.runtime.watchdog import MOST, Watchdog
+from mx_rmq.runtime.watchdog import MAX_RESTARTS, Watchdog
 from mx_rmq.store.store import Store
 from tests.runtime.stage import Seen, on_a_server, queue, until, until_so
 
@@ -178,7 +178,7 @@ async def test_a_part_that_keeps_dying_lets_the_worker_fail(
             with pytest.raises(WorkerBroken, match="the survey was restarted 10 times"):
                 await running
         assert failed.worker == "w1"
-        assert len(seen.of(events.PartDied, part="survey")) <= MOST + 1
+        assert len(seen.of(events.PartDied, part="survey")) <= MAX_RESTARTS + 1
         assert "the worker has failed" in worker.trouble
         assert await mq.admin.workers() == []
 
@@ -205,7 +205,7 @@ async def test_a_part_that_lived_long_gets_all_its_restarts_again(
             "w", mq.events, on_check=lambda: None, on_change=lambda: None, on_failed=failed.append
         )
         dog.watch(part)
-        for _ in range(3 * MOST):
+        for _ in range(3 * MAX_RESTARTS):
             part.alive = False
             dog.check()
             assert dog.down() == {"mortal": "dead"}

@@ -48,12 +48,12 @@ class State(StrEnum):
 
     @property
     def is_archive(self) -> bool:
-        """Whether messages stay there until an operator acts. The newest is listed first."""
+        """Whether messages stay there until an operator acts or a limit is reached."""
         return self in (State.DEAD, State.QUARANTINED)
 
 
 class Priority(StrEnum):
-    """High before normal before low; a share of every batch keeps the lower ones moving."""
+    """High comes before normal before low, but in two of ten turns a lower one comes first."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -105,12 +105,12 @@ class Message(
     crashes: int = 0  # attempts that ended with their worker: killed, frozen or cut off
     max_attempts: int | None = None  # None: the handler's limit
     retry: dict[str, Any] | None = None  # a stored policy; None: the handler's
-    ttl: int | None = None  # how long after `created_at` a handler may still get it, ms
+    ttl: int | None = None  # ms after `created_at` until which a handler may get it
     headers: dict[str, str] = {}
     errors: list[Failure] = []  # the latest failures, oldest first, at most MAX_ERRORS
     reason: str = ""  # why it is in the dead letters
-    delay: int = 0  # how long it had to wait, ms: after `created_at` or the last failure
-    due: int | None = None  # until when it had to wait, or when it was requeued: server time, ms
+    delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
+    due: int | None = None  # server time to wait for (`at`), or at which it was requeued, ms
 
     @classmethod
     def new(
@@ -157,7 +157,7 @@ class Message(
             id=id or "",
             topic=topic,
             payload=payload,
-            priority=priority,  # type: ignore[arg-type] # its text is equal
+            priority=priority,  # type: ignore[arg-type] # a plain str equals its Priority
             max_attempts=max_attempts,
             retry=retry,
             ttl=ttl,
@@ -185,16 +185,17 @@ class Message(
 
     @property
     def failures(self) -> int:
-        """How many attempts ended with an error of the handler."""
+        """How many attempts ended because the handler failed, not its worker."""
         return self.attempts - self.crashes
+
+    def failed(self, failure: Failure) -> Message:
+        """Return the message after a failed attempt."""
+        errors = [*self.errors, failure][-MAX_ERRORS:]
+        return msgspec.structs.replace(self, attempts=self.attempts + 1, errors=errors)
 
     def crashed(self, failure: Failure) -> Message:
         """Return the message after an attempt whose worker went silent."""
         return msgspec.structs.replace(self.failed(failure), crashes=self.crashes + 1)
-
-    def failed(self, failure: Failure) -> Message:
-        errors = [*self.errors, failure][-MAX_ERRORS:]
-        return msgspec.structs.replace(self, attempts=self.attempts + 1, errors=errors)
 
     def revived(self) -> Message:
         """Return the message as it is requeued, with its errors but without its time to live.

@@ -1,11 +1,11 @@
-"""What became of a delivery: a value, decided without I/O.
+"""The outcome of a delivery: a value, decided without I/O, which the lifecycle applies.
 
 Complete      -> complete_message      it is done
 RetryLater    -> retry_message         it waits for another attempt
-DeadLetter    -> move_to_dlq           it gets no further one
+DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
-Release       -> release_message       it was not finished and goes back without counting
-Postpone      -> retry_message         only a newer release can read it: it waits without counting
+Release       -> release_message       it was not finished and goes back: no attempt is counted
+Postpone      -> retry_message         it waits for a newer release: no attempt is counted
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.retry import Policy
 
-# Seconds: how long a message may wait after a crash, doubled with each further one:
+# Seconds: over how long the messages of a lost worker are spread, doubled with each crash:
 CRASH_SPREAD: Final = 2.5
 LONGEST_SPREAD: Final = 60.0
-# Seconds: how long a message of a newer release waits before it is offered to a worker again:
+# Seconds: how long a message of a newer release waits before a worker tries it again:
 SHORTEST_WAIT: Final = 1.0
 LONGEST_WAIT: Final = 60.0
 
@@ -62,6 +62,10 @@ class Reject(Exception):
 
 class HandlerTimeout(Exception):
     """A handler took longer than its `timeout`."""
+
+
+class WorkerLost(Exception):
+    """A worker was killed, frozen or cut off while it held a message."""
 
 
 class NotAwaited(Exception):
@@ -124,8 +128,8 @@ class Circumstances:
     chance: float  # a random number from [0, 1)
 
 
-def refuse_unrun(result: object, handler: Handler) -> None:
-    """Raise NotAwaited if a handler's result is work that has not been done."""
+def check_was_awaited(result: object, handler: Handler) -> None:
+    """Raise NotAwaited if a handler returned a coroutine, an awaitable or a generator."""
     generator = isinstance(result, Generator | AsyncGenerator)
     if not generator and not isinstance(result, Awaitable):
         return
@@ -151,7 +155,7 @@ def after_error(
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
     delay = getattr(error, "delay", None) if isinstance(error, Retry) else None
-    if not _is_delay(delay):  # none, or one that a subclass made up
+    if not _is_delay(delay):  # no delay given, or an invalid one from a subclass of Retry
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
@@ -183,10 +187,6 @@ def after_crash(
     return _later(crashed, round(spread * 1000), error)
 
 
-class WorkerLost(Exception):
-    """A worker was killed, frozen or cut off while it held a message."""
-
-
 def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
     """Decide about a message that only a newer release can read.
 
@@ -196,7 +196,8 @@ def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
     created_at, priority, ttl = codec.glance(newer.data)
     age = (at.now - created_at) / 1000 if created_at > 0 else inf
     seconds = min(LONGEST_WAIT, max(SHORTEST_WAIT, age / 4)) * (0.75 + at.chance / 2)
-    # Once that has passed, only a newer release can dead-letter it: we must not take it again.
+    # Once it has expired, only a newer release can dead-letter it. Without an expiry time, our own
+    # expirer does not take it again.
     expires = None if ttl is None or created_at + ttl <= at.now else created_at + ttl
     return Postpone(newer.data, priority, round(seconds * 1000), expires, newer.reason)
 

@@ -92,7 +92,7 @@ class TopicTally:
 
 
 class Recorder(Collector):
-    """Counts what happens in a queue, in a registry of its own."""
+    """Counts what happens in a queue, in its own registry."""
 
     def __init__(self, mq: MessageQueue) -> None:
         self._mq = mq

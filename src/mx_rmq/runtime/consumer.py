@@ -1,8 +1,8 @@
 """The consumer: decodes messages, runs their handlers and decides on the outcome.
 
-Consumers are long-lived tasks, at most one per running handler. If a handler leaves something
-behind in its task (a context variable, a cancellation), the task ends, so that no message sees the
-leftovers of another.
+Consumers are long-lived tasks that run one message after another, at most one task per slot. If a
+handler leaves something behind in its task (a context variable, a cancellation), the task ends, so
+that no message sees the leftovers of another.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from mx_rmq.core.outcome import (
     Quarantine,
     Release,
     after_error,
+    check_was_awaited,
     expired,
     postponed,
-    refuse_unrun,
 )
 from mx_rmq.core.payload import unreadable
 from mx_rmq.core.text import text_of
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 WAKE: Final = 8
-"""Most consumers to wake together. A handler that never waits needs only one for all messages;
-otherwise each consumer that starts a message wakes the next."""
+"""Most consumers to wake at once. One is enough for all messages if handlers never await. Otherwise
+each consumer that starts a message wakes the next."""
 
 WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
 
@@ -100,14 +100,14 @@ class Consumer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         self._starting: set[asyncio.Task[None]] = set()
-        """Consumers that have not begun. If cancelled before that, they never will."""
-        self._woken = 0  # consumers that are about to ask for a message
-        self._died = ""  # how a consumer ended that should still run
+        """Tasks whose first line has not run yet. One that is cancelled before that never runs."""
+        self._woken = 0  # consumers that were woken and have not asked for a message yet
+        self._died = ""  # how a consumer ended that should have kept running; empty: none did
         self._calls: dict[Handler, _Call] = {}
         self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
         self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
         """Handlers that middleware has called and not awaited yet."""
-        self._handing_back: asyncio.TimerHandle | None = None
+        self._hand_back_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._clean = copy_context()
         self._loop = asyncio.get_running_loop()
@@ -127,8 +127,8 @@ class Consumer:
             else:
                 waiter.set_result(None)
             self._woken += 1
-        if self._slots.waiting and self._handing_back is None and not self._closed:
-            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+        if self._slots.waiting and self._hand_back_timer is None and not self._closed:
+            self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
     def _start_consumer(self) -> None:
         task = self._clean.copy().run(spawn, "consumer", self._consume)
@@ -163,15 +163,15 @@ class Consumer:
                 self._idle.append(waiter)
                 try:
                     await waiter
-                except asyncio.CancelledError:  # by application code, or at the end
+                except asyncio.CancelledError:  # by application code, or by `close`
                     if waiter.done() and not waiter.cancelled():
                         self._woken -= 1
-                        self._died = "it was cancelled"  # just when it was woken for a message
+                        self._died = "it was cancelled"  # after it was woken for a message
                     raise
                 self._woken -= 1
                 continue
             outcome: Outcome | None = _RELEASE
-            try:  # nothing may come before this: the slot is taken
+            try:  # from here on, `finally` must free the slot
                 running[task] = held
                 if self._woken < WAKE:
                     self.start_ready()
@@ -179,8 +179,8 @@ class Consumer:
             except (KeyboardInterrupt, GeneratorExit):
                 raise
             except BaseException as error:
-                logger.exception("%s of %s cannot be handled", held.claim.id, held.topic.name)
-                if held.started_at is not None:  # else it is not the message's fault
+                logger.exception("%s of %s cannot be handled", held.leased.id, held.topic.name)
+                if held.started_at is not None:  # else it was not the message's fault: release it
                     outcome = _undecided(held, error)
             finally:
                 running.pop(task, None)
@@ -194,13 +194,13 @@ class Consumer:
     # one message
 
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
-        """Decode a message, run its handler, and return the outcome; None: it is not ours now."""
+        """Decode a message, run its handler, and return the outcome; None: we lost it."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
-            return _RELEASE  # we were frozen or cut off: another worker may have it
+            return _RELEASE  # we were frozen or cut off, and another worker may have it now
         handler = held.topic.handler
         try:
-            record, id = held.claim.record, held.claim.id
+            record, id = held.leased.record, held.leased.id
             message = held.message = codec.decode(record, handler.topic, id)
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
@@ -225,21 +225,21 @@ class Consumer:
                 call = self._calls[handler] = self._how_to_call(handler)
             result = await call(held, message, payload)
             if result is not None:
-                refuse_unrun(result, handler)
+                check_was_awaited(result, handler)
         except KeyboardInterrupt:
             raise  # it is meant for the whole process
         except BaseException as raised:
             if isinstance(raised, GeneratorExit) and self._loop.is_closed():
                 raise
-            error = raised  # the policy decides about it
+            error = raised  # `_outcome` decides
         finally:
             if Forks.count != self._forks:
                 os._exit(0)  # a child that a handler has forked must not go on as a second worker
-            current.message.set(None)  # no token: a loop that ends may close us from elsewhere
+            current.message.set(None)  # not reset(): a closing loop may run this in another context
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)
-        if held.stopped is Stopped.NO_THREAD:  # whatever middleware made of it, it has not run
+        if held.stopped is Stopped.NO_THREAD:  # it has not run, whatever middleware made of that
             return _RELEASE
         if error is None and held.stopped is None:
             return _COMPLETE
@@ -269,7 +269,7 @@ class Consumer:
     # calling a handler
 
     def _how_to_call(self, handler: Handler) -> _Call:
-        """Return how to call a handler: most need neither a Delivery nor middleware."""
+        """Return the cheapest way to call a handler: most need no Delivery and no middleware."""
         function, arguments = handler.function, handler.arguments
         innermost = self._innermost(handler)
         handle = around_handle(self._middleware, innermost)
@@ -298,22 +298,22 @@ class Consumer:
             topic=message.topic,
             payload=payload,
             attempt=message.attempts + 1,
-            fence=held.claim.token,
+            fence=held.leased.token,
             headers=message.headers,
             created_at=message.created_at / 1000,
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
         )
-        key = (message.topic, message.id, held.claim.token)  # middleware may pass on a copy
+        key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
         self._delivered[key] = held
         try:
             result = await handle(delivery)
         finally:
             del self._delivered[key]
-            unrun = self._not_awaited.pop(held, None)
-            if unrun is not None:
-                unrun.close()
-        if unrun is not None:
+            not_awaited = self._not_awaited.pop(held, None)
+            if not_awaited is not None:
+                not_awaited.close()
+        if not_awaited is not None:
             raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
         return result
 
@@ -337,7 +337,7 @@ class Consumer:
         else:
             result = await self._in_thread(held, given)
         if result is not None:
-            refuse_unrun(result, handler)
+            check_was_awaited(result, handler)
         return result
 
     async def _in_thread(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
@@ -345,7 +345,7 @@ class Consumer:
         call = Call(handler.function, given)
         if (timeout := handler.timeout) is not None:
 
-            def wait() -> None:  # its timeout starts when it has a thread
+            def wait() -> None:  # the timeout starts only when the call gets a thread
                 self._timeouts.clear(held)
                 call.on_begin = lambda: self._set_timeout(held, timeout)
 
@@ -356,23 +356,23 @@ class Consumer:
         try:
             result = await self._threads.run(call)
         finally:
-            held.interrupt = cancel  # the thread has left; what follows is in the loop
+            held.interrupt = cancel  # the thread is done; what follows runs in the event loop
             if not call.began and held.stopped in (None, Stopped.TIMEOUT):
                 held.stopped = Stopped.NO_THREAD
                 self._dispatcher.pause(held.topic, self._threads.backoff.next())
         return await result if isinstance(result, Coroutine) else result
 
     def _set_timeout(self, held: HeldMessage, seconds: float) -> None:
-        if held.interrupt is not None:  # else it has ended meanwhile
+        if held.interrupt is not None:  # else the handler has ended
             self._timeouts.set(held, seconds)
 
     # handing back
 
     def hand_back(self, taken_before: float = inf) -> None:
         """Hand back messages that wait for a slot and were taken before a time."""
-        if self._handing_back is not None:
-            self._handing_back.cancel()
-            self._handing_back = None
+        if self._hand_back_timer is not None:
+            self._hand_back_timer.cancel()
+            self._hand_back_timer = None
         for held in self._slots.take_back(taken_before):
             self._lifecycle.settle(held, _RELEASE)
 
@@ -380,9 +380,9 @@ class Consumer:
         """Hand back what has waited too long for a slot: another worker may have one."""
         self.hand_back(time.monotonic() - WAIT_HERE)
         if self._slots.waiting:
-            self._handing_back = self._loop.call_later(WAIT_HERE, self._hand_back_late)
+            self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
-    # as a part of the worker
+    # what the watchdog calls, and the end
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
         """Return the handler that a task runs, if it is one of our consumers."""
@@ -390,7 +390,7 @@ class Consumer:
         return None if held is None else held.topic.handler
 
     def down(self) -> str:
-        """Return how a consumer died that had been woken or had a message; empty: none did."""
+        """Return how a consumer died that should have kept running; empty: none did."""
         return "" if self._closed else self._died
 
     def start(self) -> None:
@@ -410,15 +410,15 @@ class Consumer:
 
 
 def _is_dirty(task: asyncio.Task[None], before: Context) -> bool:
-    """Return whether a handler has left something behind in its task."""
+    """Return whether a handler has left a cancellation or a context variable in its task."""
     try:
         return bool(task.cancelling()) or copy_context() != before
-    except Exception:  # noqa: BLE001 - values of context variables may compare in any way
+    except Exception:  # noqa: BLE001 - values of context variables may raise when compared
         return True
 
 
 def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
-    """Return the outcome of a message if deciding about it failed."""
+    """Return the outcome of a message for which our own code failed to decide one."""
     if held.message is None:
         return Quarantine(error)
     reason = f"undecided: {type(error).__name__}: {text_of(error)}"

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 TRIES: Final = 8
-"""Topics without room to check before we give up until next time. If a worker serves hundreds of
-topics, most have no room for the same reason."""
+"""Topics to check in one go. If a worker serves hundreds of topics and this many have no room, the
+others probably have none either; they come first the next time."""
 
 OUTSTANDING: Final = 2
-"""Concurrent dispatch calls per topic: while one is answered, the next is on its way."""
+"""Concurrent dispatch calls per topic: while we read one reply, the server runs the next call."""
 
 BATCH: Final = 200
 """Messages per call. Enough to share its cost, few enough that the server, the handlers and the
@@ -37,21 +37,24 @@ settling work at the same time, each on its own batch."""
 
 
 class Dispatcher:
-    """Keeps the slots of one worker filled."""
+    """Keeps the slots of one worker filled.
+
+    `take` is for a ring, `wake` for a survey or the scheduler, `fill` and `freed` for new room.
+    """
 
     def __init__(self, store: Store, slots: Slots, *, worker: str, lease: int) -> None:
         self._store = store
         self._slots = slots
         self._worker = worker
         self._lease = lease
-        self.consumer: Consumer | None = None  # runs the messages; it sets this itself
+        self.consumer: Consumer | None = None  # set by the Consumer when it is built
         self._calls: Counter[TopicSlots] = Counter()
         self._tasks: set[asyncio.Task[Dispatched]] = set()
         self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
         self._failures = FailureLog("dispatcher")
         self._paused: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._unanswered_at = float("-inf")
-        """When a call ended without an answer: it may have leased messages to us."""
+        """When a call last ended without an answer. It may have leased messages to us."""
         self._stopped = False
         self.leaving = False  # the worker is stopping: leave pending messages to other workers
         self.on_hold = False  # leases cannot be extended: take nothing
@@ -61,7 +64,7 @@ class Dispatcher:
         """Topics that the current blocking waits skip, and how to restart those waits."""
 
     async def take(self, name: str) -> bool:
-        """Ask for messages of a topic and wait for the answer; False: there is no room."""
+        """Ask for messages of a topic and wait for the answer; False: we cannot take any now."""
         topic = self._slots.topics[name]
         room = self._slots.room(topic)
         if self._stopped or self.on_hold or topic in self._paused or not room:
@@ -73,36 +76,36 @@ class Dispatcher:
         """Ask for messages of a topic as soon as there is room: some may be pending."""
         topic = self._slots.topics[name]
         if topic not in self._paused:
-            self._slots.ready[topic] = None
+            self._slots.backlog[topic] = None
             self.fill(topic)
 
     def fill(self, first: TopicSlots) -> None:
         """Ask for more messages wherever there is room: of this topic first, then of the others."""
-        ready = self._slots.ready
-        if self._stopped or self.on_hold or not ready:
+        backlog = self._slots.backlog
+        if self._stopped or self.on_hold or not backlog:
             return
-        if first in ready:
+        if first in backlog:
             self._fill_topic(first)
         misses = 0
-        for topic in list(ready):
+        for topic in list(backlog):
             if misses == TRIES or self._slots.is_full():
                 return
             if not self._fill_topic(topic):
                 misses += 1
-                ready[topic] = ready.pop(topic)  # next time try others first
+                backlog[topic] = backlog.pop(topic)  # next time try others first
 
     def _fill_topic(self, topic: TopicSlots) -> bool:
-        """Ask for messages if there is enough room to be worth a call; return whether we did."""
+        """Ask for messages if the room is worth a call; return whether we did."""
         asked = False
         while self._calls[topic] < OUTSTANDING and (room := self._slots.worth_asking(topic)):
             _ = self._ask(topic, room)
             asked = True
         if asked:
-            self._slots.ready[topic] = self._slots.ready.pop(topic)  # now the others come first
+            self._slots.backlog[topic] = self._slots.backlog.pop(topic)  # the others come first now
         return asked
 
     def _ask(self, topic: TopicSlots, room: int) -> asyncio.Task[Dispatched]:
-        """Start a dispatch call; `_answered` takes in what it brings."""
+        """Start a dispatch call; `_answered` gets the result."""
         count = min(room, BATCH)
         task = spawn(
             "dispatch",
@@ -136,16 +139,16 @@ class Dispatcher:
         topic.clock.update(answer.now, asked_at)
         if messages and self.consumer is not None:
             self.consumer.start_ready()
-        # An ordered topic may have more, too: other workers were refused while we had these.
+        # An ordered topic may have more even then: other workers are refused while we have these.
         if len(messages) == count or (messages and topic.ordered):
-            self._slots.ready[topic] = None
+            self._slots.backlog[topic] = None
         else:  # the next ring wakes us
-            self._slots.ready.pop(topic, None)
+            self._slots.backlog.pop(topic, None)
             self.listen_again(topic)
-        self.fill(topic)  # or others: room reserved for messages that did not come is free again
+        self.fill(topic)  # or others: room reserved for messages that did not come is free now
 
     def _failed(self, topic: TopicSlots, task: asyncio.Task[Dispatched]) -> None:
-        """Leave a topic alone for a moment after a call that failed or was cancelled."""
+        """Pause a topic after a call that failed or was cancelled."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._failures.log(error)
@@ -158,7 +161,7 @@ class Dispatcher:
 
     def pause(self, topic: TopicSlots, seconds: float) -> None:
         """Take nothing of a topic for some seconds."""
-        self._slots.ready.pop(topic, None)
+        self._slots.backlog.pop(topic, None)
         if topic not in self._paused and not self._stopped:
             loop = asyncio.get_running_loop()
             self._paused[topic] = loop.call_later(seconds, self._resume, topic)
@@ -168,35 +171,36 @@ class Dispatcher:
         self.wake(topic.name)
 
     def freed(self, topic: TopicSlots) -> None:
-        """Use the room of settled messages for more, of this topic or of others."""
+        """Refill: a message of this topic was settled, so there is room for more, of any topic."""
         self.fill(topic)
-        if self.leaving and topic.ordered and not topic.held:
+        if self.leaving and topic.ordered and not topic.committed:
             ringing = spawn("ring", self._ring, topic.name)
             self.ringing.add(ringing)
             ringing.add_done_callback(self.ringing.discard)
         self.listen_again(topic)
 
     async def _ring(self, name: str) -> None:
-        """Ring for other workers: they were refused while we held some of an ordered topic."""
+        """Ring for other workers: they were refused while we held messages of an ordered topic."""
         with suppress(MxRmqError):  # the others survey their topics every ten seconds anyway
             await self._store.ring_doorbell(name)
 
     # which doorbells to listen to
 
     def to_skip(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
-        """Return the topics we need not listen to: without room, or known to have messages.
+        """Return the topics not to listen to: no room, paused, or known to have pending messages.
 
-        There is room for a topic without messages here, unless the worker is full.
+        `room` is costly, so it is not called for topics that have room for sure: those without
+        messages here, in a worker that is not full.
         """
         slots, paused = self._slots, self._paused
-        full, ready = slots.is_full(), slots.ready
+        full, backlog = slots.is_full(), slots.backlog
         return [
             topic
             for topic in topics
             if self.on_hold
-            or topic in ready
+            or topic in backlog
             or topic in paused
-            or ((topic.held or full) and not slots.room(topic))
+            or ((topic.committed or full) and not slots.room(topic))
         ]
 
     def listen_again(self, topic: TopicSlots) -> None:
@@ -219,9 +223,9 @@ class Dispatcher:
             pause.cancel()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
-            for task in late:  # messages in a late answer come back when their leases run out
+            for task in late:  # if it leased messages, they come back when their leases run out
                 task.cancel()
 
     def may_have_unknown_leases(self) -> bool:
-        """Return whether messages may be leased to this worker that it does not know of."""
+        """Return whether the server may have leased messages to us that we never received."""
         return time.monotonic() - self._unanswered_at < self._lease / 1000

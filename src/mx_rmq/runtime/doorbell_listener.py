@@ -1,7 +1,8 @@
 """The doorbell listener: waits for rings of topics and wakes the dispatcher or the scheduler.
 
-A blocking call names every doorbell, and one ring ends it, so the cost of a ring grows with the
-number of topics. That is why a listener has at most 64 topics; a site with more has several.
+One blocking call waits for the doorbells of all topics. After each ring it is made again, with all
+their names, so the cost of a ring grows with the number of topics. That is why a listener has at
+most 64 topics; a site with more has several listeners.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-MOST: Final = 64  # topics per listener
+MAX_TOPICS: Final = 64  # topics per listener
 
-LISTEN: Final = 10.0
+WAIT: Final = 10.0
 """Seconds that a wait for a ring lasts if the worker has a single listener. With N listeners each
 waits N times as long, so that together they start one wait every ten seconds."""
 
-LONGEST: Final = 300.0  # seconds that a wait for a ring may last
+LONGEST_WAIT: Final = 300.0  # seconds that a wait for a ring may last
 
 
 class DoorbellListener:
@@ -42,10 +43,10 @@ class DoorbellListener:
         self._dispatcher = dispatcher
         self._scheduler = scheduler
         self._waiting = False
-        self._waits = 0  # waits begun so far: the number of the current one
-        self._unblocking: asyncio.Task[None] | None = None
-        self._ending = 0  # the number of the wait that `_unblocking` ends
-        self._again = False  # end the current wait too, once `_unblocking` is done
+        self._waits = 0  # waits so far; also the number of the current wait
+        self._unblocking: asyncio.Task[None] | None = None  # ends a wait
+        self._ending = 0  # the number of the wait that it ends
+        self._again = False  # end the current wait, too, once it is done
         self.loop = Loop("doorbell listener", self.listen)
         dispatcher.listeners += 1
 
@@ -59,7 +60,7 @@ class DoorbellListener:
         dispatcher = self._dispatcher
         skipped = dispatcher.to_skip(self.topics.values())
         listened = self.topics.keys() - {topic.name for topic in skipped}
-        seconds = min(LISTEN * dispatcher.listeners, LONGEST)
+        seconds = min(WAIT * dispatcher.listeners, LONGEST_WAIT)
         self._waiting = True
         self._waits += 1
         dispatcher.skipped.update(dict.fromkeys(skipped, self.listen_again))
@@ -86,7 +87,7 @@ class DoorbellListener:
             self._ending = self._waits
             self._unblocking = spawn("unblock", self._doorbell.unblock)
             self._unblocking.add_done_callback(self._unblocked)
-        elif self._ending != self._waits:  # it ends the wait before this one
+        elif self._ending != self._waits:  # it was started for an earlier wait
             self._again = True
 
     def _unblocked(self, task: asyncio.Task[None]) -> None:

@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
 
-CANCEL_WITHIN: Final = 5.0  # seconds that a cancelled handler has to end
+STEP_WITHIN: Final = 5.0
+"""Seconds that each step of a stop may take: replies under way, cancelled handlers, outcomes."""
+
+CANCEL_AGAIN_WITHIN: Final = 1.0  # seconds that a handler has to end once it is cancelled again
 
 
 class Engine:
@@ -108,13 +111,13 @@ class Engine:
         )
 
     async def start(self) -> None:
-        """Start everything. Only the lines in `try` can fail: then nothing has started."""
+        """Start everything. Only the calls inside `try` can fail, and nothing runs before them."""
         try:
             await self.beat()
             await self._lease_keeper.begin()
         except BaseException:
             with suppress(MxRmqError, TimeoutError):
-                async with asyncio.timeout(CANCEL_WITHIN):
+                async with asyncio.timeout(STEP_WITHIN):
                     await self._registry.leave()
             raise
         await self.watchdog.start()
@@ -130,11 +133,11 @@ class Engine:
         self._dispatcher.leaving = True
         self._bus.emit(events.WorkerStopping(self._name, self.slots.running, grace))
         await asyncio.gather(*(site.stop_taking() for site in self._sites.values()))
-        await self._dispatcher.stop(CANCEL_WITHIN)
+        await self._dispatcher.stop(STEP_WITHIN)
         self.consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
-        await self._lifecycle.flush(CANCEL_WITHIN)
+        await self._lifecycle.drain(STEP_WITHIN)
         self._lifecycle.close()
         await self._registry_loop.stop()
         await asyncio.gather(*(site.stop() for site in self._sites.values()))
@@ -145,7 +148,7 @@ class Engine:
         self._threads.close()
         await self.watchdog.stop()
         with suppress(MxRmqError, TimeoutError):
-            async with asyncio.timeout(CANCEL_WITHIN):
+            async with asyncio.timeout(STEP_WITHIN):
                 await asyncio.gather(
                     self._registry.leave(),
                     *(site.hand_back_rings() for site in self._sites.values()),
@@ -156,6 +159,33 @@ class Engine:
         clean = not left and not self._dispatcher.may_have_unknown_leases()
         self._bus.emit(events.WorkerStopped(self._name, clean))
         return clean
+
+    async def _finish(self, grace: float) -> None:
+        """Let handlers finish within the grace, unless told to hurry."""
+        hurry = asyncio.create_task(self.hurry.wait(), name="mx-rmq hurry")
+        finish = asyncio.create_task(self._until_none_runs(grace), name="mx-rmq finish")
+        await asyncio.wait([hurry, finish], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        finish.cancel()
+
+    async def _until_none_runs(self, seconds: float) -> None:
+        """Wait up to `seconds` until no handler runs."""
+        progress = self._lifecycle.progress
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.slots.running:
+                    progress.clear()
+                    await progress.wait()
+
+    async def _cancel(self) -> None:
+        """Cancel handlers that still run, and hand back the messages of those that do not end."""
+        for again, seconds in ((False, STEP_WITHIN), (True, CANCEL_AGAIN_WITHIN)):
+            for held in list(self.consumer.running.values()):
+                held.stop(Stopped.SHUTDOWN, again=again)
+            await self._until_none_runs(seconds)
+        for held in list(self.consumer.running.values()):
+            held.settling = True
+            self._lifecycle.settle(held, Release())
 
     async def beat(self) -> float:
         """Report to the registry, and serve partitions that were added since."""
@@ -189,56 +219,8 @@ class Engine:
         site.start()
         return site
 
-    async def until_empty(self, *, delayed: bool) -> None:
-        """Wait until no message is left to handle in any topic."""
-        progress = self._lifecycle.progress
-        while not self.failed.done():
-            progress.clear()
-            left = bool(self.slots.held) or await self._is_anything_left(delayed=delayed)
-            if not (left or self.slots.held or progress.is_set()):  # nothing moved meanwhile
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.05):
-                    await progress.wait()
-
-    async def _is_anything_left(self, *, delayed: bool) -> bool:
-        for topic in self.slots.topics:
-            due = await self._store.get_next_delay_task(topic) == 0  # first: it may become pending
-            counts = await self._store.views.counts(topic)
-            pending = counts.pending and not counts.paused
-            if due or counts.processing or pending or (counts.delayed and delayed):
-                return True
-        return False
-
-    async def _finish(self, grace: float) -> None:
-        """Let handlers finish within the grace, unless told to hurry."""
-        hurry = asyncio.create_task(self.hurry.wait(), name="mx-rmq hurry")
-        finish = asyncio.create_task(self._until_none_runs(grace), name="mx-rmq finish")
-        await asyncio.wait([hurry, finish], return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        finish.cancel()
-
-    async def _until_none_runs(self, seconds: float) -> None:
-        """Wait up to `seconds` until no handler runs."""
-        progress = self._lifecycle.progress
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while self.slots.running:
-                    progress.clear()
-                    await progress.wait()
-
-    async def _cancel(self) -> None:
-        """Cancel handlers that still run, and hand back the messages of those that do not end."""
-        for again, seconds in ((False, CANCEL_WITHIN), (True, 1.0)):
-            for held in list(self.consumer.running.values()):
-                held.stop(Stopped.SHUTDOWN, again=again)
-            await self._until_none_runs(seconds)
-        for held in list(self.consumer.running.values()):
-            held.settling = True
-            self._lifecycle.settle(held, Release())
-
     def _on_check(self) -> None:
-        """Extend leases if the lease keeper is late. While it is down, take no messages."""
+        """Extend leases if the lease keeper is late; while it is down, dispatch nothing."""
         self._lease_keeper.extend_if_late()
         on_hold = self._lease_keeper.name in self.watchdog.down()
         if self._dispatcher.on_hold and not on_hold:
@@ -250,3 +232,25 @@ class Engine:
     def _on_failed(self, why: str) -> None:
         if not self.failed.done():
             self.failed.set_result(why)
+
+    async def until_empty(self, *, delayed: bool) -> None:
+        """Wait until no message is left to handle in the topics served here."""
+        progress = self._lifecycle.progress
+        while not self.failed.done():
+            progress.clear()
+            left = bool(self.slots.held) or await self._is_anything_left(delayed=delayed)
+            if not (left or self.slots.held or progress.is_set()):  # nothing moved while we asked
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await progress.wait()
+
+    async def _is_anything_left(self, *, delayed: bool) -> bool:
+        for topic in self.slots.topics:
+            # Ask this before counting: what is due may become pending in between.
+            due = await self._store.get_next_delay_task(topic) == 0
+            counts = await self._store.views.counts(topic)
+            pending = counts.pending and not counts.paused
+            if due or counts.processing or pending or (counts.delayed and delayed):
+                return True
+        return False

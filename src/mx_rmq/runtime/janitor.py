@@ -1,4 +1,4 @@
-"""The janitor: drops dead letters and quarantined messages that are too old.
+"""The janitor: trims archives and histories, and recounts the bytes of archives.
 
 Scripts that add to an archive trim it, too. This is for archives to which nothing is added.
 """

@@ -260,13 +260,13 @@ class LeaseKeeper:
         """Extend leases of one topic; report those that are lost."""
         for start in range(0, len(all_held), MAX_BATCH):
             batch = all_held[start : start + MAX_BATCH]
-            claims = [held.claim for held in batch]
+            claims = [held.leased for held in batch]
             lost = await store.extend_lease(
                 batch[0].topic.name, self._worker, claims, lease=round(self._lease * 1000)
             )
             tokens = {claim.token for claim in lost}
             for held in batch:
-                if held.claim.token not in tokens:
+                if held.leased.token not in tokens:
                     held.extended_at = now
                 else:
                     self._in_main_loop(self._lifecycle.lease_lost, held)

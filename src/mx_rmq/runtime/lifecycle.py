@@ -1,9 +1,9 @@
 """The lifecycle: applies outcomes. Outcomes of one kind and topic that wait together share a call.
 
-A call that does not get through, or that the server refuses, is repeated until it is answered; the
-token decides whether it still counts. Meanwhile leases are extended and slots stay taken, so a
-worker that cannot settle messages stops taking them. Only what can never be sent is left to its
-lease.
+A call that fails, or that the server refuses, is repeated until it succeeds; the token decides
+whether the worker still has the message then. Meanwhile leases are extended and the messages keep
+their room, so a worker that cannot settle messages stops taking them. Only a message that can never
+be sent, because of a bug of ours, is left alone until its lease runs out.
 """
 
 from __future__ import annotations
@@ -46,14 +46,15 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-BYTES: Final = 4 * 1_048_576  # most bytes of records in one call, unless a single one is larger
+MAX_BYTES: Final = 4 * 1_048_576  # of records in one call, unless a single one is larger
 
 _Group = tuple[str, type]
-"""A topic and a kind of outcome: if one kind is refused, the others must not wait for it."""
+"""A topic and a type of outcome. Groups are settled separately, so one that is refused holds up no
+other."""
 
 
 class _Kind(NamedTuple):
-    word: str
+    word: str  # for the logs
     event: type
     most: int = MAX_BATCH  # messages per call
 
@@ -71,7 +72,7 @@ _KINDS: Final = {
 class _TakenOver(NamedTuple):
     """A message that was taken over to decide about it. It has no slot and runs no handler."""
 
-    claim: Leased
+    leased: Leased
     outcome: Outcome
 
 
@@ -100,7 +101,7 @@ class Lifecycle:
         """Apply an outcome soon; None: the message is no longer ours."""
         self.progress.set()
         if outcome is None:
-            self._lost(held)
+            self._forget_lost(held)
         if outcome is None or self._closed:
             return
         held.outcome = outcome
@@ -112,7 +113,7 @@ class Lifecycle:
     def _start_flush(self, group: _Group) -> None:
         try:
             task = self._flushing[group] = spawn("lifecycle", self._flush, *group)
-        except Exception as error:  # noqa: BLE001 - no memory, perhaps: the watchdog tries again
+        except Exception as error:  # noqa: BLE001 - perhaps out of memory: the watchdog tries again
             self._died[group] = f"{type(error).__name__}: {text_of(error)}"
             return
         task.add_done_callback(lambda task: self._flush_ended(group, task))
@@ -131,18 +132,18 @@ class Lifecycle:
             while waiting:
                 count = min(_KINDS[kind].most, len(waiting))
                 if kind in (RetryLater, Postpone):  # these calls carry the records
-                    count = _fitting(waiting, count)
+                    count = _how_many_fit(waiting, count)
                 batch = [waiting.popleft() for _ in range(count)]
                 try:
                     await self._settle_batch(topic, kind, batch)
-                except BaseException:  # cancelled, or a bug: put back what may not be settled
+                except BaseException:  # cancelled, or a bug: some may not be settled
                     self._put_back(waiting, batch)
                     raise
         finally:
             del self._flushing[topic, kind]
 
     async def _settle_batch(self, topic: str, kind: type, batch: list[HeldMessage]) -> None:
-        """Repeat a call until it is answered, and free the slots' room."""
+        """Repeat a call until it is answered, then free the room of the messages."""
         backoff: Backoff | None = None
         refused_at: float | None = None
         while True:
@@ -164,14 +165,14 @@ class Lifecycle:
                         _KINDS[kind].word,
                         error,
                     )
-            except Exception:  # ours, before anything was sent; it would be the same again
-                if len(batch) > 1:  # one message may be the cause
+            except Exception:  # our bug, before anything was sent: a retry would fail the same way
+                if len(batch) > 1:  # one message may be the cause: try them one by one
                     for one in batch:
                         await self._settle_batch(topic, kind, [one])
                     return
                 logger.exception(
                     "%s of topic %s cannot be settled as %s; its lease will run out",
-                    batch[0].claim.id,
+                    batch[0].leased.id,
                     topic,
                     kind.__name__,
                 )
@@ -186,7 +187,7 @@ class Lifecycle:
         wanted = _KINDS[kind].event in self._bus.wanted
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:
-                self._lost(held, refused=_KINDS[kind].word)
+                self._forget_lost(held, refused=_KINDS[kind].word)
                 continue
             self._slots.forget(held)
             if wanted:
@@ -200,21 +201,23 @@ class Lifecycle:
         """Make the call for a kind of outcome."""
         store, worker = self._store, self._worker
         if kind is Complete:
-            return await store.complete_message(topic, worker, [one.claim for one in batch])
+            return await store.complete_message(topic, worker, [one.leased for one in batch])
         if kind is Release:
             back = [handed_back(one) for one in batch if isinstance(one, HeldMessage)]
             return await store.release_message(topic, worker, back)
         if kind is RetryLater:
             retried = [
-                RetryRequest(one.claim, one.outcome.message, one.outcome.delay)
+                RetryRequest(one.leased, one.outcome.message, one.outcome.delay)
                 for one in batch
                 if isinstance(one.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
         if kind is Postpone:
-            later = [(one.claim, one.outcome) for one in batch if isinstance(one.outcome, Postpone)]
+            later = [
+                (one.leased, one.outcome) for one in batch if isinstance(one.outcome, Postpone)
+            ]
             return await store.postpone_message(topic, worker, later)
-        ((claim, outcome),) = [(one.claim, one.outcome) for one in batch]
+        ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
         if isinstance(outcome, Quarantine):
@@ -243,9 +246,10 @@ class Lifecycle:
     # events
 
     def _emit_settled(self, held: HeldMessage, kind: type) -> None:
-        topic, id, outcome = held.topic.topic, held.claim.id, held.outcome
+        topic, id, outcome = held.topic.topic, held.leased.id, held.outcome
         if outcome is None or type(outcome) is not kind:
-            # Handed back at the end of the worker; then its handler ended after all.
+            # The worker handed it back while stopping; afterwards its handler ended and set another
+            # outcome.
             self._bus.emit(events.Released(topic, id))
             return
         seconds = waited = None
@@ -259,21 +263,21 @@ class Lifecycle:
             self._bus.emit(event)
 
     def _emit_lost(self, held: HeldMessage, refused: str = "") -> None:
-        topic, claim = held.topic, held.claim
+        topic, claim = held.topic, held.leased
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
 
     # messages that are no longer ours
 
-    def _lost(self, held: HeldMessage, *, refused: str = "") -> None:
+    def _forget_lost(self, held: HeldMessage, *, refused: str = "") -> None:
         self._emit_lost(held, refused)
         self._forget(held)
 
     def lease_lost(self, held: HeldMessage) -> None:
-        """Stop or forget a message: the lease keeper learned that another worker has it."""
+        """Stop or forget a message: the lease keeper found out that we lost its lease."""
         if held not in self._slots.held or held.settling:
-            return  # settled by now, or about to be: the answer to that call decides
+            return  # settled, or being settled: the answer to that call decides
         if held.interrupt is not None:
             held.stop(Stopped.LEASE_LOST)
         else:
@@ -299,21 +303,21 @@ class Lifecycle:
         else:
             waiting.extendleft(reversed(left))
 
-    # as a part of the worker
+    # what the watchdog and the engine call
 
     def down(self) -> str:
         """Return how a task ended that had more to settle; empty: none did."""
         return "" if self._closed else next(iter(self._died.values()), "")
 
     def start(self) -> None:
-        """Settle what tasks that died have left."""
+        """Restart the tasks that died."""
         groups = list(self._died)
         self._died.clear()
         for group in groups:
             if group not in self._flushing:
                 self._start_flush(group)
 
-    async def flush(self, seconds: float) -> None:
+    async def drain(self, seconds: float) -> None:
         """Wait up to `seconds` until everything is settled."""
         deadline = time.monotonic() + seconds
         while self._flushing and time.monotonic() < deadline:
@@ -327,12 +331,12 @@ class Lifecycle:
         self.abandoned += sum(map(len, self._waiting.values()))
 
 
-def _fitting(waiting: deque[HeldMessage], count: int) -> int:
+def _how_many_fit(waiting: deque[HeldMessage], count: int) -> int:
     """Return how many of the first messages may share a call, by the size of their records."""
     size = 0
     for number, held in enumerate(islice(waiting, count)):
-        size += len(held.claim.record)
-        if size > BYTES and number:
+        size += len(held.leased.record)
+        if size > MAX_BYTES and number:
             return number
     return count
 
@@ -345,7 +349,7 @@ def _event(
     seconds: float | None = None,
     waited: float | None = None,
 ) -> events.Event | None:
-    """Return the event for an outcome; None: a message only went back to wait.
+    """Return the event for an outcome; None: nothing failed, the message only waits again.
 
     `seconds`: how long the handler ran. `waited`: from when the message was due until its handler
     began. None: no handler ran, or it is not known.
@@ -374,10 +378,10 @@ def _event(
 
 def handed_back(held: HeldMessage) -> HandedBack:
     """Return an unfinished message as it goes back: with its priority and its time to live."""
-    record = held.claim.record
+    record = held.leased.record
     try:
-        message = held.message or codec.decode(record, held.topic.topic, held.claim.id)
+        message = held.message or codec.decode(record, held.topic.topic, held.leased.id)
     except DecodeError:
         created_at, priority, ttl = codec.glance(record)
-        return HandedBack(held.claim, priority, None if ttl is None else created_at + ttl)
-    return HandedBack(held.claim, message.priority, message.expires_at)
+        return HandedBack(held.leased, priority, None if ttl is None else created_at + ttl)
+    return HandedBack(held.leased, message.priority, message.expires_at)

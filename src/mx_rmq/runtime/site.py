@@ -18,7 +18,7 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.crons import Crons
 from mx_rmq.runtime.deadlines import Deadlines
-from mx_rmq.runtime.doorbell_listener import MOST, DoorbellListener
+from mx_rmq.runtime.doorbell_listener import MAX_TOPICS, DoorbellListener
 from mx_rmq.runtime.expirer import Expirer
 from mx_rmq.runtime.loop import Loop
 from mx_rmq.runtime.monitor import Monitor
@@ -87,7 +87,7 @@ class Site:
         """Serve a topic."""
         self.handlers[topic.name] = topic.handler
         self.scheduler.add(topic.name)
-        if not self.listeners or len(self.listeners[-1].topics) >= MOST:
+        if not self.listeners or len(self.listeners[-1].topics) >= MAX_TOPICS:
             doorbell = self._store.doorbell(self._number)
             listener = DoorbellListener(self._store, doorbell, self._dispatcher, self.scheduler)
             self.listeners.append(listener)

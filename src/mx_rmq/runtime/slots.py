@@ -4,10 +4,10 @@ A worker takes as many messages as it has free slots, plus what it finishes in 2
 than `prefetch`, so fast handlers do not wait for the server. A message that has waited here for a
 second is handed back, because another worker may run it at once.
 
-Topics share the slots fairly. Free slots go round among the topics with waiting messages. A busy
+Topics share the slots fairly. Topics with waiting messages take turns for the free slots. A busy
 topic leaves one slot to each idle topic (up to a quarter of all slots), so that no topic waits for
-the handlers of another. What is taken ahead is not shared evenly: quick topics get one batch each,
-in turn, because a call for a message or two costs more than the messages.
+the handlers of another. Messages taken ahead of free slots are not shared evenly: quick topics get
+one batch each, in turn, because a call for a message or two costs more than the messages.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HeldMessage:
     """A message that is leased to this worker. Times are monotonic."""
 
     topic: TopicSlots
-    claim: Leased
+    leased: Leased
     taken_at: float
     extended_at: float  # when the lease was last known to have its full length
     message: Message | None = None  # None until it is decoded
@@ -69,7 +69,7 @@ class HeldMessage:
 
 
 class TopicSlots:
-    """What this worker holds of one topic, or of one of its partitions."""
+    """The messages of one topic, or of one of its partitions, that this worker holds."""
 
     def __init__(self, handler: Handler, name: str, limit: int, clock: ServerClock) -> None:
         self.handler = handler
@@ -80,9 +80,9 @@ class TopicSlots:
         self.clock = clock  # of the server that has the topic
         self.waiting: deque[HeldMessage] = deque()
         self.running = 0
-        self.held = 0  # messages that are waiting, running, being settled, or asked for
+        self.committed = 0  # messages of it here in any stage, plus those asked for
         self.has_turn = False  # it is in `Slots._turns`
-        self.handed_back_at = -1  # `Slots._ended` when a message was last handed back
+        self.handed_back_at = -1  # value of `Slots._ended` when a message was last handed back
         self.handler_seconds = inf  # how long its handler takes on average; inf: not known yet
 
 
@@ -98,11 +98,12 @@ class Slots:
 
         The lease keeper's thread reads it: `held.copy()` is one atomic step.
         """
-        self.ready: dict[TopicSlots, None] = {}  # may have more pending; the next to ask first
+        self.backlog: dict[TopicSlots, None] = {}
+        """Topics that probably have pending messages on the server; the next to ask first."""
         self.running = 0
         self.waiting = 0  # messages here that wait for a slot
-        self._held = 0  # as many as in `held`, plus those asked for
-        self._finished = 0  # handlers that ended since the rate was last measured
+        self._committed = 0  # the messages in `held`, plus those asked for
+        self._newly_ended = 0  # handlers that ended since the rate was last measured
         self._ended = 0  # handlers that ended, ever
         self._measured_at = time.monotonic()
         self._rate = 0.0  # handlers that end per second
@@ -123,26 +124,28 @@ class Slots:
         """Return how many more messages of a topic may be taken now.
 
         A topic without messages here gets one even if the worker is full, so that it need not wait
-        for the handlers of others. If it is quick it gets a batch: with many topics, one message
-        per call would be so slow that it never became a batch. It gets nothing if one was handed
-        back and no slot has become free since.
+        for the handlers of others. If its handler is quick it gets a batch: with many topics, one
+        message per call would keep it too slow to ever earn a batch. It gets nothing if one of its
+        messages was handed back and no handler has ended since.
         """
-        if topic.held and topic.ordered:  # the server gives none while we have some
+        if topic.committed and topic.ordered:  # the server gives none while we have some
             return 0
         ahead = self.ahead(topic) if ahead is None else ahead
-        others = len(self.ready) - (topic in self.ready)
+        others = len(self.backlog) - (topic in self.backlog)
         room = self._share(topic, ahead, others)
-        if room <= 0 and self._held < self.concurrency:  # then share with those that can take more
-            others = sum([other.held < other.limit for other in self.ready if other is not topic])
+        if room <= 0 and self._committed < self.concurrency:
+            # Slots are free: share only with topics that are below their own limit.
+            below = [one.committed < one.limit for one in self.backlog if one is not topic]
+            others = sum(below)
             room = self._share(topic, ahead, others)
-        if topic.held or ahead >= CHUNK or topic.handed_back_at == self._ended:
+        if topic.committed or ahead >= CHUNK or topic.handed_back_at == self._ended:
             return max(room, 0)
-        return max(room, 1, min(ahead, self.concurrency + self.prefetch - self._held))
+        return max(room, 1, min(ahead, self.concurrency + self.prefetch - self._committed))
 
     def worth_asking(self, topic: TopicSlots) -> int:
         """Return how many messages to ask for now; 0: better wait until there is more room."""
         ahead = self.ahead(topic)
-        if topic.held >= topic.limit + ahead:
+        if topic.committed >= topic.limit + ahead:
             return 0
         room = self.room(topic, ahead)
         if ahead >= CHUNK:
@@ -153,7 +156,8 @@ class Slots:
         """Return how many messages a topic may take if it shares the room with N others."""
         capacity = self.concurrency - self._left_free(topic, others) + ahead
         share = max(capacity // (1 + others), min(ahead, CHUNK))
-        return min(topic.limit + ahead - topic.held, share - topic.held, capacity - self._held)
+        own = min(topic.limit + ahead, share) - topic.committed
+        return min(own, capacity - self._committed)
 
     def _left_free(self, topic: TopicSlots, others: int = 0) -> int:
         """Return how many slots a topic leaves to idle topics, not counting N others."""
@@ -166,31 +170,31 @@ class Slots:
 
     def is_full(self) -> bool:
         """Return whether the worker is full, except for topics without messages here."""
-        return self._held >= self.concurrency + self._pace()
+        return self._committed >= self.concurrency + self._pace()
 
     def _pace(self) -> int:
         """Return how many messages may be taken ahead at the current rate."""
         now = time.monotonic()
         passed = now - self._measured_at
         if passed >= MEASURE:
-            rate = self._finished / passed
+            rate = self._newly_ended / passed
             self._rate = rate + (self._rate - rate) * 0.5 ** (passed / MEASURE)
-            self._finished, self._measured_at = 0, now
+            self._newly_ended, self._measured_at = 0, now
         return min(self.prefetch, int(self._rate * AHEAD))
 
-    # the life of a message here
+    # a message, from the request to its settlement
 
     def reserve(self, topic: TopicSlots, count: int) -> None:
         """Reserve room for messages that are being asked for."""
-        topic.held += count
-        self._held += count
+        topic.committed += count
+        self._committed += count
 
     def receive(
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
     ) -> None:
         """Take in the messages that came, and free the rest of the reserved room."""
-        topic.held += len(messages) - reserved
-        self._held += len(messages) - reserved
+        topic.committed += len(messages) - reserved
+        self._committed += len(messages) - reserved
         for leased in messages:
             held = HeldMessage(topic, leased, asked_at, asked_at)
             self.held[held] = None
@@ -199,7 +203,7 @@ class Slots:
         self._give_turn(topic)
 
     def startable(self) -> int:
-        """Return how many messages may start now, as an upper bound."""
+        """Return an upper bound on how many messages may start now."""
         return min(self.waiting, self.concurrency - self.running) if self._turns else 0
 
     def start_next(self) -> HeldMessage | None:
@@ -232,7 +236,7 @@ class Slots:
         seconds = max(now - (held.started_at or now), INSTANT)
         before = topic.handler_seconds
         topic.handler_seconds = seconds if before == inf else before + (seconds - before) * WEIGHT
-        self._finished += 1
+        self._newly_ended += 1
         self._ended += 1
         topic.running -= 1
         self.running -= 1
@@ -251,8 +255,8 @@ class Slots:
         """Forget a message that is settled, or no longer this worker's."""
         if held in self.held:
             del self.held[held]
-            held.topic.held -= 1
-            self._held -= 1
+            held.topic.committed -= 1
+            self._committed -= 1
 
     def forget_waiting(self, held: HeldMessage) -> None:
         """Forget a message that waits for a slot: another worker has it now."""
@@ -268,7 +272,7 @@ class Slots:
             while topic.waiting and topic.waiting[0].taken_at < taken_before:
                 taken.append(topic.waiting.popleft())
                 topic.handed_back_at = self._ended
-                topic.handler_seconds = inf  # too slow to take ahead, until one has ended
+                topic.handler_seconds = inf  # take none ahead until a handler has ended
         self.waiting -= len(taken)
         for held in taken:
             held.settling = True

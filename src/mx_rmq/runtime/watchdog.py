@@ -1,6 +1,6 @@
 """The watchdog: restarts parts of a worker that ended unexpectedly.
 
-A part may be cancelled by application code that cancels all tasks, or die of a bug, or for lack of
+A part may be cancelled by application code that cancels all tasks, or die of a bug, or of a lack of
 memory, threads or file descriptors. A worker without it would be half dead, so the part is
 restarted, with growing pauses. If that does not help, the worker fails: it stops, and `Worker.run`
 raises.
@@ -34,8 +34,8 @@ LONGEST_PAUSE: Final = 5.0
 """Seconds between two restarts of a part, doubled each time. The first one comes at once."""
 
 LONG_LIFE: Final = 60.0  # seconds after which a restarted part counts as healthy again
-MOST: Final = 10  # restarts of a part without a long life in between, before the worker fails
-ENDING: Final = 3  # checks to skip while all tasks are being cancelled: the loop may be ending
+MAX_RESTARTS: Final = 10  # without a long life in between; after that the worker fails
+ENDING: Final = 3  # checks to skip while all tasks are cancelled: the event loop is probably ending
 
 
 class Part(Protocol):
@@ -140,14 +140,15 @@ class Watchdog:
         before = self.down()
         now = time.monotonic()
         for part in self._records.keys() - down.keys():
-            self._is_up(part, now)
+            self._note_up(part, now)
         for part, why in down.items():
-            self._is_down(part, why, now)
+            self._restart(part, why, now)
         if self.down() != before:
             self._on_change()
         self._on_check()
 
-    def _is_up(self, part: Part, now: float) -> None:
+    def _note_up(self, part: Part, now: float) -> None:
+        """Report a part that is back; forget its restarts once it has run for long."""
         record = self._records[part]
         if record.down_since is not None:
             seconds, record.down_since, record.up_since = now - record.down_since, None, now
@@ -155,16 +156,18 @@ class Watchdog:
         elif now - record.up_since >= LONG_LIFE:
             del self._records[part]
 
-    def _is_down(self, part: Part, why: str, now: float) -> None:
+    def _restart(self, part: Part, why: str, now: float) -> None:
+        """Report a part that is down and restart it when its pause is over, or give up."""
         record = self._records.setdefault(part, _Record())
         if record.down_since is None:
             record.down_since, record.why = now, why
             self._bus.emit(PartDied(self._worker, part.name, why))
         if now < record.restart_at or self._failed:
             return
-        if record.restarts == MOST:
+        if record.restarts == MAX_RESTARTS:
             self._failed = True
-            reason = f"the {part.name} was restarted {MOST} times and is down again: {record.why}"
+            times = f"{MAX_RESTARTS} times"
+            reason = f"the {part.name} was restarted {times} and is down again: {record.why}"
             self._bus.emit(WorkerFailed(self._worker, reason))
             self._on_failed(reason)
             return

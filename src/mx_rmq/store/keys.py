@@ -19,8 +19,8 @@ from mx_rmq.core.names import check_partition, check_prefix
 DEFAULT_PREFIX: Final = "mx-rmq"
 
 LAYOUT: Final = 1
-"""The layout of the keys in the table above. It grows when a release that does not know a change
-would lose or repeat messages. A key that older releases can ignore does not change it."""
+"""The version of the key layout below. It grows with a change that makes older releases lose or
+repeat messages. A new key that they can ignore does not change it."""
 
 
 def _key(kind: str, suffix: str) -> Any:
@@ -45,7 +45,7 @@ class TopicKeys:
     delay_tasks: str = _key("ZSET", "delay_tasks")
     delay_tasks_low: str = _key("ZSET", "delay_tasks:low")
 
-    # ids with one place in a pending list that does not count: cancelled or expired
+    # ids of cancelled or expired messages that still occupy a place in a pending list
     cancelled: str = _key("SET", "cancelled")
     # id -> when it expires; only messages that wait and have a ttl
     expiry: str = _key("ZSET", "expiry")
@@ -58,12 +58,14 @@ class TopicKeys:
     error_parse_queue: str = _key("ZSET", "error:parse:queue")  # id -> time of quarantine
     # id -> a line about the error, then the exact bytes
     error_parse_payload: str = _key("HASH", "error:parse:payload")
-    # the bytes that each archive holds, and how far they are counted
+    # how many bytes each archive holds, and how far a recount has got
     archive_bytes: str = _key("HASH", "archive_bytes")
 
     doorbell: str = _key("LIST", "doorbell")  # at most one ring: something is pending
     doorbell_delay: str = _key("LIST", "doorbell:delay")  # at most one ring: an earlier due time
-    meta: str = _key("HASH", "meta")  # token, turn, paused, dropped, tick
+    meta: str = _key("HASH", "meta")
+    """token: the last lease token. turn: which priority comes next. paused. dropped: how many ids
+    without a record were dropped. tick: the last tick of its cron."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again
@@ -72,7 +74,7 @@ class TopicKeys:
     history: str = _key("STREAM", "history")  # what happened, newest last
 
     def types(self) -> dict[str, str]:
-        """Return every key that a topic may have, receipts aside, and the type it must hold."""
+        """Return the type of every key that a topic may have, except receipts."""
         return {getattr(self, name): kind.lower() for name, kind in _TOPIC_TYPES.items()}
 
     def receipt(self, lane: str) -> str:
@@ -87,8 +89,8 @@ class TopicKeys:
         raise InvalidInput(f"state={state!s:.40} has no archive; only dead and quarantined do")
 
 
-_STORED: Final = [one for one in fields(TopicKeys) if one.metadata]
-_TOPIC_TYPES: Final = {one.name: str(one.metadata["type"]) for one in _STORED}
+_KEY_FIELDS: Final = [one for one in fields(TopicKeys) if one.metadata]
+_TOPIC_TYPES: Final = {one.name: str(one.metadata["type"]) for one in _KEY_FIELDS}
 
 TYPES: Final = {
     **_TOPIC_TYPES,
@@ -106,6 +108,8 @@ TYPES: Final = {
 
 
 class Keys:
+    """The keys under one prefix."""
+
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
@@ -128,6 +132,6 @@ class Keys:
         known = self._known.get(topic)
         if known is None:
             base = f"{self.prefix}:{{{check_partition(topic)}}}"
-            names = (f"{base}:{one.metadata['suffix']}" for one in _STORED)
+            names = (f"{base}:{one.metadata['suffix']}" for one in _KEY_FIELDS)
             known = self._known[topic] = TopicKeys(topic, f"{base}:receipt:", *names)
         return known
