@@ -31,7 +31,7 @@ Results = dict[str, Any]
 USUALLY: Final = "as by default: history, no metrics, no traces"
 BARE: Final = "without history"
 METRICS: Final = "with metrics, scraped every second"
-TRACES: Final = "with traces that nobody collects"
+TRACES: Final = "with traces that are not collected"
 
 SCRAPE: Final = 1.0
 GOAL: Final = 0.10
