@@ -98,8 +98,8 @@ async def test_an_unknown_topic_is_refused_and_the_known_ones_are_named(
     with pytest.raises(InvalidInput) as caught:
         await call(admin)
     assert str(caught.value) == (
-        "no topic 'orderz' under the prefix 'mx-rmq'; there are 12: topic-00, topic-01, topic-02, "
-        "topic-03, topic-04, topic-05, topic-06, topic-07, topic-08, topic-09"
+        "no topic 'orderz' under the prefix 'mx-rmq'; known topics (12): topic-00, topic-01, "
+        "topic-02, topic-03, topic-04, topic-05, topic-06, topic-07, topic-08, topic-09"
     )
     assert {key async for key in raw.scan_iter()} == before
 
@@ -440,7 +440,9 @@ async def test_a_cursor_that_no_page_gave_is_refused(
     store: Store, admin: Admin, cursor: str
 ) -> None:
     await pending(store)
-    with pytest.raises(InvalidInput, match=r"is not one that a page gave|is not where a page"):
+    with pytest.raises(
+        InvalidInput, match=r"is not the cursor of an earlier page|is not where a page"
+    ):
         await admin.list(TOPIC, State.PENDING, cursor=cursor)
 
 
@@ -585,7 +587,7 @@ async def test_a_message_that_was_archived_since_it_was_seen_is_left_alone(
     assert view.archived_at is not None
     before, earlier = await snapshot(raw, TOPIC), view.archived_at - 0.001
     for act in (admin.requeue, admin.discard):
-        with pytest.raises(InvalidInput, match="is not the one you saw"):
+        with pytest.raises(InvalidInput, match="is no longer the one you saw"):
             await act(TOPIC, one.id, archived_at=earlier)
     assert await snapshot(raw, TOPIC) == before
     assert await admin.requeue(TOPIC, one.id, archived_at=view.archived_at)
@@ -679,7 +681,7 @@ async def test_requeueing_all_ends_although_the_messages_die_again_at_once(
 async def test_a_limit_below_one_is_refused(store: Store, admin: Admin, limit: int) -> None:
     await bring(store, State.DEAD)
     for act in (admin.requeue_all, admin.discard_all):
-        with pytest.raises(InvalidInput, match=f"limit={limit} is not at least 1"):
+        with pytest.raises(InvalidInput, match=f"limit={limit} must be at least 1"):
             await act(TOPIC, State.DEAD, limit=limit)
         with pytest.raises(InvalidInput, match="only dead and quarantined messages"):
             await act(TOPIC, State.PENDING)
@@ -1019,7 +1021,7 @@ async def test_a_cursor_that_no_page_of_partitions_gave_is_refused(
     store: Store, cursor: str
 ) -> None:
     admin = await split(store)
-    with pytest.raises(InvalidInput, match="is not one that a page gave"):
+    with pytest.raises(InvalidInput, match="is not the cursor of an earlier page"):
         await admin.list(TOPIC, State.PENDING, cursor=cursor)
 
 

@@ -291,11 +291,11 @@ async def test_all_partitions_are_gone_through(store: Store, admin: Admin, state
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"limit": 0}, "limit=0 is not at least 1"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
         ({"limit": 1.5}, "limit=1.5 is not a whole number"),
-        ({"rate": 0}, "rate=0 is not above 0 messages per second"),
+        ({"rate": 0}, "rate=0 must be a finite number of messages per second above 0"),
         ({"rate": "fast"}, "rate='fast' is not a number of messages per second"),
-        ({"rate": float("inf")}, "rate=inf is not above 0"),
+        ({"rate": float("inf")}, "rate=inf must be a finite number"),
     ],
 )
 async def test_bounds_that_make_no_sense_are_refused(

@@ -767,7 +767,7 @@ def test_the_command_serves_until_a_signal_and_ends_cleanly(where: Path, number:
     port = free_port()
     with command(str(where), "--port", str(port)) as process:
         first, *urls = lines(process, 4)
-        assert f"a server runs in {where}" in first
+        assert f"the server is running in {where}" in first
         assert urls == [
             f"embedded://{where}",
             f"unix://{where}/valkey.sock?password_file={where}/password",
@@ -784,7 +784,7 @@ def test_the_command_serves_until_a_signal_and_ends_cleanly(where: Path, number:
 def test_the_command_points_to_a_server_that_runs_already(where: Path) -> None:
     with EmbeddedServer.start(where) as server, command(str(where)) as process:
         out, err = process.communicate(timeout=PATIENCE)
-        assert f"a server already runs in {where} (pid {server.pid})" in out
+        assert f"the server is already running in {where} (pid {server.pid})" in out
         assert server.url in out
         assert (err, process.returncode) == ("", 0)
         assert server._ask()
@@ -806,6 +806,6 @@ def test_the_command_ends_with_a_line_of_the_log_when_its_server_dies(where: Pat
             os.kill(joined.pid, signal.SIGKILL)
         out, err = process.communicate(timeout=PATIENCE)
     assert out == ""
-    assert err.startswith("Error: the server exited by itself with code 137; server.log ends")
+    assert err.startswith("Error: the server exited unexpectedly with code 137; server.log ends")
     assert err.count("\n") == 1
     assert process.returncode == 2

@@ -54,7 +54,7 @@ async def test_the_life_of_a_message_that_failed_once_is_told_after_its_end(
             What.COMPLETED,
         ]
         assert [one.by for one in life[1:3]] == [worker.name] * 2
-        assert life[2].about == "again in 0.25 s: ValueError: not yet"
+        assert life[2].about == "retrying in 0.25 s: ValueError: not yet"
         assert all(one.ids == (id,) and one.topic == "t" for one in life)
         assert await mq.admin.history("t", "unknown") == []
         assert (await mq.admin.stats("t")).totals.failed == 1

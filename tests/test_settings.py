@@ -179,9 +179,9 @@ def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: l
         (QueueSettings, {"confirm": None}, "confirm=None is not valid"),
         (QueueSettings, {"confirm_replicas": 1.5}, "confirm_replicas=1.5 is not a whole number"),
         (QueueSettings, {"load_scripts": 0}, "load_scripts=0 is not true or false"),
-        (QueueSettings, {"username": ""}, "username is not a non-empty string"),
-        (QueueSettings, {"password": ""}, "password is not a non-empty string"),
-        (QueueSettings, {"password_file": 5}, "password_file is not a non-empty string"),
+        (QueueSettings, {"username": ""}, "username must be a non-empty string"),
+        (QueueSettings, {"password": ""}, "password must be a non-empty string"),
+        (QueueSettings, {"password_file": 5}, "password_file must be a non-empty string"),
         (WorkerSettings, {"concurrency": 1.5}, "concurrency=1.5 is not a whole number"),
         (WorkerSettings, {"topics": "orders"}, "topics='orders' is not a list of topics"),
         (WorkerSettings, {"topics": []}, "topics=[] names no topic"),
@@ -357,7 +357,7 @@ def test_an_unknown_variable_is_ignored_with_one_warning_that_names_the_closest(
     assert WorkerSettings.load() == WorkerSettings()
     assert WorkerSettings.load() == WorkerSettings()
     (warning,) = caplog.messages
-    assert "ignored: 'MX_RMQ_CONCURENCY' is not a setting" in warning
+    assert "ignoring an environment variable: 'MX_RMQ_CONCURENCY' is not a setting" in warning
     assert "did you mean 'MX_RMQ_CONCURRENCY'?" in warning
 
 
@@ -398,12 +398,12 @@ def test_a_password_is_never_shown(empty_place: Path, monkeypatch: pytest.Monkey
     assert SECRET in settings.address
     assert SECRET not in repr(settings)
     for wrong in ([SECRET], {"a": SECRET}, SECRET.encode()):
-        with pytest.raises(InvalidInput, match="password is not a non-empty string") as caught:
+        with pytest.raises(InvalidInput, match="password must be a non-empty string") as caught:
             QueueSettings(url="redis://h", password=wrong)  # type: ignore[arg-type]
         assert SECRET not in str(caught.value)
     write(empty_place, f'url = "redis://h"\npassword = ["{SECRET}"]')
     with pytest.raises(
-        InvalidInput, match=r"mx-rmq\.toml: password is not a non-empty string"
+        InvalidInput, match=r"mx-rmq\.toml: password must be a non-empty string"
     ) as caught:
         QueueSettings.load()
     assert SECRET not in str(caught.value)
@@ -488,19 +488,17 @@ def test_a_login_never_goes_to_a_server_that_a_weaker_source_names(
 ) -> None:
     variable, value = f"MX_RMQ_{name.upper()}", LOGINS[name]
     write(empty_place, 'url = "redis://stranger"')
-    said = (
-        f"{name} is not sent to a server that only mx-rmq.toml names: pass the URL as an argument"
-    )
+    said = f"{name} is not sent to a URL that comes from mx-rmq.toml: pass the URL as an argument"
     with pytest.raises(InvalidInput, match=said):
         QueueSettings.load(**{name: value})
     monkeypatch.setenv(variable, value)
-    said = f"{variable} is not sent to a server that only mx-rmq.toml names: pass the URL as MX_RMQ"
+    said = f"{variable} is not sent to a URL that comes from mx-rmq.toml: pass the URL as MX_RMQ"
     with pytest.raises(InvalidInput, match=said):
         QueueSettings.load()
     monkeypatch.setenv("MX_RMQ_URL", "redis://h")
     assert getattr(QueueSettings.load(), name) == value
     monkeypatch.delenv(variable)
-    said = f"{name} is not sent to a server that only the environment names"
+    said = f"{name} is not sent to a URL that comes from the environment"
     with pytest.raises(InvalidInput, match=said):
         QueueSettings.load(**{name: value})
     assert getattr(QueueSettings.load(url="redis://h", **{name: value}), name) == value

@@ -129,7 +129,7 @@ class MessageQueue:
     def move(self, *, url: str | None = None, prefix: str | None = None) -> None:
         """Use a different server or prefix from the next `open` on."""
         if self.is_open:
-            raise InvalidInput("the queue is open; close it before you move it")
+            raise InvalidInput("the queue is open; close it before you change its URL or prefix")
         settings = self.settings
         moved = replace(settings, url=url or settings.url, prefix=prefix or settings.prefix)
         check_url(moved.address)

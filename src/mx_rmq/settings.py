@@ -268,7 +268,7 @@ def _url(value: Any, label: str) -> str:
 
 def _text(value: Any, label: str) -> str:
     if not isinstance(value, str) or not value:  # not shown: it may be a password
-        raise InvalidInput(f"{label} is not a non-empty string")
+        raise InvalidInput(f"{label} must be a non-empty string")
     if set(value) & set("\r\n\0"):
         raise InvalidInput(f"{label} has more than one line")
     return value
@@ -321,7 +321,7 @@ def _check_login(values: dict[str, Any], sources: dict[str, Source]) -> None:
             named = "the environment" if sources["url"] is Source.ENVIRONMENT else FILE
             cure = "as an argument" if sources[name] is Source.ARGUMENT else f"as {VARIABLE}URL"
             raise InvalidInput(
-                f"{given} is not sent to a server that only {named} names: pass the URL {cure}, too"
+                f"{given} is not sent to a URL that comes from {named}: pass the URL {cure}, too"
             )
 
 
@@ -386,7 +386,7 @@ def _warn_of_unknown(variables: tuple[str, ...]) -> None:
     for variable in variables:
         of_kubernetes = variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_"))
         if not of_kubernetes and (unknown := _unknown([variable], known)):
-            logger.warning("a variable of the environment is ignored: %s", unknown)
+            logger.warning("ignoring an environment variable: %s", unknown)
 
 
 def _check_trust(path: Path, found: os.stat_result, *, named: bool) -> None:

@@ -98,7 +98,7 @@ class Worker:
             return "the worker has not started"
         if down := self._engine.watchdog.down():
             return "; ".join(f"the {part} is down: {why}" for part, why in down.items())
-        return "the server is away" if self.mq.store.links.lost() else ""
+        return "the server is unreachable" if self.mq.store.links.lost() else ""
 
     @property
     def down(self) -> dict[str, str]:

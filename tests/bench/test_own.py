@@ -208,7 +208,7 @@ def test_without_a_url_it_has_its_own_server_whatever_the_settings_say(
         (("--pending", "10"), "2000<=x<=100000000"),
         (("--patience", "-1"), "0<=x<=300"),
         (("--prefix", "a b"), "prefix 'a b-"),
-        (("--url", "http://127.0.0.1"), "does not begin with one of redis://"),
+        (("--url", "http://127.0.0.1"), "must start with one of redis://"),
         (("--url", "redis://127.0.0.1:1", "--patience", "0"), "127.0.0.1:1"),
     ],
 )

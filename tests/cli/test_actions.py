@@ -109,7 +109,7 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC, "id", "--state", "pending"), "--state needs --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text needs --all."),
         (("requeue", TOPIC, "id", "--text", ""), "--text needs --all."),
-        (("discard", TOPIC, "--all", "--state", "dead", "--error", ""), "error='' is an empty"),
+        (("discard", TOPIC, "--all", "--state", "dead", "--error", ""), "error='' is empty"),
         (("requeue", TOPIC, "id", "--dry-run"), "--dry-run needs --all."),
         (("requeue", TOPIC, "--all", "--state", "dead", "--rate", "0"), "0.0 is not in the range"),
         (

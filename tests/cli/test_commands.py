@@ -104,13 +104,13 @@ async def test_an_unknown_topic_is_no_clean_topic(store: Store, server: Server) 
     await pending(store)
     audited = run("audit", "orderz", "--url", server.url)
     assert audited.returncode == 2
-    assert "no topic 'orderz' under the prefix 'mx-rmq'; there are 1: orders" in audited.stderr
+    assert "no topic 'orderz' under the prefix 'mx-rmq'; known topics (1): orders" in audited.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--url", "http://localhost"], "does not begin with one of redis://"),
+        (["--url", "http://localhost"], "must start with one of redis://"),
         (["--url", "redis://user:secret@127.0.0.1:1"], "cannot use redis://***@127.0.0.1:1"),
         (["--url", "embedded://no/such/directory"], "no such directory: no/such/directory"),
     ],

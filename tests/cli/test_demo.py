@@ -116,7 +116,7 @@ def the_three_commands_work(out: str, short_path: Path) -> None:
     with log.open("w") as output:
         background = []
         try:
-            for command, sign in ((server, "Ctrl-C stops it"), (worker, " serves orders")):
+            for command, sign in ((server, "Ctrl-C stops it"), (worker, "topics: orders")):
                 background.append(
                     subprocess.Popen(
                         shlex.split(command), cwd=short_path, stdout=output, stderr=output

@@ -69,7 +69,10 @@ async def test_only_an_archived_message_can_be_edited(store: Store, server: Serv
         (("--payload", HOSTILE, "--yes"), "Error: the payload is not JSON: \\x1b[2J"),
         (("--payload", '"x"'), "cannot ask for confirmation to requeue dead message"),
         ((), "Error: not a terminal, cannot open an editor: pass --payload or --payload-file"),
-        (("--payload", "NaN", "--yes"), "Error: a payload of type float is not JSON: nan has no"),
+        (
+            ("--payload", "NaN", "--yes"),
+            "Error: a payload of type float cannot be encoded as JSON: nan is not",
+        ),
         (("--payload", f'"{"x" * 1_048_577}"', "--yes"), "the payload is 1,048,579 bytes; the"),
         (("--payload", "1", "--payload-file", "-"), "Pass either --payload or --payload-file"),
     ],
@@ -225,5 +228,5 @@ async def test_what_died_anew_while_it_was_edited_is_not_overwritten(
         (tmp_path / "open").unlink()
         _, told = await asyncio.to_thread(process.communicate, timeout=30)
     assert process.returncode == 2
-    assert b"is not the one you saw: another was archived since then" in told
+    assert b"is no longer the one you saw: another message with this id was archived since" in told
     assert (await store.views.counts(TOPIC)).dead == 1

@@ -127,7 +127,7 @@ async def test_an_unknown_topic_is_one_clear_line(
     failed = await run(server, *words)
     assert (failed.exit_code, failed.stdout) == (2, "")
     assert failed.stderr == (
-        "Error: no topic 'orderz' under the prefix 'mx-rmq'; there are 1: orders\n"
+        "Error: no topic 'orderz' under the prefix 'mx-rmq'; known topics (1): orders\n"
     )
 
 
@@ -178,7 +178,7 @@ async def test_a_cursor_that_is_none_is_one_clear_line(store: Store, server: Ser
     await pending(store)
     failed = await run(server, "list", TOPIC, "--state", "pending", "--cursor", "\x1b[2J")
     assert failed.exit_code == 2
-    assert failed.stderr == "Error: cursor='\\x1b[2J' is not one that a page gave\n"
+    assert failed.stderr == "Error: cursor='\\x1b[2J' is not the cursor of an earlier page\n"
 
 
 async def test_an_empty_list_is_no_failure(store: Store, server: Server) -> None:
@@ -584,7 +584,7 @@ async def test_a_repair_shows_what_it_would_do_and_does_it_when_told_to(
     told = await run(server, "audit", "--repair")
     assert told.exit_code == 1
     assert told.stdout == (
-        line + "1 repair would be done\nNothing was changed: pass --yes to do it.\n"
+        line + "1 repair would be done\nNothing was changed. Pass --yes to make these repairs.\n"
     )
     document = await run_json(server, "audit", "--repair", code=1)
     assert document["repaired"] is False

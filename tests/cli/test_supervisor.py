@@ -42,7 +42,7 @@ def app(mq: MessageQueue, server: Server, tmp_path: Path) -> Iterator[App]:
     app = App(tmp_path, server.url)
     yield app
     app.stop()
-    until(lambda: app.said.count("has stopped") >= app.said.count(" serves ") - app.killed)
+    until(lambda: app.said.count(" stopped; ") >= app.said.count(" started; ") - app.killed)
 
 
 # several processes
@@ -67,12 +67,12 @@ def test_a_process_gets_the_options_that_were_given_and_no_others() -> None:
 @one_kind
 async def test_one_sigterm_stops_all_processes_in_good_order(app: App, mq: MessageQueue) -> None:
     supervisor = app.start("app", "--processes", "3")
-    until(lambda: app.said.count(" serves ") == 3)
+    until(lambda: app.said.count(" started; ") == 3)
     await mq.produce_many("orders", list(range(100)))
     await mq.produce("orders", "wait")
     until(lambda: len(app.noted("done")) == 100 and "wait" in app.noted("begun"))
     supervisor.terminate()
-    until(lambda: app.said.count("has stopped") == 2)
+    until(lambda: app.said.count(" stopped; ") == 2)
     assert supervisor.poll() is None
     (app.directory / "go").touch()
     assert supervisor.wait(30) == 0
@@ -85,7 +85,7 @@ async def test_one_sigterm_stops_all_processes_in_good_order(app: App, mq: Messa
 async def test_a_second_signal_is_passed_on_too(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", "forever")
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" serves ") == 2 and app.noted("begun"))
+    until(lambda: app.said.count(" started; ") == 2 and app.noted("begun"))
     supervisor.send_signal(signal.SIGINT)
     until(lambda: "1 running" in app.said)
     supervisor.send_signal(signal.SIGINT)
@@ -96,11 +96,11 @@ async def test_a_second_signal_is_passed_on_too(app: App, mq: MessageQueue) -> N
 @one_kind
 async def test_a_killed_process_is_replaced(app: App, mq: MessageQueue) -> None:
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" serves ") == 2)
+    until(lambda: app.said.count(" started; ") == 2)
     killed = app.noted("started")[0]
     app.kill(int(killed))
-    until(lambda: app.said.count(" serves ") == 3)
-    assert f"worker process {killed} died of signal 9, Killed; restarting in" in app.said
+    until(lambda: app.said.count(" started; ") == 3)
+    assert f"worker process {killed} was killed by signal 9, Killed; restarting in" in app.said
     await mq.produce("orders", 1)
     until(lambda: app.noted("done") == ["1"])
     supervisor.terminate()
@@ -112,7 +112,7 @@ async def test_a_killed_process_is_replaced(app: App, mq: MessageQueue) -> None:
 async def test_processes_do_not_outlive_a_killed_supervisor(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", "wait")
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" serves ") == 2 and app.noted("begun"))
+    until(lambda: app.said.count(" started; ") == 2 and app.noted("begun"))
     supervisor.kill()
     supervisor.wait(30)
     until(lambda: "1 running" in app.said)
@@ -126,7 +126,7 @@ async def test_processes_do_not_outlive_a_killed_supervisor(app: App, mq: Messag
 @one_kind
 async def test_processes_are_in_sessions_of_their_own(app: App) -> None:
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" serves ") == 2)
+    until(lambda: app.said.count(" started; ") == 2)
     children = [int(pid) for pid in app.noted("started")]
     assert [os.getsid(pid) for pid in children] == children
     assert supervisor.pid not in children
@@ -137,7 +137,7 @@ async def test_processes_that_share_a_configured_name_get_a_number(
     app: App, mq: MessageQueue
 ) -> None:
     app.start("app", "--processes", "2", MX_RMQ_NAME="shop")
-    until(lambda: app.said.count(" serves ") == 2)
+    until(lambda: app.said.count(" started; ") == 2)
     assert sorted(one.name for one in await mq.admin.workers()) == ["shop-1", "shop-2"]
 
 
@@ -183,7 +183,7 @@ async def test_a_changed_handler_is_picked_up_and_a_broken_one_waited_out(
     until(lambda: app.noted("done") == ["1"])
 
     app.write(CODE.replace('note("done", payload)', 'note("done", f"new {payload}")'))
-    until(lambda: app.said.count(" serves ") == 2)
+    until(lambda: app.said.count(" started; ") == 2)
     assert "app.py has changed: restarting the worker" in app.said
     await mq.produce("orders", 2)
     until(lambda: app.noted("done") == ["1", "new 2"])
@@ -195,7 +195,7 @@ async def test_a_changed_handler_is_picked_up_and_a_broken_one_waited_out(
     assert supervisor.poll() is None
 
     app.write(CODE)
-    until(lambda: app.said.count(" serves ") == 3)
+    until(lambda: app.said.count(" started; ") == 3)
     supervisor.terminate()
     assert supervisor.wait(30) == 0
     assert sorted(app.noted("started")) == sorted(app.noted("ended"))

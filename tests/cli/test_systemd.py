@@ -139,11 +139,11 @@ async def test_a_supervisor_tells_systemd_and_replaces_who_is_broken_or_gives_no
         WATCHDOG_USEC="3000000",
         MX_RMQ_LEASE="2",
     )
-    until(lambda: app.said.count(" serves ") == 2)
+    until(lambda: app.said.count(" started; ") == 2)
     assert systemd.heard.count("READY=1") == 1
     await mq.produce("orders", "break")
     until(lambda: "ended with exit code 3; restarting in" in app.said)
-    until(lambda: app.said.count(" serves ") == 3)
+    until(lambda: app.said.count(" started; ") == 3)
     await mq.produce("orders", "block")
     until(lambda: "was silent for 3 s and is killed" in app.said)
     until(lambda: len(app.noted("block")) == 1 and app.noted("block")[0] == "xx")

@@ -101,7 +101,7 @@ class App:
     def working(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start it and wait until it works."""
         process = self.start(*words, **environment)
-        until(lambda: "serves" in self.said or process.poll() is not None)
+        until(lambda: " started; " in self.said or process.poll() is not None)
         assert process.poll() is None, self.said
         return process
 
@@ -173,12 +173,12 @@ async def test_a_module_alone_means_its_mq_and_topics_choose(app: App, mq: Messa
 
 async def test_topics_may_be_repeated_or_separated_by_commas(app: App, mq: MessageQueue) -> None:
     app.working("app", "--topics", "other, orders", "--topics", "plain", "--concurrency", "7")
-    assert "serves other, orders, plain, 7 at a time" in app.said
+    assert "topics: other, orders, plain; concurrency: 7" in app.said
 
 
 async def test_settings_come_from_the_environment_too(app: App) -> None:
     app.working("app", MX_RMQ_CONCURRENCY="3", MX_RMQ_TOPICS="other")
-    assert "serves other, 3 at a time" in app.said
+    assert "topics: other; concurrency: 3" in app.said
 
 
 async def test_the_log_level_may_come_from_the_environment(app: App, mq: MessageQueue) -> None:
@@ -235,7 +235,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(
     worker = app.working("app", "--grace", "0")
     until(lambda: app.noted("begun"))
     worker.terminate()
-    until(lambda: "has stopped" in app.said)
+    until(lambda: " stopped; " in app.said)
     assert worker.wait(30) == 0
     assert (await mq.admin.stats("plain")).pending == 1
 
@@ -250,7 +250,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         until(lambda: app.noted("begun"))
     worker.terminate()
     assert worker.wait(60) == 1
-    assert "leases will bring back what is left" in app.said
+    assert "other workers take over the rest when the leases expire" in app.said
 
 
 # wrong input
@@ -262,7 +262,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         (["nowhere:mq"], "no module 'nowhere' in"),
         (["app.deeper:mq"], "no module 'app.deeper' in"),
         (["app:nothing"], "module app has no 'nothing'; its queues are app:mq, app:empty"),
-        (["app:make"], "app:make is not a MessageQueue but a function; its queues are"),
+        (["app:make"], "app:make is a function, not a MessageQueue; its queues are"),
         (["app:empty"], "app:empty has no handlers: declare one with @empty.handler(topic)"),
         (["app.py"], "'app.py' is a file; pass its module: app:mq"),
         (["app:"], "'app:' must have the form module:attribute"),
@@ -331,4 +331,4 @@ async def test_that_it_cannot_begin_is_json_where_the_logs_are(
 
 async def test_a_wrong_url_gets_one_line(app: App) -> None:
     line = app.refused("app", MX_RMQ_URL="http://localhost")
-    assert "does not begin with one of redis://" in line
+    assert "must start with one of redis://" in line

@@ -215,14 +215,14 @@ async def async_generator(order: int) -> Any:
         (many, "many(*args) of topic 'order.created': takes *args; "),
         (named, "named(**kwargs) of topic 'order.created': takes **kwargs; "),
         (one_and_many, "one_and_many(order, *rest) of topic 'order.created': takes *rest; "),
-        (keyword, "user is keyword-only; calls are by position; "),
-        (keyword_delivery, "delivery is keyword-only; calls are by position; "),
+        (keyword, "user is keyword-only; handlers are called by position; "),
+        (keyword_delivery, "delivery is keyword-only; handlers are called by position; "),
         (keyword_payload, "takes no payload parameters; "),
         (two_deliveries, "takes 2 parameters annotated Delivery; "),
         (behind, "delivery comes after a parameter with a default; "),
-        (generator, "generator(order) of topic 'order.created': is a generator, which a call does"),
-        (async_generator, "is a generator, which a call does not run; "),
-        (functools.partial(generator), "is a generator, which a call does not run; "),
+        (generator, "generator(order) of topic 'order.created': is a generator function: calling"),
+        (async_generator, "is a generator function: calling it would not run it; "),
+        (functools.partial(generator), "is a generator function: calling it would not run it; "),
         (functools.partial(plain, 5), "takes no payload parameters; "),
         (functools.partial(two, order=5), "user is keyword-only; "),
         (Shop.ship, "takes 2 payload parameters; "),
@@ -249,8 +249,9 @@ def test_a_function_whose_signature_is_a_riddle_is_refused() -> None:
     def riddle(order: int) -> None: ...
 
     riddle.__wrapped__ = riddle  # type: ignore[attr-defined]
-    assert f"riddle(…) of topic 'order.created': its parameters cannot be read; {ONE}" in refused(
-        riddle
+    assert (
+        f"riddle(…) of topic 'order.created': its signature cannot be inspected; {ONE}"
+        in refused(riddle)
     )
 
 
@@ -361,7 +362,7 @@ def test_the_options_are_those_of_the_contract_unless_given() -> None:
 def test_a_count_is_a_whole_number_from_1(option: str, value: Any) -> None:
     assert refused(plain, **{option: value}) == (
         f"handler {HERE}.plain of topic 'order.created': "
-        f"{option}={value!r} is not a whole number from 1"
+        f"{option}={value!r} is not a whole number of at least 1"
     )
 
 

@@ -152,7 +152,7 @@ def test_a_mask_without_a_name_is_refused(name: str) -> None:
 
 
 def test_a_text_is_no_list_of_masks() -> None:
-    with pytest.raises(InvalidInput, match="give a list"):
+    with pytest.raises(InvalidInput, match="pass a list"):
         Mask("password")
 
 

@@ -206,7 +206,7 @@ def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"delay": 1, "at": 2}, "delay=1 and at=2 are both given"),
+        ({"delay": 1, "at": 2}, "pass either delay=1 or at=2, not both"),
         ({"headers": {"a": 1}}, "headers={'a': 1} is not a dict of str to str"),
         ({"headers": [1]}, "is not a dict of str to str"),
         ({"retry": 5}, "retry=5 is not a dict"),

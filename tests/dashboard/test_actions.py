@@ -141,7 +141,7 @@ async def test_nothing_is_done_to_a_message_that_was_archived_since_the_page_was
     await raw.zincrby(index, 1, id)  # as if the next one of this id had died a moment later
     sent = {"payload": "2", "state": state.value, "seen": seen[1]}
     answer = await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 400, **sent)
-    assert "is not the one you saw" in html.unescape(answer.text)
+    assert "is no longer the one you saw" in html.unescape(answer.text)
     assert await state_of(mq, id) is state
     await raw.zincrby(index, -1, id)
     await visitor.post(f"/topics/{TOPIC}/{act}?id={id}", 303, **sent)

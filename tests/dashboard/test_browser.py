@@ -293,7 +293,7 @@ async def test_every_action_by_mouse(browser: Browser, url: str) -> None:
         await page.get_by_role("button", name="Search").click()
         await page.get_by_role("link", name="Requeue all matches…").click()
         await expect(page.locator("h1")).to_have_text("Requeue 14 dead messages?")
-        await page.get_by_label("At most", exact=True).fill("5")
+        await page.get_by_label("Limit (messages)", exact=True).fill("5")
         await page.get_by_role("button", name="Requeue them").click()
         await expect(page.locator(".badge")).to_have_text("done")
         stats = await admin.stats("payments")
@@ -433,7 +433,7 @@ async def test_a_page_says_by_itself_that_the_server_is_away_and_back(
             await expect(page.locator("#pulse")).to_contain_text("live")
             server.kill()
             try:
-                await expect(page.locator("#away")).to_contain_text("is away")
+                await expect(page.locator("#away")).to_contain_text("is unreachable")
             finally:
                 server.start()
             await one.mq.produce("orders", {})

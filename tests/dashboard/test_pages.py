@@ -54,7 +54,7 @@ async def test_the_overview_counts_every_state_and_says_what_needs_attention(
     assert counted["pending"] == "1,200"
     assert (counted["processing"], counted["dead"], counted["quarantined"]) == ("4", "3", "2")
     text = text_of(page)
-    assert "orders : 1,200 pending and 4 in processing, and no live worker serves it" in text
+    assert "orders : 1,200 pending and 4 in processing, but no live worker serves the topic" in text
     assert "mails : paused, 1 pending" in text
     assert "orders : 3 dead messages" in text
 
@@ -268,7 +268,7 @@ async def test_wrong_addresses_get_a_page_that_says_so(visitor: Visitor, mq: Mes
     assert "There is no message" in await visitor.page(f"/topics/{TOPIC}/message?id=x", 404)
     assert "is not one of pending" in text_of(await visitor.page(f"/topics/{TOPIC}?state=x", 400))
     assert "is not a time" in await visitor.page(f"/topics/{TOPIC}?since=yesterday", 400)
-    assert "is not one that a page gave" in text_of(
+    assert "is not the cursor of an earlier page" in text_of(
         await visitor.page(f"/topics/{TOPIC}?cursor=x&state=dead", 400)
     )
     await visitor.page("/jobs/7", 404)
@@ -285,14 +285,14 @@ async def test_a_server_that_is_away_is_said_on_every_page(
     server.kill()
     try:
         page = text_of(await visitor.page(f"/topics/{TOPIC}", 503))
-        assert "The server is away" in page
+        assert "The server is unreachable" in page
         assert "mx-rmq doctor" in page
 
         async def noticed() -> bool:
             return (await visitor.client.get("/healthz")).status_code == 503
 
         await until_so(noticed)
-        assert "The server is away" in await visitor.page("/", 503)
+        assert "The server is unreachable" in await visitor.page("/", 503)
     finally:
         server.start()
 

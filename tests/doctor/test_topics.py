@@ -93,8 +93,8 @@ def test_a_topic_that_cannot_be_reached_comes_first() -> None:
     away = {"b": ServerUnavailable("gone"), "c": TimeoutError()}
     overview = Overview({"orders": stats(dead=1)}, away, 3)
     first, second, last = check_overview(overview, (), now=0)
-    assert first.title == "topic b: its server is away: gone"
-    assert second.title == "topic c: its server is away: no answer in time"
+    assert first.title == "topic b: its server is unreachable: gone"
+    assert second.title == "topic c: its server is unreachable: no answer in time"
     assert last.title == "topic orders: 1 dead message"
 
 

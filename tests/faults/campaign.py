@@ -140,5 +140,5 @@ def _options() -> argparse.Namespace:
 
 def _size(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)

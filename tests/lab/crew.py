@@ -95,8 +95,8 @@ class Member:
         return self.log.read_text()
 
     def until_ready(self) -> Self:
-        wait_for(lambda: " serves " in self.said() or not self.is_alive())
-        assert " serves " in self.said(), self.said()  # what it served may have killed it since
+        wait_for(lambda: " started; " in self.said() or not self.is_alive())
+        assert " started; " in self.said(), self.said()  # what it served may have killed it since
         return self
 
 

@@ -101,7 +101,9 @@ def test_one_of_several_ports_that_is_taken_ends_it_before_any_begins(app: App) 
 
 def test_ports_that_do_not_exist_are_refused(app: App) -> None:
     said = app.refused("app", "--processes", "10", "--metrics-port", "65530")
-    assert said == "Error: metrics need 10 ports from 65530 on, but the last port is 65535\n"
+    assert (
+        said == "Error: metrics need 10 ports, starting at 65530, but the highest port is 65535\n"
+    )
 
 
 def test_without_the_extra_it_says_what_to_install(app: App, tmp_path: Path) -> None:

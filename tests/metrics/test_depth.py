@@ -96,7 +96,7 @@ async def test_more_topics_than_are_looked_at_are_still_counted(
     assert (shown["mx_rmq_topics"], shown["mx_rmq_topics_not_shown"]) == (3, 1)
     assert "mx_rmq_depth{state=pending,topic=b}" in shown
     assert "mx_rmq_depth{state=pending,topic=c}" not in shown
-    assert "metrics and dashboard show at most 2; not monitored: 1" in caplog.text
+    assert "metrics and dashboard show at most 2, leaving 1 unmonitored" in caplog.text
 
 
 async def test_of_very_many_topics_those_that_are_named_are_not_left_out(
@@ -255,7 +255,7 @@ async def test_a_node_that_is_away_hides_no_topic_of_the_others(
     for topic in topics:
         assert (f"mx_rmq_depth{{state=pending,topic={topic}}}" in shown) is there[topic]
     first = min(topic for topic in topics if not there[topic])
-    assert f"topic {first}: its server is away" in caplog.text
+    assert f"topic {first}: its server is unreachable" in caplog.text
 
 
 async def test_a_server_that_does_not_answer_is_not_waited_for_long(

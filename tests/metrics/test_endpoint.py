@@ -181,7 +181,7 @@ async def test_readiness_and_metrics_tell_when_the_server_is_away_and_back(
                 assert await ready(endpoint) == (200, "ready\n")
                 assert (await metrics(endpoint.port, "/metrics/depth"))["mx_rmq_depth_up"] == 1
                 server.kill()
-                await until_so(lambda: _says(endpoint, (503, "the server is away\n")))
+                await until_so(lambda: _says(endpoint, (503, "the server is unreachable\n")))
                 shown = await metrics(endpoint.port)
                 assert (shown["mx_rmq_server_away"], shown["mx_rmq_ready"]) == (1, 0)
                 assert (await get(endpoint.port, "/healthz")).status == 200

@@ -86,20 +86,28 @@ def test_who_unsubscribes_while_he_is_called_is_not_called_again() -> None:
 @pytest.mark.parametrize(
     ("event", "level", "words"),
     [
-        (events.WorkerStarted("w", ("a", "b"), 3), "INFO", "worker w serves a, b, 3 at a time"),
+        (
+            events.WorkerStarted("w", ("a", "b"), 3),
+            "INFO",
+            "worker w started; topics: a, b; concurrency: 3",
+        ),
         (events.WorkerStopping("w", 2, 30.0), "INFO", "2 running, 30 s"),
         (events.WorkerStopped("w", True), "INFO", "everything is settled or handed back"),
-        (events.WorkerStopped("w", False), "WARNING", "leases will bring back"),
-        (AGAIN, "WARNING", "t a: attempt 1 failed, again in 2 s: ValueError: x"),
+        (events.WorkerStopped("w", False), "WARNING", "other workers take over the rest"),
+        (AGAIN, "WARNING", "t a: attempt 1 failed, retrying in 2 s: ValueError: x"),
         (events.Died("t", "a", 3, "exhausted"), "ERROR", ": exhausted"),
         (events.Quarantined("t", "a", "not JSON"), "ERROR", "quarantined: not JSON"),
         (events.Postponed("of-a-bus", "a", 1.5, "too new"), "WARNING", "upgrade this worker"),
-        (events.LeaseLost("t", "a", 7, "app.f"), "WARNING", "the lease is lost, app.f"),
+        (events.LeaseLost("t", "a", 7, "app.f"), "WARNING", "lease lost, so the result of app.f"),
         (events.TakenOver("t", "a", "w9"), "WARNING", "taken over from w9"),
         (events.LoopBlocked("app.f", 1.25, "STACK"), "WARNING", "app.f blocks the event loop"),
-        (events.ServerLost("refused"), "WARNING", "the server is away; still trying: refused"),
+        (
+            events.ServerLost("refused"),
+            "WARNING",
+            "the server is unreachable; still trying: refused",
+        ),
         (events.ServerBack(2.0), "WARNING", "the server is back after 2.0 s"),
-        (events.CronFired("t", "cron-1", 1.0), "INFO", "t cron-1: the cron fired"),
+        (events.CronFired("t", "cron-1", 1.0), "INFO", "t cron-1: cron fired"),
     ],
 )
 def test_every_event_that_is_logged_has_its_line(

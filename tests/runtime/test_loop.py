@@ -143,7 +143,9 @@ def test_a_failure_is_logged_at_first_and_then_once_a_minute(
     for seconds in (0, 1, LOG_EVERY - 1.1, 0.2, 1):
         now[0] += seconds
         failures.log(ValueError("no"))
-    assert [record.getMessage() for record in caplog.records] == ["the duty failed and goes on"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the duty failed; it continues"
+    ] * 2
     assert caplog.records[0].exc_info is not None
 
 

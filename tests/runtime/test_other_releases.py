@@ -103,7 +103,7 @@ async def test_a_newer_record_waits_unchanged_and_uncounted(
         assert [await raw.hget(keys.payload, id) for id in ids] == data
         (last, *_) = reversed(await mq.admin.history(TOPIC, ids[0]))
         assert last.what == "postponed"
-        assert last.about.startswith("again in ")
+        assert last.about.startswith("retrying in ")
         # Nothing spins: each is offered again after its wait, not before.
         taken = stats.totals.dispatched
         assert taken == 2

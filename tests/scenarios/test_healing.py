@@ -131,7 +131,7 @@ async def test_an_outage_longer_than_the_lease_costs_nobody_his_message(
         assert again == []
         for member in members:
             said = member.said()
-            assert said.count("the server is away") == 1, said
+            assert said.count("the server is unreachable") == 1, said
             assert said.count("the server is back") == 1, said
             assert said.count("ERROR") == 0, said
 
@@ -219,11 +219,11 @@ async def test_half_open_connections_are_left_behind(
             member = await ready(start, concurrency=20)
             await handled(mq, history, member)
             network.swallow()
-            await until(lambda: "the server is away" in member.said(), 20)
+            await until(lambda: "the server is unreachable" in member.said(), 20)
             network.heal()
             id = await mq.produce(TOPIC, {})
             await until(lambda: id in history.ids("end"), 15)
-            assert member.said().count("the server is away") == 1
+            assert member.said().count("the server is unreachable") == 1
             await handled(mq, history, member)
 
 

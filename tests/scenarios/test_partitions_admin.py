@@ -218,7 +218,7 @@ async def test_a_login_is_taken_from_the_settings_and_never_shown(
         monkeypatch.setenv("MX_RMQ_PASSWORD_FILE", str(short_path / "secret"))
         told = await run(url, "doctor")
         assert (told.exit_code, "pass" in told.output) == (1, False)
-        assert "no live worker serves it" in told.output
+        assert "no live worker serves the topic" in told.output
         monkeypatch.delenv("MX_RMQ_PASSWORD_FILE")
         monkeypatch.setenv("MX_RMQ_PASSWORD", "wrong")
         failed = await run(url, "stats")

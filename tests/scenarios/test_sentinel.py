@@ -58,7 +58,7 @@ async def test_servers_and_sentinels_have_logins_of_their_own(
             for secret in ("guard", "data word", "data%20word", "wrong-data"):
                 assert secret not in str(caught.value).replace("wrong-guard", "")
                 assert secret not in caplog.text
-        with pytest.raises(ServerUnavailable, match="no Sentinel names a primary 'other'"):
+        with pytest.raises(ServerUnavailable, match="no Sentinel knows a primary named 'other'"):
             await Store.open(
                 f"{watched.url.replace('/shop', '/other')}?sentinel_password=guard", patience=0.2
             )

@@ -159,7 +159,7 @@ async def test_a_worker_survives_a_certificate_that_was_bad_for_a_while(
         member: Member = begin(lease=LEASE)
         member.until_ready()
         await show(node, papers.theirs.issue(*HOSTS))
-        await until(lambda: "the server is away" in member.said())
+        await until(lambda: "the server is unreachable" in member.said())
         assert "certificate verify failed" in member.said()
         await show(node, papers.server)
         async with MessageQueue(url) as mq:

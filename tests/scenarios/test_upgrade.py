@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1))
 
-UNKNOWN_TO_THE_LAST = ("a time at which it expires, but it does not wait",)
+UNKNOWN_TO_THE_LAST = ("an expiry time, but it is not waiting",)
 """Words of audit findings about keys that the last release does not know, so its workers cannot
 keep them. They may be left beside such workers; a repair must fix them, and nothing else may be."""
 

@@ -129,7 +129,7 @@ async def test_a_frozen_worker_wakes_after_its_lease_and_changes_nothing(
     ended = [line for line in team.history.lines("end") if line.pid == other.pid]
     assert sorted(line.id for line in ended) == sorted(ids)
     frozen.send(signal.SIGCONT)
-    await until(lambda: frozen.said().count(": the lease is lost, __main__.") == 5)
+    await until(lambda: frozen.said().count(": lease lost, so the result of __main__.") == 5)
     assert "blocks the event loop" not in frozen.said()
     assert (await mq.admin.stats(TOPIC)).dead == 0
     assert frozen.end(signal.SIGTERM) == 0
@@ -163,7 +163,7 @@ async def test_a_second_signal_hands_back_what_still_runs_uncounted(
     await mq.produce_many(TOPIC, [{"sleep": 600}] * 5)
     await until(lambda: len(team.history.ids("start")) == 5)
     member.send(signal.SIGINT)
-    await until(lambda: " stops: 5 running" in member.said())
+    await until(lambda: " is stopping: 5 running" in member.said())
     assert member.end(signal.SIGINT) == 0
     page = await mq.admin.list(TOPIC, State.PENDING)
     assert [(one.attempts, one.errors) for one in page.messages] == [(0, ())] * 5

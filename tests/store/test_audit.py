@@ -100,7 +100,7 @@ BREAKS: dict[str, tuple[Break, list[tuple[str, str]]]] = {
     ),
     "a time of expiry that nothing waits for": (
         lambda raw, keys, ids: [raw.zadd(keys.expiry, {ids.processing: 10**14})],
-        [("processing", "a time at which it expires, but it does not wait")],
+        [("processing", "an expiry time, but it is not waiting")],
     ),
     "pending and delayed": (
         lambda raw, keys, ids: [raw.lpush(keys.pending_high, ids.delayed)],

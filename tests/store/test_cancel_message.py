@@ -339,7 +339,7 @@ async def test_the_audit_names_a_cancelled_place_that_is_not_there(
     await pending(store)
     await raw.sadd(store.keys.of(TOPIC).cancelled, "nobody")
     (wrong,) = await store.audit.topic(TOPIC)
-    assert str(wrong) == "orders: nobody: a place was cancelled that it does not have"
+    assert str(wrong) == "orders: nobody: marked as cancelled in the pending list, but not there"
 
 
 async def test_an_audit_walks_no_list_because_places_are_passed_over_meanwhile(

@@ -279,7 +279,7 @@ async def test_a_time_that_was_left_behind_is_dropped(
         id = (await bring(store, State.DEAD)).id
     before = await snapshot(raw, TOPIC)
     await raw.zadd(store.keys.of(TOPIC).expiry, {id: clock.now})
-    assert f"{TOPIC}: {id}: a time at which it expires, but it does not wait" in [
+    assert f"{TOPIC}: {id}: an expiry time, but it is not waiting" in [
         str(wrong) for wrong in await store.audit.topic(TOPIC)
     ]
     found = await expire(store)

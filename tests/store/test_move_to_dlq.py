@@ -176,7 +176,7 @@ async def test_what_is_buried_under_an_id_is_that_message(store: Store, raw: Red
     before = await snapshot(raw, TOPIC)
     with pytest.raises(InvalidInput, match="the record belongs to message"):
         await store.move_to_dlq(TOPIC, "w1", odd.claim, message(one))
-    with pytest.raises(InvalidInput, match="has no JSON form"):
+    with pytest.raises(InvalidInput, match="cannot be encoded as JSON"):
         await store.move_to_dlq(TOPIC, "w1", odd.claim, renamed(message(one), odd.id))
     assert await snapshot(raw, TOPIC) == before
 

@@ -53,7 +53,7 @@ class TestRetryMessage(ReceiptContract):
     ) -> None:
         """It cannot be retried, for it is no message: quarantine is its place."""
         one = await foreign(store, raw, b"\xff\x00\xfe")
-        with pytest.raises(InvalidInput, match="has no JSON form"):
+        with pytest.raises(InvalidInput, match="cannot be encoded as JSON"):
             await self.settle(store, [one])
         with pytest.raises(InvalidInput, match="the record belongs to message"):
             await store.retry_message(

@@ -74,8 +74,8 @@ def test_the_three_commands_of_the_readme_work_together(short_path: Path) -> Non
     page = short_path / "quick-start.md"
     page.write_text(
         f"```python\n{program}```\n"
-        f"```sh\n{server} &\n```\n```text background\na server runs…\n…\n  unix:…\n```\n"
-        f"```sh\n{worker} &\n```\n```text background\n…serves order.created…\n```\n"
+        f"```sh\n{server} &\n```\n```text background\nthe server is running…\n…\n  unix:…\n```\n"
+        f"```sh\n{worker} &\n```\n```text background\n…topics: order.created…\n```\n"
         f"```sh\n{produce}\n```\n```text background\nshipping 44\n```\n"
     )
     walk(page, short_path)

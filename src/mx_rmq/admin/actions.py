@@ -59,7 +59,8 @@ class Actions:
         archived = await ask_for(id, parts, find)
         if archived and seen is not None and archived[1].archived != round(seen * 1000):
             raise InvalidInput(
-                f"message {id!r:.80} is not the one you saw: another was archived since then"
+                f"message {id!r:.80} is no longer the one you saw: "
+                "another message with this id was archived since"
             )
         return archived
 
@@ -141,7 +142,7 @@ def _refused(found: Found, error: DecodeError) -> InvalidInput:
             f"{requeued} by this release: {error.reason}. Upgrade it, then try again"
         )
     return InvalidInput(
-        f"{requeued}, because no worker could read it: {error.reason}. Look at its bytes, then "
+        f"{requeued}, because no worker could read it: {error.reason}. Check its bytes, then "
         "discard it"
     )
 

@@ -86,7 +86,7 @@ class Admin:
         known = await self.topics()
         raise InvalidInput(
             f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"there are {len(known)}: {', '.join(known[:KNOWN])}"
+            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}"
         )
 
     async def stats(self, topic: str) -> Stats:
@@ -121,7 +121,7 @@ class Admin:
         topics.
         """
         if not 0 < over <= LONGEST_RATES:
-            raise InvalidInput(f"over={over!r} is not above 0 and at most {LONGEST_RATES:g} s")
+            raise InvalidInput(f"over={over!r} must be above 0 and at most {LONGEST_RATES:g} s")
         names = topics or await self.topics()
         before = await ask_all(names, self.stats)
         began = time.monotonic()

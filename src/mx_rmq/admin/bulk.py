@@ -97,11 +97,13 @@ class Bulk:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int)):
             raise InvalidInput(f"limit={limit!r:.80} is not a whole number")
         if limit is not None and limit < 1:
-            raise InvalidInput(f"limit={limit} is not at least 1")
+            raise InvalidInput(f"limit={limit} must be at least 1")
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
             raise InvalidInput(f"rate={rate!r:.80} is not a number of messages per second")
         if rate is not None and not 0 < rate < float("inf"):
-            raise InvalidInput(f"rate={rate!r} is not above 0 messages per second")
+            raise InvalidInput(
+                f"rate={rate!r} must be a finite number of messages per second above 0"
+            )
 
     async def run(self, parts: Sequence[str]) -> int:
         """Act on the messages that exist now; return for how many it was done."""

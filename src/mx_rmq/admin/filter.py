@@ -43,7 +43,7 @@ class Filter:
             if not isinstance(value, str | None):
                 raise InvalidInput(f"{name}={value!r:.80} is not a string")
             if value == "":  # it would match every message, by mistake
-                raise InvalidInput(f"{name}='' is an empty text: leave it out, or say what to find")
+                raise InvalidInput(f"{name}='' is empty: omit it, or pass the text to find")
         for name in ("since", "until", "as_of"):
             value = getattr(self, name)
             if value is not None and not _is_time(value):

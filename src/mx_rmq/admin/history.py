@@ -64,7 +64,7 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
     if what in (What.RETRIED, What.POSTPONED):
         delay, _, error = about.partition(" ")
         if is_number(delay):
-            about = f"again in {int(delay) / 1000:g} s: {error}"
+            about = f"retrying in {int(delay) / 1000:g} s: {error}"
     at, topic = entry.at / 1000, topic_of(part)
     return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
 

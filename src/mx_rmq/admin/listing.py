@@ -53,7 +53,7 @@ async def read_page(
     if not filter:
         filter, look, step, most_bytes = Filter(), limit, limit, PAGE_BYTES
     elif isinstance(look, bool) or not isinstance(look, int) or look < 1:
-        raise InvalidInput(f"look={look!r:.80} is not a whole number from 1 on")
+        raise InvalidInput(f"look={look!r:.80} must be a whole number of at least 1")
     else:
         step, most_bytes = STEP, REPLY_BYTES
     passed = positions(cursor, len(parts), levels(state))
@@ -193,4 +193,4 @@ def positions(cursor: str | None, count: int, levels: int) -> list[list[int]]:
         whole = all(len(one) == levels and 0 <= min(one) <= max(one) < FARTHEST for one in passed)
         if cursor and whole and cursor == cursor_at(passed):
             return passed
-    raise InvalidInput(f"cursor={cursor!r:.80} is not one that a page gave")
+    raise InvalidInput(f"cursor={cursor!r:.80} is not the cursor of an earlier page")

@@ -34,13 +34,17 @@ def acts_on(
         with_topic,
         click.argument("ids", nargs=-1),
         click.option("--state", type=click.Choice([one.value for one in states]), help=state_help),
-        click.option("--all", "all_of_them", is_flag=True, help="All messages in the --state."),
+        click.option(
+            "--all", "all_of_them", is_flag=True, help="Every message in --state that matches."
+        ),
         with_filters,
         click.option("--limit", type=number, metavar="N", help="With --all: at most N messages."),
         click.option(
             "--rate", type=rate, metavar="N", help="With --all: at most N messages per second."
         ),
-        click.option("--dry-run", is_flag=True, help="With --all: only count the messages."),
+        click.option(
+            "--dry-run", is_flag=True, help="With --all: count the messages, change nothing."
+        ),
         yes_option,
         as_json,
         on_admin,

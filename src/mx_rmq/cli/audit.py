@@ -87,7 +87,7 @@ async def _repair(admin: Admin, topics: list[str], *, yes: bool, as_json: bool) 
         if as_json:
             print_json({"repaired": False, "repairs": [asdict(one) for one in plan]})
         elif plan:
-            say("Nothing was changed: pass --yes to do it.")
+            say("Nothing was changed. Pass --yes to make these repairs.")
         return int(bool(plan))
     ask(f"do {count(len(plan), 'repair')}", yes=yes)
     changed = sorted({topic_of(one.topic) for one in plan})

@@ -41,7 +41,8 @@ def options(*every: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Call
 
 with_server = options(
     click.option(
-        "--url", help="Server, Sentinels or cluster.  [default: MX_RMQ_URL, then mx-rmq.toml]"
+        "--url",
+        help="URL of the server, Sentinels or cluster.  [default: MX_RMQ_URL, then mx-rmq.toml]",
     ),
     click.option("--prefix", help="Prefix of all keys.  [default: mx-rmq]"),
     click.option("--patience", type=float, help="Seconds to wait for the server.  [default: 10]"),

@@ -42,7 +42,11 @@ _file = click.Path(path_type=Path)
 @click.command
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8233, show_default=True, help="Port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8233,
+    show_default=True,
+    help="Port to listen on.",
 )
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
 @click.option("--user", default="operator", show_default=True, help="User name for signing in.")
@@ -52,17 +56,17 @@ _file = click.Path(path_type=Path)
     help="File with the password for signing in. Required unless only this machine can connect.",
 )
 @click.option(
-    "--no-password", is_flag=True, help="No password: the proxy of --origin asks for one."
+    "--no-password", is_flag=True, help="Require no password, because the proxy asks for one."
 )
 @click.option(
     "--origin",
     "origins",
     multiple=True,
-    help="Its address in browsers, if behind a proxy. Can be repeated.",
+    help="Public address of the dashboard behind a proxy. Can be repeated.",
 )
-@click.option("--root-path", help="Path under which a proxy serves it, such as /queues.")
+@click.option("--root-path", help="Path under which a proxy serves the dashboard, such as /queues.")
 @click.option("--tls-cert", type=_file, help="TLS certificate, PEM. Needs --tls-key.")
-@click.option("--tls-key", type=_file, help="Key of the certificate, PEM.")
+@click.option("--tls-key", type=_file, help="Private key of the certificate, PEM.")
 @click.option("--audit-log", type=_file, help="Also write each action to this file.")
 @log_level("warning")
 @with_server
@@ -143,7 +147,9 @@ def _refuse_other_machines(
     if root_path:
         proxies.append(f"--root-path {root_path}")
     if proxies and not no_password:
-        raise InvalidInput(f"{proxies[0]}: {required}; or --no-password, if the proxy asks for one")
+        raise InvalidInput(
+            f"{proxies[0]}: {required}; or --no-password, if the proxy authenticates users"
+        )
 
 
 def host_of(origin: str) -> str:

@@ -20,12 +20,12 @@ FARTHEST: Final = 1000 * 365.25 * UNITS["d"]  # the longest time span
 _SPAN: Final = re.compile(r"(\+?)([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d|w)", re.ASCII)
 
 with_filters = options(
-    click.option("--error", help="Only messages whose last error or reason contains this."),
+    click.option("--error", help="Only messages whose last error or reason contains this text."),
     click.option(
         "--since", help="From this time: 2h (ago), +2h (ahead) or 2030-01-31T12:00 (UTC)."
     ),
     click.option("--until", help="Up to this time; same format as --since."),
-    click.option("--text", help="Only messages whose id or payload contains this."),
+    click.option("--text", help="Only messages whose id or payload contains this text."),
 )
 
 

@@ -38,7 +38,7 @@ def load(target: str) -> MessageQueue:
         raise InvalidInput(f"module {name} has no {attribute!r}{_queues_in(module)}") from None
     if not isinstance(found, MessageQueue):
         raise InvalidInput(
-            f"{name}:{attribute} is not a MessageQueue but a {type(found).__name__}"
+            f"{name}:{attribute} is a {type(found).__name__}, not a MessageQueue"
             + _queues_in(module)
         )
     if not found.handlers:

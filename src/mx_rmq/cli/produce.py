@@ -46,7 +46,7 @@ HINT: Final = """write a string as '"text"'"""
     type=click.Choice([one.value for one in Priority]),
     default=Priority.NORMAL.value,
     show_default=True,
-    help="High before normal before low.",
+    help="High is handled before normal, normal before low.",
 )
 @click.option("--ttl", type=float, help="Seconds after which the message expires.")
 @click.option(
@@ -56,7 +56,8 @@ HINT: Final = """write a string as '"text"'"""
 @click.option(
     "--confirm",
     type=click.Choice([level.value for level in Level]),
-    help="How safely it must be stored.  [default: MX_RMQ_CONFIRM, then mx-rmq.toml, then stored]",
+    help="How safely the message must be stored.  "
+    "[default: MX_RMQ_CONFIRM, then mx-rmq.toml, then stored]",
 )
 @click.option("--many", is_flag=True, help="Read one payload per line from standard input.")
 @as_json
@@ -74,7 +75,7 @@ def produce(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Produce PAYLOAD, which is JSON, to TOPIC, and print the message's id.
+    """Produce PAYLOAD (JSON) to TOPIC and print the message id.
 
     Without PAYLOAD, or with -, read it from standard input. Exit code 2: failed.
     """
@@ -183,7 +184,7 @@ def _headers(given: tuple[str, ...]) -> dict[str, str]:
     for one in given:
         name, equals, value = one.partition("=")
         if not equals or not name:
-            raise InvalidInput(f"--header {one!r} is not of the form name=value")
+            raise InvalidInput(f"--header {one!r} must have the form NAME=VALUE")
         if name in headers:
             raise InvalidInput(f"--header {name!r} is given twice")
         headers[name] = value

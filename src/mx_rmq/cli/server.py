@@ -24,7 +24,7 @@ def server(directory: Path, port: int | None) -> None:
     DIRECTORY defaults to ./mx-rmq-data. Other processes connect with the URL embedded://DIRECTORY.
     With --port the server also listens on TCP and requires a password, which is generated and kept
     in DIRECTORY/password, readable by you only; the printed URL names that file. Exit code 2: the
-    server could not start, or it exited by itself.
+    server could not start, or exited unexpectedly.
     """
     from mx_rmq.embedded import EmbeddedServer
 
@@ -33,7 +33,9 @@ def server(directory: Path, port: int | None) -> None:
     try:
         with EmbeddedServer.start(directory, port=port) as running:
             already, hint = ("", "; Ctrl-C stops it") if running.owner else (" already", "")
-            click.echo(f"a server{already} runs in {running.directory} (pid {running.pid}){hint}")
+            click.echo(
+                f"the server is{already} running in {running.directory} (pid {running.pid}){hint}"
+            )
             click.echo(f"  embedded://{running.directory}")
             click.echo(f"  {running.url}")
             if running.port is not None:
@@ -41,7 +43,7 @@ def server(directory: Path, port: int | None) -> None:
             if running.owner:
                 code = running.wait()
                 raise EmbeddedServerError(
-                    f"the server exited by itself with code {code}; {running.log_end()}"
+                    f"the server exited unexpectedly with code {code}; {running.log_end()}"
                 )
     except KeyboardInterrupt:
         click.echo("stopped")

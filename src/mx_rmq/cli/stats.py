@@ -35,8 +35,8 @@ async def stats(admin: Admin, topics: tuple[str, ...], watch: float | None, as_j
     """Count the messages of TOPICS, or of all topics, by state.
 
     "oldest" is the age of the next pending message to be dispatched. The partitions of a topic are
-    counted together. The last column has findings of `mx-rmq doctor`, in a few words. --watch also
-    shows messages per second, and with --json prints one line of JSON each time. Exit code 2: some
+    counted together. The last column sums up the findings of `mx-rmq doctor`. --watch also shows
+    messages per second, and with --json prints one line of JSON each time. Exit code 2: some
     topics could not be counted.
     """
     if watch is not None:

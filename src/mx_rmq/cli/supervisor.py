@@ -88,7 +88,7 @@ class Ended(NamedTuple):
         if self.code >= 0:
             return f"worker process {self.pid} ended with exit code {self.code}"
         name = signal.strsignal(-self.code)
-        return f"worker process {self.pid} died of signal {-self.code}, {name}"
+        return f"worker process {self.pid} was killed by signal {-self.code}, {name}"
 
     @property
     def verdict(self) -> int:

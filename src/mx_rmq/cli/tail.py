@@ -33,8 +33,8 @@ async def tail(
 ) -> int:
     """Show what happens to the messages of TOPICS, or of all topics, until Ctrl-C.
 
-    One line covers up to 25 messages that moved together. With the setting `history` at 0 nothing
-    is recorded, so nothing is shown.
+    One line covers up to 25 messages that moved together. If the setting `history` is 0,
+    nothing is recorded, so nothing is shown.
     """
     start = None if since is None else max(0.0, instant("--since", since, await admin.now()))
     shown = 0

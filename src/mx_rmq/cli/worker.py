@@ -39,7 +39,7 @@ from mx_rmq.settings import WorkerSettings
 @click.option(
     "--metrics-port",
     type=int,
-    help="Serve metrics and health checks on this port; other processes use the next ports.",
+    help="Serve metrics and health checks on this port; further processes use the next ports.",
 )
 @click.option("--metrics-host", help="Address to serve metrics on.  [default: 127.0.0.1]")
 @log_level("info")
@@ -53,7 +53,7 @@ from mx_rmq.settings import WorkerSettings
 )
 @click.option("--lifeline", type=int, hidden=True)
 def worker(**given: Any) -> None:
-    """Run the handlers of the MessageQueue ATTRIBUTE of MODULE. ATTRIBUTE defaults to `mq`.
+    """Run the handlers of the MessageQueue named ATTRIBUTE in MODULE. ATTRIBUTE defaults to `mq`.
 
     The first SIGTERM or Ctrl-C gives handlers the grace period to finish; the second cancels them.
     Exit code 0: every message is settled or handed back. 1: some messages are still leased; other
@@ -155,7 +155,7 @@ def _first_port(settings: WorkerSettings, count: int) -> int:
     host, first = settings.metrics_host, settings.metrics_port
     if first and first + count - 1 > 65_535:
         raise InvalidInput(
-            f"metrics need {count} ports from {first} on, but the last port is 65535"
+            f"metrics need {count} ports, starting at {first}, but the highest port is 65535"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, first + count) if first else ():

@@ -68,7 +68,7 @@ def encode_payload(payload: Any, limit: int) -> msgspec.Raw:
         raise InvalidInput(f"the payload is {_TOO_DEEP}") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidInput(
-            f"a payload of type {type(payload).__name__} is not JSON: {error}"
+            f"a payload of type {type(payload).__name__} cannot be encoded as JSON: {error}"
         ) from error
     if len(data) > limit:
         raise PayloadTooLarge(len(data), limit)
@@ -102,7 +102,7 @@ def encode(message: Message) -> bytes:
         known = Message(**{name: getattr(message, name) for name in _FIELDS})
         return _encoder.encode(known)[:-1] + b"," + _encoder.encode(message.unknown)[1:]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidInput(f"message {message.id!r} has no JSON form: {error}") from error
+        raise InvalidInput(f"message {message.id!r} cannot be encoded as JSON: {error}") from error
 
 
 def decode(data: bytes, topic: str | None = None, id: str | None = None) -> Message:
@@ -120,7 +120,7 @@ def decode(data: bytes, topic: str | None = None, id: str | None = None) -> Mess
         raise DecodeError(f"not a message record: {_TOO_DEEP}", data)
     if id is not None and (message.id != id or message.topic != topic):
         raise DecodeError(
-            f"the record under id {id!r:.80} of topic {topic!r} says "
+            f"the record stored under id {id!r:.80} of topic {topic!r} contains "
             f"id {message.id[:80]!r}, topic {message.topic[:80]!r}",
             data,
         )
@@ -149,7 +149,7 @@ def _refuse_non_finite(payload: Any) -> None:
     while rest:
         value = rest.pop()
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{value} has no JSON form")
+            raise ValueError(f"{value} is not a JSON number")
         if isinstance(value, dict):
             rest.extend(value.values())
         elif isinstance(value, list | tuple | set | frozenset):
@@ -169,8 +169,8 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
     for key, _ in pairs:
         if key in keys:
             raise InvalidInput(
-                f"the payload has two keys that are both {json.dumps(key):.80} in JSON, where "
-                "every key is a string: only one of them would arrive"
+                f"two keys of the payload become the same JSON key, {json.dumps(key):.80}: "
+                "only one of them would arrive"
             )
         keys.add(key)
 

@@ -56,7 +56,7 @@ class Delivery:
     def extend(self, seconds: float) -> None:
         """Give the handler this much time from now. The worker extends its lease in any case."""
         if not (isfinite(seconds) and seconds > 0):
-            raise InvalidInput(f"extend({seconds!r}): give a number of seconds above 0")
+            raise InvalidInput(f"extend({seconds!r}): pass a number of seconds above 0")
         self.deadline = self._extend(seconds)
 
     def __repr__(self) -> str:

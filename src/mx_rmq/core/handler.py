@@ -139,12 +139,12 @@ def _shape(
         signature = _signature(function)
     except (TypeError, ValueError) as error:
         title = f"{name}(…) of topic {topic!r}"
-        raise _refused(title, "its parameters cannot be read", cron) from error
+        raise _refused(title, "its signature cannot be inspected", cron) from error
     shown = ", ".join(map(_shown, signature.parameters.values()))
     title = f"{name}({shown}) of topic {topic!r}"
     runs = _called(function)
     if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
-        raise _refused(title, "is a generator, which a call does not run", cron)
+        raise _refused(title, "is a generator function: calling it would not run it", cron)
     places: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
         if parameter.kind in _VARIADIC:
@@ -153,7 +153,9 @@ def _shape(
         if parameter.kind is not parameter.KEYWORD_ONLY:
             places.append(resolved)
         elif _is_needed(resolved) or _is_delivery(resolved):
-            raise _refused(title, f"{parameter.name} is keyword-only; calls are by position", cron)
+            raise _refused(
+                title, f"{parameter.name} is keyword-only; handlers are called by position", cron
+            )
     deliveries = [place for place in places if _is_delivery(place)]
     payloads = [place for place in places if not _is_delivery(place)]
     payloads = [place for place in payloads if _is_needed(place)] or payloads[: 0 if cron else 1]
@@ -277,5 +279,5 @@ def _checked(where: str, name: str, value: Any) -> Any:
     else:
         if number and isinstance(value, int) and 1 <= value < 2**52:
             return value
-        rule = "is not a whole number from 1"
+        rule = "is not a whole number of at least 1"
     raise InvalidInput(f"{where}: {name}={value!r:.80} {rule}")

@@ -56,7 +56,7 @@ class Mask:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         if isinstance(names, str):
-            raise InvalidInput(f"mask={names!r:.80} is a string: give a list of names")
+            raise InvalidInput(f"mask={names!r:.80} is a string: pass a list of names")
         # A path is a number (shift-and): one bit per part of each mask, set while the end of the
         # path matches that mask up to this part.
         self._firsts = self._lasts = 0
@@ -65,7 +65,9 @@ class Mask:
         for name in (*ALWAYS_MASKED, *names):
             parts = _normal(name).split(".")
             if not all(parts):
-                raise InvalidInput(f"mask {name!r:.80} is not a field name or a path of them")
+                raise InvalidInput(
+                    f"mask {name!r:.80} is not a field name or a path like card.number"
+                )
             self._firsts |= bit
             for part in parts:
                 bits[part] |= bit

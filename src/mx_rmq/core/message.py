@@ -138,7 +138,7 @@ class Message(
         if type(delay) is not int or delay:
             _check("delay", delay, 0)
         if delay and at is not None:
-            raise InvalidInput(f"delay={delay} and at={at} are both given")
+            raise InvalidInput(f"pass either delay={delay} or at={at}, not both")
         if headers and not (
             isinstance(headers, dict)
             and all(isinstance(text, str) for pair in headers.items() for text in pair)

@@ -46,7 +46,8 @@ class Retry(Exception):
     def __init__(self, delay: float | None = None, reason: str = "") -> None:
         if delay is not None and not _is_delay(delay):
             raise InvalidInput(
-                f"Retry(delay={delay!r}): a delay is a number of seconds from 0 to {MAX_DELAY:g}"
+                f"Retry(delay={delay!r}): the delay must be a number of seconds "
+                f"from 0 to {MAX_DELAY:g}"
             )
         super().__init__(reason or "the handler asked for another attempt")
         self.delay = delay
@@ -177,7 +178,7 @@ def after_crash(
     """
     if (dead := expired(message, at.now)) is not None:
         return dead
-    error = WorkerLost(f"worker {lost_by} went silent and its lease ran out")
+    error = WorkerLost(f"worker {lost_by} went silent and its lease expired")
     crashed = message.crashed(Failure.of(error, at=at.now, worker=lost_by))
     if crashed.crashes >= max_crashes:
         return _dead(crashed, f"crashed: its worker was lost {_times(crashed.crashes)}", error)

@@ -67,7 +67,7 @@ class Outgoing:
     def message(self, max_payload: int) -> Message:
         """Return the message to store, or refuse invalid options."""
         if self.delay is not None and self.at is not None:
-            raise InvalidInput(f"delay={self.delay!r} and at={self.at!r} are both given")
+            raise InvalidInput(f"pass either delay={self.delay!r} or at={self.at!r}, not both")
         delay, ttl = _ms("delay", self.delay) or 0, _ms("ttl", self.ttl, least=0.001)
         if ttl is not None and ttl <= delay:
             raise InvalidInput(

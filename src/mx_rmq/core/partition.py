@@ -82,5 +82,5 @@ def check_key(key: Any) -> str:
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"key={key!r:.80} is not a string that UTF-8 can encode") from error
+        raise InvalidInput(f"key={key!r:.80} cannot be encoded as UTF-8") from error
     return key

@@ -71,7 +71,7 @@ class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
     def __post_init__(self) -> None:
         settled = {
             "first": _seconds("retry first", self.first),
-            "factor": _number("retry factor", self.factor, 1, inf, "a finite number from 1"),
+            "factor": _number("retry factor", self.factor, 1, inf, "a finite number of at least 1"),
             "cap": _seconds("retry cap", self.cap),
             "jitter": _number("retry jitter", self.jitter, 0, 1, "a number from 0 to 1"),
         }
@@ -116,7 +116,7 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
             name = _error_name(key)
             if name in rules:
                 raise InvalidInput(
-                    f"retry rules name {name!r} twice: errors are matched by class name"
+                    f"retry has two rules for {name!r}: errors are matched by class name"
                 )
             rules[name] = _waits(f"retry rule for {name}", rule)
         msgspec.structs.force_setattr(self, "rules", rules)
@@ -173,7 +173,7 @@ def _waits(what: str, value: Any) -> Waits | None:
     if value is None:
         return None
     if isinstance(value, Mapping | ByError):
-        raise InvalidInput(f"{what}: {_shown(value)} is a dict of errors too: rules do not nest")
+        raise InvalidInput(f"{what}: {_shown(value)} is a dict of errors: rules cannot be nested")
     try:
         policy = policy_of(value)
     except InvalidInput as error:

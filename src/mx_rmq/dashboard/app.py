@@ -73,8 +73,8 @@ class Dashboard:
     ) -> None:
         if (authorize is None) != allow_all:
             raise InvalidInput(
-                "who may use the dashboard? Pass authorize=, a function that takes the request and "
-                "returns the operator's name or None; or allow_all=True if access is checked before"
+                "pass either authorize=, a function that takes the request and returns the "
+                "operator's name or None, or allow_all=True if your application checks access"
             )
         self._root = _check_root(root_path)
         queries, audit_log = Queries(mq), AuditLog()
@@ -139,7 +139,7 @@ def _check_root(root_path: str) -> str:
     path = root_path.rstrip("/")
     parts = path.split("/")[1:]
     if path and not (path.startswith("/") and all(map(ROOT_PART.issuperset, parts)) and all(parts)):
-        raise InvalidInput(f"root path {root_path!r:.80} is not of the form /queues")
+        raise InvalidInput(f"root path {root_path!r:.80} must have the form /queues")
     if parts and parts[0] in {route.path.split("/")[1] for route in _routes(None)}:  # ambiguous
         raise InvalidInput(f"root path {root_path!r:.80}: /{parts[0]} is a page of the dashboard")
     return path

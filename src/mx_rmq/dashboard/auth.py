@@ -40,9 +40,11 @@ class Password:
 
     def __init__(self, user: str, password: str) -> None:
         if not user or ":" in user or not user.isprintable():
-            raise InvalidInput("the user name is empty, or has a colon or an unprintable character")
+            raise InvalidInput(
+                f"user name {user!r:.80} must be printable and not empty, without a colon"
+            )
         if len(password) < SHORTEST:
-            raise InvalidInput(f"the password is shorter than {SHORTEST} characters")
+            raise InvalidInput(f"the password must have at least {SHORTEST} characters")
         self.user = user
         self._digest = _digest(f"{user}:{password}".encode())
         self._wrong: dict[bool, deque[float]] = {  # times of wrong guesses, by KNOWN

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 _AWAY: Final = (
     503,
-    "The server is away",
+    "The server is unreachable",
     "Messages are safe, and workers continue when it is back. Check it with: mx-rmq doctor.",
 )
 PAGES: Final[dict[type[Exception], tuple[int, str, str]]] = {
-    NoSuchTopic: (404, "No such topic", "A topic exists once a message was produced to it."),
+    NoSuchTopic: (404, "No such topic", "A topic exists once a message has been produced to it."),
     TookTooLong: (
         503,
         "That took too long",
@@ -41,7 +41,7 @@ PAGES: Final[dict[type[Exception], tuple[int, str, str]]] = {
     TimeoutError: _AWAY,
     NotOpen: (503, "The queue is not open", "The application must open it: async with mq."),
     ScriptFailed: (502, "The server refused", "Run mx-rmq audit: a key may have the wrong type."),
-    MxRmqError: (500, "That failed", "Run mx-rmq doctor."),
+    MxRmqError: (500, "The request failed", "Run mx-rmq doctor."),
 }
 """Status, title and advice. The first kind that matches is used."""
 

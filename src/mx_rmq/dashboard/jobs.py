@@ -79,7 +79,9 @@ class Jobs:
     def start(self, job: Job) -> None:
         """Start a job; the audit log records its start and its end."""
         if len(self._tasks) >= AT_ONCE:
-            raise InvalidInput(f"{AT_ONCE} jobs are already running; stop one, or wait for one")
+            raise InvalidInput(
+                f"{AT_ONCE} jobs are already running; stop one, or wait until one ends"
+            )
         self._jobs[job.id] = job
         for id in list(self._jobs)[:-KEPT]:
             if id not in self._tasks:

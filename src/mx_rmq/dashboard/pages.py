@@ -78,7 +78,7 @@ async def message(request: DashboardRequest) -> Response:
         raise HTTPException(
             404,
             f"There is no message {render.cut(id, 80)!r} in topic {request.topic!r}: it never "
-            "existed, or it was finished before the topic's history begins.",
+            "existed, or it finished before the topic's history begins.",
         )
     acts = ACTS[found.state] if found else ()
     return request.page("message.html", id=id, message=found, acts=acts, history=history)

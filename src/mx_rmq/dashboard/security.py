@@ -110,7 +110,7 @@ class SecurityMiddleware:
             refused = await self._refused(request)
         except Exception as error:
             if not isinstance(error, HTTPException):
-                logger.exception("refused a request because checking it failed")
+                logger.exception("refused a request, because authorizing it failed")
             request.note_refused("request", getattr(error, "detail", type(error).__name__))
             refused = error_page(request, error)
         await (refused or self._app)(scope, receive, with_headers)

@@ -31,8 +31,8 @@ async def rights(caller: Caller, scratch: str) -> list[Finding]:
         grants = " ".join(f"+{command.lower()}" for command in missing)
         found.append(
             warn(
-                f"{user} may not run {', '.join(missing)}, so some of mq.admin and of the commands "
-                "here will fail",
+                f"{user} may not run {', '.join(missing)}, so parts of mq.admin and some mx-rmq "
+                "commands will fail",
                 f"Grant {grants} (ACL SETUSER), or use deploy/acl/operator.acl",
             )
         )

@@ -59,8 +59,8 @@ def check_topic_count(topics: int, most: int) -> Finding:
     if topics <= most:
         return ok(found)
     return warn(
-        f"{found}; metrics and dashboard show at most {most:,}; not monitored: "
-        f"{topics - most:,}. A worker's metrics show the topics that it serves first",
+        f"{found}, but metrics and dashboard show at most {most:,}, leaving {topics - most:,} "
+        "unmonitored. A worker's metrics show the topics that it serves first",
         "Run workers that serve fewer topics each and scrape them, or use fewer topics",
     )
 
@@ -91,9 +91,9 @@ async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
         page = await admin.list(stats.topic, state, limit=SAMPLE)
         if newer := sum(one.newer for one in page.messages):
             yield warn(
-                f"from a newer release: {newer:,} of the first {len(page.messages):,} {state} "
-                "messages",
-                "Upgrade the workers of this release; until then newer workers handle them",
+                f"{newer:,} of the first {len(page.messages):,} {state} messages "
+                "can be read only by a newer release",
+                "Upgrade the older workers; until then these messages wait for newer ones",
                 stats.topic,
                 state,
             )
@@ -110,9 +110,9 @@ async def _growing(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
         day = await admin.count(topic, state, since=now - 25 * HOUR, until=now - HOUR)
         if latest >= FEW and latest > GROWTH * day / 24:
             yield warn(
-                f"more {state} messages than before: {latest:,} in the last hour, {day / 24:,.1f} "
-                "per hour in the day before",
-                f"See mx-rmq list {topic} --state {state} --since 1h",
+                f"{state} messages are piling up: {latest:,} in the last hour, compared to "
+                f"{day / 24:,.1f} per hour on the day before",
+                f"List them with mx-rmq list {topic} --state {state} --since 1h",
                 topic,
                 state,
             )

@@ -81,7 +81,7 @@ async def _layout(caller: Caller, keys: Keys) -> tuple[Finding, bool]:
         return skip(f"the layout of the keys is not checked: {error}"), True
     if warnings:
         return skip(warnings[0]), True
-    return ok("this release knows the layout of the keys"), True
+    return ok("this release supports the layout of the keys"), True
 
 
 async def _examine(caller: Caller, keys: Keys, scratch: str) -> Health:
@@ -138,7 +138,7 @@ async def _features(caller: Caller, keys: Keys, scratch: str) -> tuple[list[Find
         return [], False  # because of a setting, which has its own finding
     what = "the server has every command that the scripts need"
     if not found.hexpire:
-        what += ", except HEXPIRE, which is only a second safeguard"
+        what += ", except HEXPIRE, which is only a safety net"
     return [ok(what)], True
 
 
@@ -171,7 +171,7 @@ def _settings(info: dict[str, Any], *, saves: bool | None) -> Iterator[Finding]:
     if evicted := info.get("evicted_keys", 0):
         yield bad(
             f"the server has evicted {evicted:,} keys since it started; messages may be among them",
-            "Run mx-rmq audit, and see what its other users do",
+            "Run mx-rmq audit, and check what else uses this server",
         )
     yield _persistence(info, saves=saves)
 
@@ -187,7 +187,7 @@ def _replicas(info: dict[str, Any]) -> Iterator[Finding]:
     found = [info.get(f"slave{number}") for number in range(info.get("connected_slaves", 0))]
     replicas = [one for one in found if isinstance(one, dict)]
     if not replicas:
-        yield ok("the server has no replica, so it alone has the messages")
+        yield ok("the server has no replica, so it holds the only copy of the messages")
     written = info.get("master_repl_offset", 0)
     for one in replicas:
         name = f"replica {one.get('ip')}:{one.get('port')}"
@@ -198,7 +198,7 @@ def _replicas(info: dict[str, Any]) -> Iterator[Finding]:
             yield warn(
                 f"{name} is not in sync yet ({one.get('state')}): if the primary is lost now, "
                 "so are its messages",
-                "Wait until it is; if that takes long, read its log",
+                "Wait until it is in sync; if that takes long, check its log",
             )
         elif lag > MAX_LAG or missing > MAX_BEHIND:
             yield warn(
@@ -223,7 +223,7 @@ def _eviction(info: dict[str, Any]) -> Finding:
 def _persistence(info: dict[str, Any], *, saves: bool | None) -> Finding:
     if not info.get("aof_enabled"):
         lost = {
-            True: "messages since its last snapshot are lost, which is minutes",
+            True: "all messages since its last snapshot are lost, usually several minutes of them",
             False: "all messages are lost, because it makes no snapshots either",
             None: "messages since its last snapshot are lost, if it makes any",
         }

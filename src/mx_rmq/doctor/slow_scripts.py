@@ -7,6 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mx_rmq.core.errors import ScriptFailed
+from mx_rmq.core.text import count
 from mx_rmq.doctor.finding import Finding, ok, skip, warn
 from mx_rmq.store.script import load, names
 
@@ -43,9 +44,9 @@ async def slow_scripts(caller: Caller, keys: Keys, scratch: str) -> Finding:
         return ok("none of our scripts was slow in the last hour")
     worst = max(found)
     return warn(
-        f"{len(found)} of the last {len(log)} entries of the server's slow log are our scripts, in "
-        f"the last hour; the slowest: {worst.name} on {worst.key}, {worst.ms:,.0f} ms, "
-        f"{max(0, now - worst.at):,} s ago",
+        f"{count(len(found), 'slow run')} of our scripts in the last hour, among the last "
+        f"{len(log)} entries of the server's slow log; the slowest: {worst.name} on {worst.key}, "
+        f"{worst.ms:,.0f} ms, {max(0, now - worst.at):,} s ago",
         "Check whether the machine is short of CPU or swaps, whether others run slow commands on "
         "this server, and whether messages are very long",
     )

@@ -51,7 +51,7 @@ def served_topics(workers: Iterable[WorkerView]) -> set[str]:
 def unreachable(topic: str, why: Exception) -> Finding:
     """Return the finding about a topic that could not be counted."""
     if isinstance(why, ServerUnavailable | OutcomeUnknown | TimeoutError):
-        return bad(f"its server is away: {str(why) or 'no answer in time'}", topic=topic)
+        return bad(f"its server is unreachable: {str(why) or 'no answer in time'}", topic=topic)
     return bad(str(why), topic=topic)
 
 
@@ -63,7 +63,7 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
         for part, why in worker.down.items() if worker.alive else ():
             yield bad(
                 f"{name}: its {part} is down: {why}",
-                "It restarts the part, and stops by itself if that does not help: read its log",
+                "It restarts the part, and stops if that does not help: check its log",
             )
         if not worker.missed:
             continue
@@ -73,14 +73,14 @@ def check_workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
             f"{name}, went silent {duration(worker.seen_ago)} ago with "
             f"{count(worker.held or 0, 'message')}"
             + (f"; no other worker serves {', '.join(alone)}" if alone else ""),
-            "Check whether it was killed, is frozen or is cut off; others take its messages over "
-            "when the leases end" + (", so start another worker" if alone else ""),
+            "Check whether it was killed, is frozen or is cut off; other workers take over its "
+            "messages when the leases expire" + (", so start another worker" if alone else ""),
         )
     alive = Counter(worker.version or "before 2.0" for worker in workers if worker.alive)
     if len(alive) > 1:
         each = ", ".join(f"{number} of {release}" for release, number in sorted(alive.items()))
         yield warn(
-            f"workers of several releases are alive: {each}",
+            f"workers of different releases are running: {each}",
             "Finish the upgrade: messages that only the newer release can read wait for its "
             "workers (docs/upgrading.md)",
         )
@@ -93,8 +93,9 @@ def check_stats(stats: Stats, *, served: bool, now: float) -> Iterator[Finding]:
     yield from _archives(stats, now)
     if stats.dropped:
         yield warn(
-            f"{count(stats.dropped, 'id')} without a message dropped",
-            "Find out what else writes to the keys, or what the server lost. Run mx-rmq audit",
+            f"{count(stats.dropped, 'id')} dropped, because there was no message",
+            "Check whether something else writes to the keys, or the server lost data. "
+            "Run mx-rmq audit",
             stats.topic,
             note=f"{count(stats.dropped, 'id')} dropped",
         )
@@ -105,15 +106,15 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
     start = "Start a worker that has a handler for it"
     if (stats.pending or stats.processing) and not served:
         yield bad(
-            f"{stats.pending:,} pending and {stats.processing:,} in processing, and no live worker "
-            "serves it",
+            f"{stats.pending:,} pending and {stats.processing:,} in processing, but no live worker "
+            "serves the topic",
             start,
             topic,
             State.PENDING if stats.pending else State.PROCESSING,
             "no worker",
         )
     elif stats.delayed and not served:
-        what = f"{stats.delayed:,} delayed, and no live worker will handle them when they are due"
+        what = f"{stats.delayed:,} delayed, but no live worker will handle them when they are due"
         yield warn(what, start, topic, State.DELAYED, "no worker")
     elif waited > SLOW and not stats.paused:
         yield Finding(
@@ -131,12 +132,12 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
 
 def _overdue(stats: Stats) -> Iterator[Finding]:
     """Report what any worker of the queue should have moved by now."""
-    lease = (State.PROCESSING, stats.lease_overdue, "a lease ran out", "taken the message over")
+    lease = (State.PROCESSING, stats.lease_overdue, "a lease expired", "taken over the message")
     delayed = (State.DELAYED, stats.delayed_overdue, "a delayed message was due", "moved it")
     for state, seconds, happened, done in (lease, delayed):
         if (seconds or 0) > OVERDUE:
             yield bad(
-                f"{happened} {duration(seconds)} ago and no worker has {done}",
+                f"{happened} {duration(seconds)} ago, and no worker has {done}",
                 "Any worker does this within a minute: check the workers' logs; if no worker is "
                 "alive, start one",
                 stats.topic,
@@ -151,7 +152,10 @@ def _archives(stats: Stats, now: float) -> Iterator[Finding]:
         number, held = getattr(stats, state), getattr(stats, f"{state}_bytes")
         budget = getattr(stats, f"{state}_budget")
         if number:
-            cure = f"See mx-rmq list {topic} --state {state}; then requeue, edit or discard them"
+            cure = (
+                f"List them with mx-rmq list {topic} --state {state}; "
+                "then requeue, edit or discard them"
+            )
             yield warn(count(number, f"{state} message"), cure, topic, state)
         if budget and held >= NEARLY * budget:
             yield warn(
@@ -164,16 +168,16 @@ def _archives(stats: Stats, now: float) -> Iterator[Finding]:
             )
     if stats.overflowed_at is not None and now - stats.overflowed_at < RECENT:
         yield warn(
-            f"an archive exceeded its bytes {duration(max(0.0, now - stats.overflowed_at))} ago "
-            "and dropped its oldest messages",
+            "an archive exceeded its size limit "
+            f"{duration(max(0.0, now - stats.overflowed_at))} ago and dropped its oldest messages",
             "If you need them, set a higher dlq_max_bytes or quarantine_max_bytes, or give the "
             "server more memory",
             topic,
         )
     if stats.totals.trimmed and (stats.dead or stats.quarantined):
         yield warn(
-            f"{count(stats.totals.trimmed, 'archived message')} dropped so far, for their age or "
-            "because the archive was full",
+            f"{count(stats.totals.trimmed, 'archived message')} dropped so far, because of "
+            "their age or because the archive was full",
             "If you need them, raise dlq_max, dlq_max_bytes, quarantine_max, quarantine_max_bytes "
             "or their ttl",
             topic,

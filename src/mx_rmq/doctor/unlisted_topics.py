@@ -38,7 +38,7 @@ async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
         listed = await caller.command("HGETALL", keys.topics)  # last: topics may appear meanwhile
     except ScriptFailed:
         return skip(
-            "this user may not run SCAN, so messages of topics that are not listed go unnoticed",
+            "this user may not run SCAN, so topics that are missing from the registry go unnoticed",
             "Grant +scan (ACL SETUSER)",
         )
     known = {name.decode("utf-8", "replace"): partitions_of(held) for name, held in listed.items()}
@@ -46,14 +46,14 @@ async def unlisted_topics(caller: Caller, keys: Keys, scratch: str) -> Finding:
     if lost:
         more = f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else ""
         return bad(
-            f"there are messages of topics or partitions that are not listed, so they are neither "
-            f"counted nor served: {', '.join(lost[:SHOWN])}{more}",
-            "Start a worker that has a handler for the topic, or mx-rmq grow it to its partitions: "
-            "that lists it again",
+            "topics or partitions with messages are missing from the registry, so they are "
+            f"neither counted nor served: {', '.join(lost[:SHOWN])}{more}",
+            "Start a worker with a handler for the topic, or run mx-rmq grow with its number of "
+            "partitions; either registers it again",
         )
     if cursor:
         return skip(
             f"the server has more than {STEP * STEPS:,} keys; the others were not searched for "
-            "messages of topics that are not listed"
+            "topics that are missing from the registry"
         )
-    return ok("every topic that has messages is listed")
+    return ok("every topic with messages is in the registry")

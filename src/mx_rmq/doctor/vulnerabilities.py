@@ -54,7 +54,7 @@ def flaws(server: str) -> Iterator[Finding]:
             else f"Use {version}.{max(fixed)} or newer"
         )
         yield warn(
-            f"{server} has vulnerabilities by which anyone who may run scripts can take it over, "
+            f"{server} has vulnerabilities that let anyone who may run scripts take it over, "
             f"unless your distribution has backported the fix: {', '.join(found)}",
-            f"{cure}, and let no one else reach the port",
+            f"{cure}, and restrict who can reach the port",
         )

@@ -45,7 +45,7 @@ EACH: Final = 2.0  # seconds for one question, so that a node that is away does 
 TOPIC_GAUGES: Final = {
     "mx_rmq_oldest_pending_seconds": (
         "oldest_pending",
-        "How long the message that is taken next has waited; 0: nothing is pending.",
+        "How long the next message to be dispatched has waited; 0: nothing is pending.",
     ),
     "mx_rmq_delayed_overdue_seconds": (
         "delayed_overdue",
@@ -53,7 +53,7 @@ TOPIC_GAUGES: Final = {
     ),
     "mx_rmq_lease_overdue_seconds": (
         "lease_overdue",
-        "How long ago the first lease ran out; 0: none has.",
+        "How long ago the first lease expired; 0: none has.",
     ),
     "mx_rmq_paused": ("paused", "1 while the topic is paused."),
     "mx_rmq_partitions": ("partitions", "Partitions of the topic."),
@@ -236,13 +236,13 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
         yield gauge(name, what, ["topic"], values)
     yield counter(
         "mx_rmq_dropped",
-        "Ids without a message: above 0, something else wrote to the keys.",
+        "Ids dropped because there was no message; above 0, something else wrote to the keys.",
         ["topic"],
         [([one.topic], one.dropped) for one in found],
     )
     yield counter(
         "mx_rmq_happened",
-        "Messages of the topic to which each thing has happened, since it was created.",
+        "Messages by what happened to them, since the topic was created.",
         ["topic", "what"],
         [([one.topic, what], n) for one in found for what, n in asdict(one.totals).items()],
     )

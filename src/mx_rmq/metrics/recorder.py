@@ -48,7 +48,7 @@ BOUNDS: Final = (
 
 HISTOGRAMS: Final = {
     "mx_rmq_handler_seconds": "How long handlers took, however they ended.",
-    "mx_rmq_queue_seconds": "From when a message was due until its handler started.",
+    "mx_rmq_queue_seconds": "Time from when a message was due until its handler started.",
 }
 TOPIC_COUNTERS: Final = {
     "mx_rmq_leases_lost": "Messages whose lease this worker could not extend in time.",
@@ -170,7 +170,7 @@ class Recorder(Collector):
         outcomes = OUTCOMES.values()
         yield counter(
             "mx_rmq_messages",
-            "Outcomes of the messages that this worker held.",
+            "Messages that this worker held, by outcome.",
             ["topic", "outcome"],
             [([topic, one], tally.outcomes[one]) for topic, tally in topics for one in outcomes],
         )

@@ -46,7 +46,7 @@ class Sentinels(Sentinel):
                 return state["ip"], state["port"]
             answers.append(f"{options['host']}:{options['port']} knows no primary with this name")
         raise MasterNotFoundError(
-            f"no Sentinel names a primary {service_name!r}: {'; '.join(answers)}"
+            f"no Sentinel knows a primary named {service_name!r}: {'; '.join(answers)}"
         ) from refusal
 
 

@@ -132,8 +132,7 @@ def _read(url: str) -> Address:
     if not separator or scheme + plus + way not in SCHEMES:
         shown = repr(shown_url(url)) if separator else "without a scheme"
         raise InvalidInput(
-            f"URL {shown} does not begin with one of "
-            + ", ".join(f"{known}://" for known in SCHEMES)
+            f"URL {shown} must start with one of " + ", ".join(f"{known}://" for known in SCHEMES)
         )
     if scheme == "embedded":
         if not rest:
@@ -146,7 +145,7 @@ def _read(url: str) -> Address:
         raise _refused(url)
     ports = re.findall(r":(\d+)(?=,|$)", hosts)
     if any(int(port) > 65_535 for port in ports):
-        raise InvalidInput(f"URL {shown_url(url)!r}: ports go up to 65535")
+        raise InvalidInput(f"URL {shown_url(url)!r}: the highest port is 65535")
     named = [hosts]
     if way:
         named = [

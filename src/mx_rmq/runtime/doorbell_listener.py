@@ -96,7 +96,7 @@ class DoorbellListener:
         if again:
             self.listen_again()
         if not task.cancelled() and task.exception() is not None:
-            logger.error("cannot end a wait for doorbells: %s", how_it_ended(task))
+            logger.error("cannot stop waiting for doorbells: %s", how_it_ended(task))
 
     async def stop(self) -> None:
         """Stop listening."""

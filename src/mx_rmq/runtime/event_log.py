@@ -17,29 +17,35 @@ if TYPE_CHECKING:
 logger = get_logger("mx_rmq")
 
 _LINES: Final[dict[type, str]] = {
-    events.WorkerStarted: "worker %(worker)s serves %(topics)s, %(concurrency)d at a time",
-    events.WorkerStopping: "worker %(worker)s stops: %(running)d running, %(grace)g s to finish",
-    events.WorkerStopped: "worker %(worker)s has stopped; %(left)s",
-    events.Retried: "%(topic)s %(id)s: attempt %(attempt)d failed, again in %(delay)g s: %(error)s",
+    events.WorkerStarted: (
+        "worker %(worker)s started; topics: %(topics)s; concurrency: %(concurrency)d"
+    ),
+    events.WorkerStopping: (
+        "worker %(worker)s is stopping: %(running)d running, %(grace)g s to finish"
+    ),
+    events.WorkerStopped: "worker %(worker)s stopped; %(left)s",
+    events.Retried: (
+        "%(topic)s %(id)s: attempt %(attempt)d failed, retrying in %(delay)g s: %(error)s"
+    ),
     events.Died: "%(topic)s %(id)s: dead after %(attempts)s: %(reason)s",
     events.Quarantined: "%(topic)s %(id)s: quarantined: %(error)s",
     events.Postponed: (
-        "%(topic)s %(id)s: messages of a newer release wait here; upgrade this worker. "
-        "Offered again in %(delay)g s, uncounted: %(reason)s"
+        "%(topic)s %(id)s: only a newer release can read this message; upgrade this worker. "
+        "Offered again in %(delay)g s, not counted as an attempt: %(reason)s"
     ),
-    events.LeaseLost: "%(topic)s %(id)s: the lease is lost, %(handler)s was stopped",
+    events.LeaseLost: "%(topic)s %(id)s: lease lost, so the result of %(handler)s does not count",
     events.TakenOver: "%(topic)s %(id)s: taken over from %(lost_by)s, which went silent",
     events.LoopBlocked: (
-        "%(handler)s blocks the event loop, %(seconds).1f s so far; its lease is extended. "
-        "It is at:\n%(stack)s"
+        "%(handler)s blocks the event loop, for %(seconds).1f s so far; its lease is still "
+        "extended. Stack:\n%(stack)s"
     ),
-    events.ServerLost: "the server is away; still trying: %(error)s",
+    events.ServerLost: "the server is unreachable; still trying: %(error)s",
     events.ServerBack: "the server is back after %(seconds).1f s",
     events.PartDied: "the %(part)s ended unexpectedly and is being restarted: %(error)s",
-    events.PartRestarted: "the %(part)s runs again after %(seconds).1f s (restart %(restarts)d)",
-    events.WorkerFailed: "worker %(worker)s stops: %(error)s",
-    events.CronFired: "%(topic)s %(id)s: the cron fired",
-    events.CronMissed: "%(topic)s: the tick of %(tick)s%(before)s missed and skipped",
+    events.PartRestarted: "the %(part)s is back after %(seconds).1f s (restart %(restarts)d)",
+    events.WorkerFailed: "worker %(worker)s is stopping because it failed: %(error)s",
+    events.CronFired: "%(topic)s %(id)s: cron fired",
+    events.CronMissed: "%(topic)s: the tick of %(tick)s%(before)s missed, and skipped",
 }
 
 _LEVELS: Final[dict[type, int]] = {
@@ -86,7 +92,7 @@ class EventLog:
             case events.WorkerStopped(clean=True):
                 level, fields["left"] = INFO, "everything is settled or handed back"
             case events.WorkerStopped():
-                fields["left"] = "leases will bring back what is left"
+                fields["left"] = "other workers take over the rest when the leases expire"
             case events.Died(attempts=attempts):
                 fields["attempts"] = count(attempts, "attempt")
             case events.Postponed(topic):

@@ -160,7 +160,7 @@ class Lifecycle:
                     refused_at = time.monotonic()
                     logger.error(
                         "the server refuses to settle messages of topic %s as %s; they are kept "
-                        "and tried again: %s",
+                        "and will be retried: %s",
                         topic,
                         _KINDS[kind].word,
                         error,
@@ -171,7 +171,7 @@ class Lifecycle:
                         await self._settle_batch(topic, kind, [one])
                     return
                 logger.exception(
-                    "%s of topic %s cannot be settled as %s; its lease will run out",
+                    "%s of topic %s cannot be settled as %s; its lease will expire",
                     batch[0].leased.id,
                     topic,
                     kind.__name__,
@@ -183,7 +183,7 @@ class Lifecycle:
             await asyncio.sleep(backoff.next())
         if refused_at is not None:
             seconds = time.monotonic() - refused_at
-            logger.info("messages of topic %s are settled again, after %.1f s", topic, seconds)
+            logger.info("messages of topic %s can be settled again, after %.1f s", topic, seconds)
         wanted = _KINDS[kind].event in self._bus.wanted
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:

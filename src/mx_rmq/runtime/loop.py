@@ -58,7 +58,7 @@ class FailureLog:
     def log(self, error: Exception) -> None:
         if not isinstance(error, AWAY) and time.monotonic() >= self._next:
             self._next = time.monotonic() + LOG_EVERY
-            logger.error("the %s failed and goes on", self._name, exc_info=error)
+            logger.error("the %s failed; it continues", self._name, exc_info=error)
 
 
 async def each(

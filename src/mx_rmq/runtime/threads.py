@@ -232,7 +232,7 @@ class Threads:
 
     def _thread_died(self, call: Call | None, error: BaseException) -> None:
         """Make up for a thread in which application code raised something: no call may be lost."""
-        logger.error("a handler thread died of %s", type(error).__name__)
+        logger.error("a handler thread died with %s", type(error).__name__)
         self._started -= 1
         if call is not None and call.began:
             call.report(None, error)

@@ -125,7 +125,7 @@ class Watchdog:
         try:
             self.check()
         except Exception:
-            logger.exception("the watchdog failed and goes on")
+            logger.exception("the watchdog failed; it continues")
         finally:
             if self._timer is not None:
                 self._timer = self._loop.call_later(CHECK_EVERY, self._on_timer)

@@ -96,9 +96,9 @@ class Places(NamedTuple):
         if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
             wrongs.append("quarantine: index and contents disagree")
         if self.expiry and not (self.pending or self.delayed):
-            wrongs.append("a time at which it expires, but it does not wait")
+            wrongs.append("an expiry time, but it is not waiting")
         if self.astray:
-            wrongs.append("a place was cancelled that it does not have")
+            wrongs.append("marked as cancelled in the pending list, but not there")
         return wrongs
 
 

@@ -203,7 +203,7 @@ def drain(mq: MessageQueue, *, delayed: bool = False, **options: Any) -> Drained
     if mq._loop is None:
         return run(worker.drain(delayed=delayed))
     if not mq._loop.is_running():
-        raise InvalidInput("the queue is open in an event loop that does not run: close it there")
+        raise InvalidInput("the queue is open in an event loop that is not running: close it there")
     return asyncio.run_coroutine_threadsafe(worker.drain(delayed=delayed), mq._loop).result()
 
 

@@ -91,7 +91,7 @@ function listen() {
   stream.addEventListener("sample", (event) => onSample(JSON.parse(event.data)));
   stream.addEventListener("away", (event) => {
     pulse("lost", "not live");
-    away(`The server is away: ${JSON.parse(event.data).text}`);
+    away(`The server is unreachable: ${JSON.parse(event.data).text}`);
   });
   stream.addEventListener("again", () => {
     stopListening();
