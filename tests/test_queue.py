@@ -358,8 +358,10 @@ async def test_a_bad_option_is_refused_and_nothing_is_stored(
 
 @on_servers
 async def test_an_option_that_produce_does_not_have_is_named(mq: MessageQueue) -> None:
-    with pytest.raises(TypeError, match=r"no option 'eta'; its options are delay"):
+    with pytest.raises(TypeError, match=r"produce\(\) has no option 'eta'; .* are id, key, delay"):
         await mq.produce("t", 1, eta=5)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"produce_many\(\) has no option 'id'; .* are ids, keys, "):
+        await mq.produce_many("t", [1], id="a")  # type: ignore[call-arg]
 
 
 async def raw_count(mq: MessageQueue) -> int:
@@ -544,7 +546,7 @@ def test_a_misspelt_option_is_refused_by_name() -> None:
     wrong: Any = {"timout": 5}
     with pytest.raises(TypeError, match=r"handler\(\) has no option 'timout'; its options are tim"):
         mq.handler("t", **wrong)
-    with pytest.raises(TypeError, match=r"cron\(\) has no option 'partitions'; its options are"):
+    with pytest.raises(TypeError, match=r"cron\(\) has no option 'partitions'; its options are tz"):
         mq.cron("* * * * *", **{"partitions": 2, **wrong})
     wrong = {"leese": None}
     with pytest.raises(TypeError, match="'leese' is not a setting; did you mean 'lease'"):

@@ -21,7 +21,7 @@ from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options, check_topic
-from mx_rmq.core.outgoing import Outgoing, check_each
+from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
 from mx_rmq.runtime.event_bus import Events
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from mx_rmq.core.middleware import Middleware
-    from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.settings import QueueOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -100,7 +99,7 @@ class MessageQueue:
         """Declare a function that runs at every tick, once across all workers."""
         if callable(expression):
             raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
-        check_options("cron", options, CronOptions)
+        check_options("cron", options, CronOptions, "tz", "missed", "topic", "concurrency")
         cron = Cron.of(topic or "cron", expression, tz, missed)
         names = sys._getframe(1).f_locals
 
@@ -277,6 +276,7 @@ class MessageQueue:
         They are sent in calls of up to 500. Everything is checked before the first call. If a
         later call fails, `PartlyProduced` says which messages are stored.
         """
+        check_options("produce_many", options, ProduceOptions, "ids", "keys")
         if isinstance(payloads, str | bytes | bytearray | Mapping):
             raise InvalidInput(
                 f"produce_many takes a list of payloads, not one {type(payloads).__name__}"

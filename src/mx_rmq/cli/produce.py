@@ -52,7 +52,7 @@ HINT: Final = """write a string as '"text"'"""
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Can be repeated."
 )
-@click.option("--key", help="Messages with the same key are handled in order.")
+@click.option("--key", help="Messages with the same key go to the same partition.")
 @click.option(
     "--confirm",
     type=click.Choice([level.value for level in Level]),

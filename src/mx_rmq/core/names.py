@@ -50,11 +50,14 @@ def check_prefix(prefix: str) -> str:
     return _check("prefix", prefix, PREFIX)
 
 
-def check_options(function: str, options: Iterable[str], known: type) -> None:
-    """Refuse an option that is not a key of `known`, a TypedDict."""
+def check_options(function: str, options: Iterable[str], known: type, *named: str) -> None:
+    """Refuse an option that is not a key of `known`, a TypedDict.
+
+    `named` are the options that the function's signature names; the error lists them too.
+    """
     for name in options:
         if name not in known.__annotations__:
-            every = ", ".join(known.__annotations__)
+            every = ", ".join([*named, *known.__annotations__])
             raise TypeError(f"{function}() has no option {name!r}; its options are {every}")
 
 

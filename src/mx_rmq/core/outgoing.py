@@ -59,7 +59,7 @@ class Outgoing:
         cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
     ) -> Outgoing:
         """Return what a caller of `produce` asked for. TypeError: unknown option."""
-        check_options("produce", options, ProduceOptions)
+        check_options("produce", options, ProduceOptions, "id", "key")
         given: dict[str, Any] = {**options, "headers": options.get("headers") or {}}
         given["at"] = _timestamp(options.get("at"))
         return cls(topic=topic, payload=payload, id=id, key=key, **given)
