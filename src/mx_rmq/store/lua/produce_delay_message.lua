@@ -20,7 +20,13 @@ for _, i in ipairs(fresh) do
   soonest = math.min(soonest, due)
 end
 
--- use: earlier, store_new, add_delayed
+-- use: earlier, admission
+if full or #fresh == 0 then
+  -- use: receipt
+  return answer
+end
+
+-- use: store_new, add_delayed
 
 note('delayed', '', stored)
 -- use: receipt

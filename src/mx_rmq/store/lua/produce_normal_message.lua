@@ -33,6 +33,12 @@ if #behind.normal > 0 then redis.call('LLEN', pending) end
 if #behind.low > 0 then redis.call('LLEN', pending_low) end
 local rung = redis.call('LLEN', doorbell)
 
+-- use: admission
+if full or #fresh == 0 then
+  -- use: receipt
+  return answer
+end
+
 -- use: store_new
 
 if #behind.high > 0 then redis.call('LPUSH', pending_high, unpack(behind.high)) end
