@@ -81,10 +81,11 @@ def produce(
     """
     from mx_rmq.queue import MessageQueue
 
-    logging.getLogger("mx_rmq").setLevel(logging.ERROR)  # `doctor` reports unsafe server settings
     try:
         options |= {"at": _instant(at), "headers": _headers(headers)}
         mq = MessageQueue(url, prefix=prefix, patience=patience)
+        # After the warnings about settings: `doctor` reports unsafe servers.
+        logging.getLogger("mx_rmq").setLevel(logging.ERROR)
         check_directory(mq.settings)
         if not many:
             value = parsed(_text(payload))
