@@ -1,7 +1,6 @@
 -- beat_worker: a worker is alive
 -- Notes when a worker was last seen, and what it says about itself. With forget_ms, also removes up
 -- to 1,000 workers that were silent for that long or whose entry cannot be read. Safe to repeat.
---
 -- Returns  now (ms)
 -- Cost     O(1), with forget_ms O(W), W workers
 -- keys: workers

@@ -3,9 +3,7 @@
 -- walks a list, so only `walk` places at each end are searched. A deeper id keeps its place, which
 -- dispatch_message skips. An id has at most one such place; before it gets a second one, the whole
 -- list is walked. If the id is produced again with a higher priority, the new place may be skipped
--- instead of the old one: the message still runs once. A refusal leaves a receipt, too, so that a
--- late copy of the call does not cancel what its caller believes to be alive.
---
+-- instead of the old one: the message still runs once.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low

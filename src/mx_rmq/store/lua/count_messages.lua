@@ -1,6 +1,5 @@
 -- count_messages: read
 -- How many messages of a topic are in each state, all at one moment.
---
 -- Returns  pending, delayed, processing, dead, quarantined; 1 if paused; how many ids without a
 --          message were ever dropped; for how long the first delayed message has been due and the
 --          first lease has been over (ms, -1: none is); a list: the bytes of dead and quarantined

@@ -1,7 +1,5 @@
 -- discard_message: dead | quarantined -> (gone)
--- Deletes an archived message and frees its id, if the archived_ms that the operator saw is still
--- true. A refusal leaves a receipt too, so that a late copy of the call changes nothing.
---
+-- Deletes an archived message and frees its id, if it still has the archived_ms that was seen.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
 -- keys: archive archive_payload archive_bytes | recent maker receipt totals history

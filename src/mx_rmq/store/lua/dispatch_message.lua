@@ -5,9 +5,6 @@
 -- The place of a cancelled message is skipped, up to a hundred per call; if its id is in use again,
 -- its next place counts. One reply holds 8 MiB of records, or a single message. If messages are
 -- left, the doorbell rings for the next worker. A level with a key of a wrong type is skipped.
--- A call that takes nothing leaves a receipt, too: a late copy of it must not lease messages to a
--- worker that was told there are none, because nothing would run them.
---
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The same
 --          call again gives the same messages, as far as the worker still holds them.
 -- Cost     O(log P) per message, P in processing

@@ -1,13 +1,12 @@
 -- expire_message: pending | delayed -> processing, held by the expirer
 -- Takes messages whose time to live has passed out of the queue, even while the topic is paused.
 -- As in handle_timeout_message, the caller gets a lease with a short recovery deadline, and then
--- calls move_to_dlq. One reply holds 8 MiB of records, or a single message.
+-- calls move_to_dlq.
 -- The last `window` places of each list, the oldest, are read and written back without expired
 -- messages and places that do not count. An id that is deeper keeps its place, which no longer
 -- counts: see cancel_message. So that such places do not pile up where nothing is dispatched, once
 -- there are `spare` of them LREM removes an id, ten per call, if it walks past at most `walk`
 -- others. An expiry entry whose message is gone or held is dropped: older releases leave it.
---
 -- Returns  now (ms); the ms until the next message expires, 0: there are more, -1: there are none;
 --          then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper

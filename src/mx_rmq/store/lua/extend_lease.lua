@@ -1,7 +1,6 @@
 -- extend_lease: processing -> processing
 -- Moves the deadlines of a worker's leases: of running messages and of those in its local slots.
 -- Safe to repeat, so it needs no receipt.
---
 -- Returns  one digit per message: 1 extended, 0 not its lease
 -- Cost     O(log P) per message, P in processing
 -- keys: processing expire_monitor

@@ -1,6 +1,5 @@
 -- find_history: read
 -- One step back through a history, looking for one message. Other entries stay on the server.
---
 -- Returns  where to continue ('': this was the last step), then for each entry that was found: its
 --          place, what, by and about; newest first
 -- Cost     O(step)

@@ -1,7 +1,6 @@
 -- get_next_delay_task: read
 -- Says how long the scheduler may sleep. A level with a key of a wrong type is ignored, as in
 -- process_delay_message.
---
 -- Returns  the ms until the next due time, 0: something is due, -1: nothing is delayed
 -- Cost     O(1)
 -- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low

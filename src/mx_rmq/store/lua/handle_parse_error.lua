@@ -1,7 +1,6 @@
 -- handle_parse_error: processing -> quarantined
 -- Sets aside a message whose bytes cannot be read: one line about the error, a newline, then the
 -- exact bytes. Works as move_to_dlq, but bytes beyond the whole budget are cut off.
---
 -- Returns  same as move_to_dlq
 -- Cost     same as move_to_dlq, plus the length of the bytes
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes

@@ -2,14 +2,12 @@
 -- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and a
 -- short recovery deadline. Nothing is removed. The caller decides and calls retry_message or
 -- move_to_dlq with the new token; if it dies first, the recovery deadline brings the message back.
--- A deadline without a lease, or a lease without a record, is a leftover and is dropped. One reply
--- holds 8 MiB of records, or a single message.
+-- A deadline without a lease, or a lease without a record, is a leftover and is dropped.
 -- If the time is not what the caller expects, the clock was set, and nothing is taken over: holders
 -- get time to extend their leases. A token ahead of the clock means that the clock was set back, so
 -- older deadlines may be far ahead. With far_ms those leases are taken over, too: live workers have
 -- extended theirs since. grace_ms is for a caller that does not serve the topic: workers that do
 -- come first.
---
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing

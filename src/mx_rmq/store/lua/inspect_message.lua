@@ -1,6 +1,5 @@
 -- inspect_message: read
 -- Where messages are, all at one moment: how the audit confirms what it suspects.
---
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes, expiry, and 1 if a place was cancelled
 --          that is not there. Pending counts to 2, without a cancelled place; it and the last stay

@@ -3,7 +3,6 @@
 -- errors. The oldest dead letters are dropped if there are too many, if they are too old, or if
 -- they take more bytes than the budget; a letter larger than the whole budget is kept alone. A TTL
 -- on the field is a second net, for a topic that is no longer trimmed.
---
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 the worker no longer holds it
 -- Cost     O(log P + D log A), P in processing, A archived, D dropped: at most 200 for age and
 --          count, and 10,000 for bytes

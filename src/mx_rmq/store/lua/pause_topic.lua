@@ -1,6 +1,5 @@
 -- pause_topic: dispatch_message gives nothing until resume_topic
 -- Producing, settling and delays go on.
---
 -- Returns  1 paused now, 2 paused by an earlier copy of this call, 0 it was paused already
 -- Cost     O(1)
 -- keys: meta | receipt totals history

@@ -1,7 +1,6 @@
 -- preflight: read
 -- Which of our commands this user may not run, or this server does not know. Each is tried on a key
 -- that holds a SET, where it fails or changes no member. The error says whether it was allowed.
---
 -- Returns  for each command that is missing: its name and the server's words
 -- Cost     O(1)
 -- keys: scratch

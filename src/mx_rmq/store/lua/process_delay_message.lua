@@ -1,7 +1,6 @@
 -- process_delay_message: delayed -> pending
 -- Moves what is due behind the pending messages, earliest first. An id without a record is dropped
 -- and counted. A level with a key of a wrong type is skipped.
---
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low

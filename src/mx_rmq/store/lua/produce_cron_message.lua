@@ -4,7 +4,6 @@
 -- reports; the first report ever notes the time, so that a tick that every worker misses is noticed
 -- later. A last tick more than a minute ahead is ignored: the clock was set back since. The cap on
 -- waiting messages does not apply.
---
 -- Returns  now (ms); the last tick (ms) after this call, or ''; 1 if this call made the message, 0
 --          if the tick is not due yet, has fired, or its id is taken
 -- Cost     O(1)

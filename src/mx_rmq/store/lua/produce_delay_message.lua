@@ -1,7 +1,6 @@
 -- produce_delay_message: (new) -> delayed
 -- Stores new messages that wait for their due time: the server's now + delay_ms, or at_ms. Works as
 -- produce_normal_message. Rings the scheduler only if one of them is due before all that wait.
---
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low

@@ -1,7 +1,6 @@
 -- register_topics: topics exist
 -- Adds topics to the registry, each with its number of partitions. The number only grows: a caller
 -- that knows fewer learns the real number here.
---
 -- Returns  for each topic: how many partitions it has
 -- Cost     O(1) per topic
 -- keys: topics

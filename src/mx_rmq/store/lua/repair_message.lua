@@ -5,7 +5,6 @@
 -- a live message is removed. So is a record without a place if the message is archived. If neither
 -- record nor archived copy is left, the rest is dropped and counted. Only a waiting message keeps
 -- its expiry time. The archives' bytes are recounted automatically.
---
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
 -- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low

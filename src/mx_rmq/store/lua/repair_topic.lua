@@ -2,7 +2,6 @@
 -- Fixes what belongs to no single message: a token counter that is not a number or is behind a
 -- lease, doorbells with more than one ring, and the recorded bytes of the archives. For the bytes
 -- it only removes the seals: the next call that archives or trims then recounts them.
---
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(1)
 -- keys: archive_bytes | doorbell doorbell_delay meta

@@ -1,8 +1,6 @@
 -- requeue_message: dead | quarantined -> pending
--- Queues an archived message again, with the record that the operator saw or edited, if the
--- archived_ms that the operator saw is still true. The server stamps the time into the record, so
--- that its waiting time is known. A refusal leaves a receipt, as in discard_message.
---
+-- Queues an archived message again, with a new record, if it still has the archived_ms that was
+-- seen. The server stamps the time into the record, so that its waiting time is known.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
 -- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes

@@ -1,6 +1,5 @@
 -- resume_topic: dispatch_message gives messages again
 -- Rings the doorbell if something waits.
---
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
 -- keys: pending_high pending pending_low | doorbell meta | receipt totals history

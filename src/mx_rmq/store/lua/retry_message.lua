@@ -1,7 +1,6 @@
 -- retry_message: processing -> delayed
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
 -- messages that only a newer release can read are postponed.
---
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor

@@ -1,7 +1,6 @@
 -- ring_doorbell: a ring goes back
 -- A worker that took the ring and cannot use it (no room, shutting down) gives it back for another
 -- worker. Rings at most once, so it is safe to repeat. A key of a wrong type counts as empty.
---
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
 -- keys: pending_high pending pending_low | doorbell

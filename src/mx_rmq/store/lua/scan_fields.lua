@@ -1,6 +1,5 @@
 -- scan_fields: read
 -- One step through the fields of a hash. The values, which may be large, stay on the server.
---
 -- Returns  the next cursor ('0': that was the last step), then fields; some may come twice
 -- Cost     O(step)
 -- keys: hash

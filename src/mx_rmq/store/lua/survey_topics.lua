@@ -2,7 +2,6 @@
 -- Tells a worker what comes next in each of many topics, in a cluster those of one slot. A key of a
 -- wrong type counts as empty, so that one broken topic does not hide the others. A level that
 -- process_delay_message skips has nothing due here either.
---
 -- Returns  now (ms), then for each topic: how many are pending, 0 if it is paused; the ms until the
 --          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
 --          has come, -1: there is none

@@ -2,7 +2,6 @@
 -- A turn lasts turn_ms; each call by its holder extends it to turn_ms from now. A turn with more
 -- than turn_ms left dates from before the server's clock was set back and does not count. Two
 -- holders at once do no harm, so the call may be repeated.
---
 -- Returns  nothing if another worker has the turn, else for each topic: name, partitions
 -- Cost     O(T), T topics; O(1) if another worker has the turn
 -- keys: caretaker topics

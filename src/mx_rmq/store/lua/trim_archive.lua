@@ -2,7 +2,6 @@
 -- Drops old messages as move_to_dlq does, for a topic that archives nothing any more. If the last
 -- count of the bytes is more than six hours old, counts them again, about 1,000 messages per call.
 -- Also shortens the history, by at most 10,000 entries.
---
 -- Returns  how many it dropped, then 1 if it has not finished counting
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
 -- keys: archive archive_payload archive_bytes | totals history

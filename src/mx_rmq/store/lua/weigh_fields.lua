@@ -1,6 +1,5 @@
 -- weigh_fields: read
 -- The sizes of values in a hash. Callers ask before they read them, so that no reply gets huge.
---
 -- Returns  the bytes of each value; 0: there is none
 -- Cost     O(1) per field
 -- keys: hash

@@ -1,7 +1,6 @@
 -- weigh_hash: read
 -- Estimates how many bytes a hash holds from a sample of its values, so that it costs the same for
 -- a million fields. Each field counts another 150 bytes for its name and overhead.
---
 -- Returns  the number of fields, then of bytes
 -- Cost     O(1)
 -- keys: hash

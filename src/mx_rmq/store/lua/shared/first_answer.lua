@@ -1,4 +1,5 @@
--- first_answer: a call that comes again gets its first answer and changes nothing.
+-- first_answer: a call that comes again gets its first answer and changes nothing. A refusal leaves
+-- a receipt, too: a late copy must not do what its caller was told is not done.
 -- needs: receipt
 -- defines: call, noted, last
 

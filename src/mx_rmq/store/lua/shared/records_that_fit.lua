@@ -1,4 +1,5 @@
--- records_that_fit: the records of the first ids, up to 8 MiB, read in growing steps.
+-- records_that_fit: the records of the first ids, up to 8 MiB or a single one, read in growing
+-- steps.
 -- needs: ids, payload
 -- defines: records, bytes, fit, upto, step
 
