@@ -21,7 +21,7 @@ from mx_rmq.runtime.caretaker import ROUND
 from mx_rmq.runtime.dispatcher import BATCH as MOST_DISPATCHED
 from mx_rmq.runtime.dispatcher import OUTSTANDING
 from mx_rmq.runtime.doorbell_listener import LONGEST_WAIT, MAX_TOPICS, WAIT
-from mx_rmq.runtime.producer import BYTES, CHUNK, ENVELOPE, REFRESH_EVERY
+from mx_rmq.runtime.producer import ENVELOPE, MAX_CALL_BYTES, MAX_CHUNK, REFRESH_EVERY
 from mx_rmq.runtime.registry import BEAT
 from mx_rmq.runtime.site import SURVEY_EVERY
 from mx_rmq.settings import Limits
@@ -230,7 +230,7 @@ def _calls(partitions: float) -> int:
 
 def _most_produced(payload: int) -> int:
     """Return how many messages of a size one call of a producer carries."""
-    return max(1, min(CHUNK, BYTES // (payload + ENVELOPE)))
+    return max(1, min(MAX_CHUNK, MAX_CALL_BYTES // (payload + ENVELOPE)))
 
 
 def _sent(load: Load) -> int:

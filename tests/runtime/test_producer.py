@@ -19,7 +19,7 @@ from mx_rmq import (
 )
 from mx_rmq.core import codec
 from mx_rmq.core.partition import number_for, number_in, partitions
-from mx_rmq.runtime.producer import BYTES, CHUNK, RUN, chunks
+from mx_rmq.runtime.producer import MAX_CALL_BYTES, MAX_CHUNK, MIN_RUN, chunks
 from tests.lab.messages import draft, drafts
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
@@ -321,14 +321,14 @@ def cut(some: list[Message], places: Sequence[int] | None = None) -> list[list[i
 
 
 def test_a_chunk_holds_500_messages() -> None:
-    sizes = [len(chunk) for chunk in cut(drafts(2 * CHUNK + 1))]
-    assert sizes == [CHUNK, CHUNK, 1]
+    sizes = [len(chunk) for chunk in cut(drafts(2 * MAX_CHUNK + 1))]
+    assert sizes == [MAX_CHUNK, MAX_CHUNK, 1]
 
 
 def test_a_chunk_holds_a_megabyte_or_one_message() -> None:
     large = [draft("x" * 400_000) for _ in range(5)]
     assert cut(large) == [[0, 1], [2, 3], [4]]
-    huge = [draft(1), draft("x" * BYTES), draft("x" * BYTES), draft(1)]
+    huge = [draft(1), draft("x" * MAX_CALL_BYTES), draft("x" * MAX_CALL_BYTES), draft(1)]
     assert cut(huge) == [[0], [1], [2], [3]]
 
 
@@ -338,7 +338,14 @@ def test_chunks_keep_the_order_and_part_at_a_change_of_script() -> None:
 
 
 def test_chunks_are_cut_from_the_places_that_they_are_given() -> None:
-    mixed = [draft(1), draft("x" * BYTES), draft(3, delay=5), draft(4), draft(5), draft(6, at=7)]
+    mixed = [
+        draft(1),
+        draft("x" * MAX_CALL_BYTES),
+        draft(3, delay=5),
+        draft(4),
+        draft(5),
+        draft(6, at=7),
+    ]
     assert cut(mixed, [0, 3, 4]) == [[0, 3, 4]]
     assert cut(mixed, [5, 2, 0, 4]) == [[5, 2], [0, 4]]
     assert cut(mixed, [0, 1, 3]) == [[0], [1], [3]]
@@ -359,9 +366,9 @@ async def test_many_large_payloads_go_out_in_calls_of_a_megabyte(
         await asyncio.gather(*(mq.produce("t", "x" * 200_000) for _ in range(20)))
         calls = [request for request in proxy.requests[before:] if b"EVALSHA" in request]
         assert len(calls) >= 4
-        assert max(map(len, calls)) < BYTES + 300_000
+        assert max(map(len, calls)) < MAX_CALL_BYTES + 300_000
         with pytest.raises(PayloadTooLarge):
-            await mq.produce("t", "x" * BYTES)
+            await mq.produce("t", "x" * MAX_CALL_BYTES)
 
 
 # partitions
@@ -496,6 +503,18 @@ async def test_a_producer_that_does_not_know_yet_that_a_topic_grew_asks(
 
 
 @on_servers
+async def test_a_key_keeps_its_partition_though_the_topic_is_found_to_have_grown_meanwhile(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    await mq.store.register("t", 4)
+    mq.store.partitions["t"] = 2
+    mixed = [draft(1), draft(2, id="k3v9m2x0qwz1t-1.3"), draft(3)]
+    stored = mq._open_producer().produce_all("t", mixed, keys=[MOVER] * 3)
+    assert len([one async for one in stored]) == 1
+    assert await dealt(raw, 4) == [[], [], [], [1, 2, 3]]
+
+
+@on_servers
 async def test_a_late_first_copy_is_refused_after_its_message_was_made_elsewhere(
     mq: MessageQueue, raw: Redis, server: Server
 ) -> None:
@@ -524,7 +543,7 @@ async def test_many_messages_are_dealt_in_runs_and_their_ids_are_in_order(
     for number, one in enumerate(found):
         assert one == list(range(one[0], one[0] + 25))
         assert {number_in(ids[place]) for place in one} == {number}
-    few = await four.produce_many("t", range(RUN))
+    few = await four.produce_many("t", range(MIN_RUN))
     assert len({number_in(id) for id in few}) == 1
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from mx_rmq.store.producer_calls import Prepared
     from mx_rmq.store.results import Produced
 
-BYTES: Final = 1_048_576  # payload bytes per call, or one message: a call must not block the server
-CHUNK: Final = 500  # messages per call of `produce_all`
-RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
+MAX_CALL_BYTES: Final = 1_048_576  # per call, unless it has one message: it blocks the server
+MAX_CHUNK: Final = 500  # messages per call of `produce_all`
+MIN_RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
 REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
 LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
 MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
@@ -80,7 +80,7 @@ class Producer:
         self._refreshing: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._made_none: set[tuple[str, str]] = set()  # (partition, lane without ids for it)
-        self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_anywhere)
+        self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_random)
 
     async def produce(
         self,
@@ -100,7 +100,7 @@ class Producer:
             name = await self._partition_for_id(topic, message.id, key)
         elif self.store.partitions[topic] > 1:
             name = self._partition(topic, None, key)
-        delayed = bool(message.delay) or message.due is not None
+        delayed = bool(message.delay) or message.due is not None  # is_delayed, inlined for speed
         channel = self._channels.get((name, delayed, confirm))
         if channel is None:
             channel = _Channel(name, _SCRIPTS[delayed], confirm)
@@ -224,7 +224,9 @@ class Producer:
 
     async def _probe(self, name: str) -> None:
         with suppress(MxRmqError):
-            await self.store.get_next_delay_task(name)  # a script: a moving slot refuses only those
+            await self.store.get_next_delay_task(
+                name
+            )  # must be a script, which a moving slot refuses
 
     async def _split(
         self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
@@ -232,13 +234,17 @@ class Producer:
         """Split messages into calls: the partition of each call, and the places of its messages."""
         if keys is None and not any(message.id for message in messages):
             return self._split_evenly(topic, messages)
+        key_of = [None] * len(messages) if keys is None else keys
+        # First: this may find that the topic has grown, and a key must not change its partition
+        # in the middle of the split.
+        with_id = {
+            place: await self._partition_for_id(topic, message.id, key_of[place])
+            for place, message in enumerate(messages)
+            if message.id
+        }
         places_of: defaultdict[str, list[int]] = defaultdict(list)
-        for place, message in enumerate(messages):
-            key = None if keys is None else keys[place]
-            if message.id:
-                name = await self._partition_for_id(topic, message.id, key)
-            else:
-                name = self._partition(topic, None, key)
+        for place, key in enumerate(key_of):
+            name = with_id.get(place) or self._partition(topic, None, key)
             places_of[name].append(place)
         return (
             (name, chunk)
@@ -251,7 +257,7 @@ class Producer:
     ) -> Iterator[tuple[str, Sequence[int]]]:
         """Split messages that may go to any partition."""
         parts = self.store.partitions[topic]
-        run = max(RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
+        run = max(MIN_RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
         for start in range(0, len(messages), run):
             name = self._partition(topic, None, None)
             for chunk in chunks(messages, range(start, min(start + run, len(messages)))):
@@ -314,7 +320,7 @@ class Producer:
                 size = _size(batch[0][0])
                 while waiting and len(batch) < MAX_BATCH:
                     size += _size(waiting[0][0])
-                    if size > BYTES:
+                    if size > MAX_CALL_BYTES:
                         break
                     batch.append(waiting.popleft())
                 await self._send_batch(channel, batch)
@@ -375,7 +381,9 @@ class Producer:
         if any(parts > 1 for parts in self.store.partitions.values()):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_REFRESH_WITHIN):
-                    await self._refresh()  # we may be the last one to know how many there are
+                    await (
+                        self._refresh()
+                    )  # the registry may have lost a number that only we still know
 
 
 def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
@@ -386,7 +394,7 @@ def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Seque
         own = _size(message)
         size += own
         waits = message.is_delayed
-        if at > start and (size > BYTES or waits != delayed or at - start == CHUNK):
+        if at > start and (size > MAX_CALL_BYTES or waits != delayed or at - start == MAX_CHUNK):
             yield places[start:at]
             start, size = at, own
         delayed = waits
@@ -394,7 +402,7 @@ def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Seque
         yield places[start:]
 
 
-def _count_from_anywhere() -> count[int]:
+def _count_from_random() -> count[int]:
     """Count from a random number, so that producers started together do not move in step."""
     return count(random.randrange(MAX_PARTITIONS))  # noqa: S311 - no secret
 
