@@ -213,6 +213,12 @@ async def test_a_list_shows_only_what_its_filter_means(
 # stats --watch
 
 
+async def test_a_topic_after_watch_is_told_to_come_before_it(server: Server) -> None:
+    said = await run(server, "stats", "--watch", "mail")
+    assert (said.exit_code, "'mail' is not a number" in said.stderr) == (2, True)
+    assert "before --watch" in said.stderr
+
+
 async def test_stats_are_watched_until_somebody_interrupts(store: Store, server: Server) -> None:
     await pending(store)
     words = (MX_RMQ, "stats", "--url", server.url, "--watch", "0.1")

@@ -29,6 +29,7 @@ async def test_a_topic_is_paused_and_resumed(store: Store, server: Server) -> No
         "changed": True,
     }
     assert not (await store.views.counts(TOPIC)).paused
+    assert (await run(server, "resume", TOPIC)).stdout == "orders: was not paused\n"
 
 
 async def test_a_topic_grows(store: Store, server: Server) -> None:

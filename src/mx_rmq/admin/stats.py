@@ -193,7 +193,8 @@ async def ask_topics(
     If there are more than `most`, those in `first` are asked, then the first ones by name. `each`
     is the time limit for one answer, `within` for all of them, in seconds.
     """
-    chosen = sorted(every, key=lambda topic: topic not in first)[:most]
+    wanted = set(sorted(every, key=lambda topic: topic not in first)[:most])
+    chosen = [topic for topic in every if topic in wanted]
     found: dict[str, T] = {}
     away: dict[str, MxRmqError | TimeoutError] = {}
 

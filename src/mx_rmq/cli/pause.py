@@ -28,6 +28,7 @@ async def pause(admin: Admin, topic: str, as_json: bool) -> int:
 def report_switch(topic: str, state: str, changed: bool, *, as_json: bool) -> int:
     """Say that a topic is paused or resumed, or that it was already. Return the exit code."""
     document = {"topic": topic, "state": state, "changed": changed}
-    line = f"{topic}: {state}" if changed else f"{topic}: already {state}"
+    unchanged = "already paused" if state == "paused" else "was not paused"
+    line = f"{topic}: {state if changed else unchanged}"
     print_result(line, document, as_json=as_json)
     return 0

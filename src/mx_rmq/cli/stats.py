@@ -19,11 +19,22 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Admin, Rates, Stats, Totals
 
 
+class _Seconds(click.FloatRange):
+    """The value of --watch, which takes the next word even if it is a topic."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number. Pass topics before --watch.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command
 @with_topics
 @click.option(
     "--watch",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(min=0.1),
     is_flag=False,
     flag_value=2.0,
     metavar="[SECONDS]",
