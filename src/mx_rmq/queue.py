@@ -60,7 +60,7 @@ class MessageQueue:
         self.handlers: dict[str, Handler] = {}
         self.crons: dict[str, Cron] = {}
         self.on_close: list[Callable[[], Awaitable[object]]] = []
-        """Called before the connection closes: running workers stop."""
+        """Called before the connection closes. Running workers add their `stop` here."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.middleware = tuple(middleware)

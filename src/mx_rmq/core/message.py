@@ -48,12 +48,12 @@ class State(StrEnum):
 
     @property
     def is_archive(self) -> bool:
-        """Whether messages stay there until an operator acts or a limit is reached."""
+        """Whether messages in this state stay until an operator acts or a limit is reached."""
         return self in (State.DEAD, State.QUARANTINED)
 
 
 class Priority(StrEnum):
-    """High comes before normal before low, but in two of ten turns a lower one comes first."""
+    """High goes before normal, normal before low; two of every ten turns start with a lower one."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -102,15 +102,15 @@ class Message(
     created_at: int = 0  # server time of the produce, ms; 0 until the server has stamped it
     priority: Priority = Priority.NORMAL
     attempts: int = 0  # failed attempts so far, including those whose worker went silent
-    crashes: int = 0  # attempts that ended with their worker: killed, frozen or cut off
+    crashes: int = 0  # attempts lost because the worker was killed, frozen or cut off
     max_attempts: int | None = None  # None: the handler's limit
     retry: dict[str, Any] | None = None  # a stored policy; None: the handler's
-    ttl: int | None = None  # ms after `created_at` until which a handler may get it
+    ttl: int | None = None  # ms after `created_at`; from then on no handler gets it
     headers: dict[str, str] = {}
     errors: list[Failure] = []  # the latest failures, oldest first, at most MAX_ERRORS
     reason: str = ""  # why it is in the dead letters
     delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
-    due: int | None = None  # server time to wait for (`at`), or at which it was requeued, ms
+    due: int | None = None  # server time, ms: when to run it (`at`), or when it was requeued
 
     @classmethod
     def new(
@@ -127,7 +127,7 @@ class Message(
         ttl: int | None = None,
         headers: dict[str, str] | None = None,
     ) -> Message:
-        """Return a message to produce, with its fields checked. Times in ms.
+        """Check the fields and return a message to produce. Times are in ms.
 
         The payload comes from `codec.encode_payload`. Without a custom id, the store makes one.
         """
@@ -198,9 +198,9 @@ class Message(
         return msgspec.structs.replace(self.failed(failure), crashes=self.crashes + 1)
 
     def revived(self) -> Message:
-        """Return the message as it is requeued, with its errors but without its time to live.
+        """Return the message to requeue. It keeps its errors, but loses its counts and its ttl.
 
-        Otherwise an expired message would expire again. The server stamps when it was requeued.
+        With its ttl, an expired message would expire again. The server stamps the requeue time.
         """
         return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=None)
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.retry import Policy
 
-# Seconds: over how long the messages of a lost worker are spread, doubled with each crash:
+# Seconds over which the messages of a lost worker are spread, doubled with each crash:
 CRASH_SPREAD: Final = 2.5
 LONGEST_SPREAD: Final = 60.0
-# Seconds: how long a message of a newer release waits before a worker tries it again:
+# Seconds that a message of a newer release waits before a worker tries it again:
 SHORTEST_WAIT: Final = 1.0
 LONGEST_WAIT: Final = 60.0
 
@@ -108,7 +108,7 @@ class Release:
 
 
 class Postpone(NamedTuple):
-    """A newer release wrote the record: the same bytes wait for `delay` ms, uncounted."""
+    """A newer release wrote the record: it waits `delay` ms, unchanged. No attempt is counted."""
 
     record: bytes
     priority: Priority

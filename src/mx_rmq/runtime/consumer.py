@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 WAKE: Final = 8
-"""Most consumers to wake at once. One is enough for all messages if handlers never await. Otherwise
-each consumer that starts a message wakes the next."""
+"""Wake at most this many consumers at once. If handlers never await, one consumer can run all
+messages. Otherwise each consumer that starts a message wakes the next."""
 
 WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
 
@@ -194,7 +194,7 @@ class Consumer:
     # one message
 
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
-        """Decode a message, run its handler, and return the outcome; None: we lost it."""
+        """Decode a message, run its handler, and return the outcome; None: its lease is lost."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
             return _RELEASE  # we were frozen or cut off, and another worker may have it now
@@ -239,7 +239,7 @@ class Consumer:
             held.interrupt = None
             if handler.timeout is not None:
                 self._timeouts.clear(held)
-        if held.stopped is Stopped.NO_THREAD:  # it has not run, whatever middleware made of that
+        if held.stopped is Stopped.NO_THREAD:  # the handler never ran, whatever middleware did
             return _RELEASE
         if error is None and held.stopped is None:
             return _COMPLETE
@@ -382,7 +382,7 @@ class Consumer:
         if self._slots.waiting:
             self._hand_back_timer = self._loop.call_later(WAIT_HERE, self._hand_back_late)
 
-    # what the watchdog calls, and the end
+    # for the watchdog and the engine
 
     def handler_in(self, task: asyncio.Task[Any] | None) -> Handler | None:
         """Return the handler that a task runs, if it is one of our consumers."""
@@ -399,7 +399,7 @@ class Consumer:
         self.start_ready()
 
     async def close(self) -> None:
-        """End the consumers. Call it when no handler runs any more."""
+        """End the idle consumers, when the worker stops."""
         self._closed = True
         self._timeouts.close()
         tasks = [task for task in self._tasks if task not in self.running]

@@ -33,7 +33,7 @@ OUTSTANDING: Final = 2
 
 BATCH: Final = 200
 """Messages per call. Enough to share its cost, few enough that the server, the handlers and the
-settling work at the same time, each on its own batch."""
+lifecycle can work on different batches at the same time."""
 
 
 class Dispatcher:
@@ -125,7 +125,7 @@ class Dispatcher:
     def _answered(
         self, topic: TopicSlots, count: int, asked_at: float, task: asyncio.Task[Dispatched]
     ) -> None:
-        """Take in the messages of an answer and let them start, then ask for more."""
+        """Put the messages of an answer into the slots, start what can run, and ask for more."""
         self._tasks.discard(task)
         self._calls[topic] -= 1
         if task.cancelled() or task.exception() is not None:
@@ -139,13 +139,13 @@ class Dispatcher:
         topic.clock.update(answer.now, asked_at)
         if messages and self.consumer is not None:
             self.consumer.start_ready()
-        # An ordered topic may have more even then: other workers are refused while we have these.
+        # An ordered topic may have more anyway: other workers get none while we hold these.
         if len(messages) == count or (messages and topic.ordered):
             self._slots.backlog[topic] = None
         else:  # the next ring wakes us
             self._slots.backlog.pop(topic, None)
             self.listen_again(topic)
-        self.fill(topic)  # or others: room reserved for messages that did not come is free now
+        self.fill(topic)  # or other topics: room reserved for messages that did not come is free
 
     def _failed(self, topic: TopicSlots, task: asyncio.Task[Dispatched]) -> None:
         """Pause a topic after a call that failed or was cancelled."""
@@ -160,7 +160,7 @@ class Dispatcher:
         self.pause(topic, self._backoffs[topic].next())
 
     def pause(self, topic: TopicSlots, seconds: float) -> None:
-        """Take nothing of a topic for some seconds."""
+        """Take nothing from a topic for a while."""
         self._slots.backlog.pop(topic, None)
         if topic not in self._paused and not self._stopped:
             loop = asyncio.get_running_loop()
@@ -189,8 +189,8 @@ class Dispatcher:
     def to_skip(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
         """Return the topics not to listen to: no room, paused, or known to have pending messages.
 
-        `room` is costly, so it is not called for topics that have room for sure: those without
-        messages here, in a worker that is not full.
+        `room` is costly, so it is not called where there must be room: for topics without messages
+        here, in a worker that is not full.
         """
         slots, paused = self._slots, self._paused
         full, backlog = slots.is_full(), slots.backlog
@@ -204,7 +204,7 @@ class Dispatcher:
         ]
 
     def listen_again(self, topic: TopicSlots) -> None:
-        """Restart blocking waits that skip this topic, or others, if there is room for it now."""
+        """Restart blocking waits that skip this topic, or a few others, if those have room now."""
         if not self.skipped:
             return
         chosen = dict.fromkeys(islice(self.skipped, TRIES))

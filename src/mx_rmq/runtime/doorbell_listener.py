@@ -1,8 +1,8 @@
 """The doorbell listener: waits for rings of topics and wakes the dispatcher or the scheduler.
 
-One blocking call waits for the doorbells of all topics. After each ring it is made again, with all
-their names, so the cost of a ring grows with the number of topics. That is why a listener has at
-most 64 topics; a site with more has several listeners.
+One blocking call waits for the doorbells of all its topics. Each ring ends the call, and the next
+one names all topics again, so the cost of a ring grows with their number. That is why a listener
+has at most 64 topics; a site with more has several listeners.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class DoorbellListener:
         self._scheduler = scheduler
         self._waiting = False
         self._waits = 0  # waits so far; also the number of the current wait
-        self._unblocking: asyncio.Task[None] | None = None  # ends a wait
-        self._ending = 0  # the number of the wait that it ends
-        self._again = False  # end the current wait, too, once it is done
+        self._unblocking: asyncio.Task[None] | None = None  # the task that ends a wait
+        self._ending = 0  # the number of that wait
+        self._again = False  # once that task is done, end the current wait, too
         self.loop = Loop("doorbell listener", self.listen)
         dispatcher.listeners += 1
 

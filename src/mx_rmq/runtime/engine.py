@@ -4,7 +4,7 @@
     survey, scheduler, expirer, monitor, crons                           once per site: `site.py`
     lease keeper, caretaker, janitor, registry, watchdog                 beside them
 
-The parts know each other directly. The engine only builds, starts and stops them.
+The parts call each other directly. The engine only builds, starts and stops them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
 
 STEP_WITHIN: Final = 5.0
-"""Seconds that each step of a stop may take: replies under way, cancelled handlers, outcomes."""
+"""Seconds to wait, in each step of a stop, for replies, for cancelled handlers, for outcomes."""
 
-CANCEL_AGAIN_WITHIN: Final = 1.0  # seconds that a handler has to end once it is cancelled again
+CANCEL_AGAIN_WITHIN: Final = 1.0  # seconds for a handler to end after its second cancellation
 
 
 class Engine:
@@ -111,7 +111,7 @@ class Engine:
         )
 
     async def start(self) -> None:
-        """Start everything. Only the calls inside `try` can fail, and nothing runs before them."""
+        """Start everything. Only the calls inside `try` can fail, and until then nothing runs."""
         try:
             await self.beat()
             await self._lease_keeper.begin()
@@ -153,7 +153,7 @@ class Engine:
                     self._registry.leave(),
                     *(site.hand_back_rings() for site in self._sites.values()),
                     *self._dispatcher.ringing,
-                    return_exceptions=True,  # one server may be away
+                    return_exceptions=True,  # one server may be unreachable
                 )
         left = self.slots.held or self._lifecycle.abandoned
         clean = not left and not self._dispatcher.may_have_unknown_leases()
@@ -195,7 +195,7 @@ class Engine:
         return await self._registry.beat(self.watchdog.down())
 
     def _serve(self) -> None:
-        """Serve every partition of every topic that is not served yet."""
+        """Start to serve all partitions of our topics that are not served yet."""
         if self._dispatcher.leaving:
             return
         for topic, handler in self._handlers.items():

@@ -3,7 +3,7 @@
 A call that fails, or that the server refuses, is repeated until it succeeds; the token decides
 whether the worker still has the message then. Meanwhile leases are extended and the messages keep
 their room, so a worker that cannot settle messages stops taking them. Only a message that can never
-be sent, because of a bug of ours, is left alone until its lease runs out.
+be sent, because of a bug in our code, is left alone until its lease runs out.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ logger = get_logger(__name__)
 MAX_BYTES: Final = 4 * 1_048_576  # of records in one call, unless a single one is larger
 
 _Group = tuple[str, type]
-"""A topic and a type of outcome. Groups are settled separately, so one that is refused holds up no
-other."""
+"""A topic and a type of outcome. Groups are settled separately, so a refused one does not hold up
+the others."""
 
 
 class _Kind(NamedTuple):
@@ -70,7 +70,7 @@ _KINDS: Final = {
 
 
 class _TakenOver(NamedTuple):
-    """A message that was taken over to decide about it. It has no slot and runs no handler."""
+    """A message that `Recovery` took over. It has no slot here, and no handler runs it."""
 
     leased: Leased
     outcome: Outcome
@@ -95,7 +95,7 @@ class Lifecycle:
         self._died: dict[_Group, str] = {}
         """Groups whose task ended before everything was settled, and how it ended."""
         self._closed = False
-        self.abandoned = 0  # messages that could not be settled; their leases bring them back
+        self.abandoned = 0  # messages not settled; they come back when their leases run out
 
     def settle(self, held: HeldMessage, outcome: Outcome | None) -> None:
         """Apply an outcome soon; None: the message is no longer ours."""
@@ -236,8 +236,8 @@ class Lifecycle:
     ) -> None:
         """Apply an outcome to a message that was taken over, not dispatched.
 
-        One call, and its errors are the caller's: if it fails, the short lease of the message runs
-        out, and it is taken over again. `message`: None if it cannot be read.
+        Makes one call and raises its errors. If it fails, the message's short lease runs out, and
+        the message is taken over again. `message`: None if it cannot be read.
         """
         (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
         if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
@@ -306,7 +306,7 @@ class Lifecycle:
     # what the watchdog and the engine call
 
     def down(self) -> str:
-        """Return how a task ended that had more to settle; empty: none did."""
+        """Return how a task ended before everything was settled; empty: none did."""
         return "" if self._closed else next(iter(self._died.values()), "")
 
     def start(self) -> None:
@@ -324,7 +324,7 @@ class Lifecycle:
             await asyncio.wait(self._flushing.values(), timeout=deadline - time.monotonic())
 
     def close(self) -> None:
-        """Give up what is not settled."""
+        """Give up on messages that are not settled yet."""
         self._closed = True
         for task in list(self._flushing.values()):
             task.cancel()
@@ -377,7 +377,7 @@ def _event(
 
 
 def handed_back(held: HeldMessage) -> HandedBack:
-    """Return an unfinished message as it goes back: with its priority and its time to live."""
+    """Return what it takes to hand back an unfinished message: lease, priority, expiry time."""
     record = held.leased.record
     try:
         message = held.message or codec.decode(record, held.topic.topic, held.leased.id)

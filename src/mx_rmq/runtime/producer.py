@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.producer_calls import Prepared
     from mx_rmq.store.results import Produced
 
-MAX_CALL_BYTES: Final = 1_048_576  # per call, unless it has one message: it blocks the server
+MAX_CALL_BYTES: Final = 1_048_576  # per call, which blocks the server; one message may exceed it
 MAX_CHUNK: Final = 500  # messages per call of `produce_all`
 MIN_RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
 REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
@@ -47,7 +47,7 @@ _Waiting = tuple["Message", "asyncio.Future[Produced]"]
 class Stored(NamedTuple):
     """What one call of a `produce_all` stored."""
 
-    places: Sequence[int]  # of the messages, in the order of `ids`
+    places: Sequence[int]  # positions of the messages, in the order of `ids`
     ids: list[str]
     unconfirmed: NotConfirmed | None = None
 
@@ -73,13 +73,13 @@ class Producer:
         self._handlers = handlers
         self._channels: dict[tuple[str, bool, Confirm | None], _Channel] = {}
         self._sending: set[asyncio.Task[None]] = set()
-        self._progress: asyncio.Event | None = None  # set by each caller that ends, for `close`
+        self._progress: asyncio.Event | None = None  # tells `close` that a caller is done
         self._registering: dict[str, asyncio.Task[None]] = {}
         self._registering_callers = 0
         self._refresh_at = time.monotonic() + REFRESH_EVERY
         self._refreshing: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
-        self._made_none: set[tuple[str, str]] = set()  # (partition, lane without ids for it)
+        self._made_none: set[tuple[str, str]] = set()  # (partition, lane that made no ids for it)
         self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_random)
 
     async def produce(
@@ -183,11 +183,11 @@ class Producer:
         return partition(topic, made_for if made_for < parts else number_for(id, parts))
 
     async def _partition_for_id(self, topic: str, id: str, key: str | None) -> str:
-        """Choose the partition of a message with a custom id.
+        """Choose the partition of a message whose caller passed an id.
 
-        After ProduceUnknown, a message is produced again with its generated id. If the topic has
-        grown since, its key may belong to another partition now. The message must still go to the
-        first one, or there could be two.
+        After ProduceUnknown, a caller may produce again with the generated id. If the topic has
+        grown since, the key may belong to another partition now. The message must still go to its
+        first partition, or it could be stored twice.
         """
         name = self._partition(topic, id, key)
         maker, number = maker_of(id), number_in(id)
@@ -224,18 +224,17 @@ class Producer:
 
     async def _probe(self, name: str) -> None:
         with suppress(MxRmqError):
-            await self.store.get_next_delay_task(
-                name
-            )  # must be a script, which a moving slot refuses
+            # Must be a script: a slot that is being moved refuses those.
+            await self.store.get_next_delay_task(name)
 
     async def _split(
         self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
     ) -> Iterator[tuple[str, Sequence[int]]]:
-        """Split messages into calls: the partition of each call, and the places of its messages."""
+        """Split messages into calls: the partition of each, and the positions of its messages."""
         if keys is None and not any(message.id for message in messages):
             return self._split_evenly(topic, messages)
         key_of = [None] * len(messages) if keys is None else keys
-        # First: this may find that the topic has grown, and a key must not change its partition
+        # Do this first: it may find that the topic has grown, and a key must not change partitions
         # in the middle of the split.
         with_id = {
             place: await self._partition_for_id(topic, message.id, key_of[place])
@@ -286,7 +285,7 @@ class Producer:
     def _registered(self, topic: str, registering: asyncio.Task[None]) -> None:
         del self._registering[topic]
         if not registering.cancelled():
-            registering.exception()  # if all callers were cancelled, asyncio must not complain
+            registering.exception()  # or asyncio warns if all callers were cancelled
 
     def refresh_partitions(self) -> None:
         """In the background, register all topics again: they may have grown, or a server may have
@@ -324,14 +323,14 @@ class Producer:
                         break
                     batch.append(waiting.popleft())
                 await self._send_batch(channel, batch)
-                await asyncio.sleep(0)  # callers with an answer may produce again: batch those
+                await asyncio.sleep(0)  # let answered callers produce again and join the next batch
         finally:
             while waiting:  # only if the event loop ends
                 waiting.popleft()[1].cancel()
             self._continue(channel)
 
     async def _send_batch(self, channel: _Channel, batch: list[_Waiting]) -> None:
-        """Send messages in one call, without those whose callers have given up by then."""
+        """Send messages in one call, except those whose callers have given up."""
 
         def check() -> None:
             if any(answer.done() for _, answer in batch):
@@ -381,13 +380,12 @@ class Producer:
         if any(parts > 1 for parts in self.store.partitions.values()):
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_REFRESH_WITHIN):
-                    await (
-                        self._refresh()
-                    )  # the registry may have lost a number that only we still know
+                    # The registry may have lost a partition count that only we still know.
+                    await self._refresh()
 
 
 def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Split the messages at these places into parts that fit into one call each, in order."""
+    """Split the messages at these positions into parts that each fit in one call, in order."""
     start, size, delayed = 0, 0, False
     for at, place in enumerate(places):
         message = messages[place]

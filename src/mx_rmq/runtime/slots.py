@@ -1,8 +1,8 @@
 """The slots of a worker: which messages it holds, which run, and how many more it may take.
 
-A worker takes as many messages as it has free slots, plus what it finishes in 20 ms but never more
-than `prefetch`, so fast handlers do not wait for the server. A message that has waited here for a
-second is handed back, because another worker may run it at once.
+A worker takes as many messages as it has free slots, plus as many as it finishes in 20 ms (at most
+`prefetch`), so that fast handlers do not wait for the server. A message that has waited here for a
+second is handed back, because another worker may have a free slot.
 
 Topics share the slots fairly. Topics with waiting messages take turns for the free slots. A busy
 topic leaves one slot to each idle topic (up to a quarter of all slots), so that no topic waits for
@@ -80,7 +80,7 @@ class TopicSlots:
         self.clock = clock  # of the server that has the topic
         self.waiting: deque[HeldMessage] = deque()
         self.running = 0
-        self.committed = 0  # messages of it here in any stage, plus those asked for
+        self.committed = 0  # its messages here, in any stage, plus those asked for
         self.has_turn = False  # it is in `Slots._turns`
         self.handed_back_at = -1  # value of `Slots._ended` when a message was last handed back
         self.handler_seconds = inf  # how long its handler takes on average; inf: not known yet
@@ -99,7 +99,7 @@ class Slots:
         The lease keeper's thread reads it: `held.copy()` is one atomic step.
         """
         self.backlog: dict[TopicSlots, None] = {}
-        """Topics that probably have pending messages on the server; the next to ask first."""
+        """Topics that probably have pending messages on the server, in the order to ask."""
         self.running = 0
         self.waiting = 0  # messages here that wait for a slot
         self._committed = 0  # the messages in `held`, plus those asked for
@@ -109,7 +109,7 @@ class Slots:
         self._rate = 0.0  # handlers that end per second
         self._idle_topics = 0  # topics without a running handler
         self._turns: deque[TopicSlots] = deque()
-        """The topics below their limit that have waiting messages; the next one to start first."""
+        """Topics with waiting messages that are below their limit, in the order of their turns."""
 
     def add(self, handler: Handler, name: str, clock: ServerClock) -> TopicSlots:
         """Serve a topic, or a partition of one."""
@@ -153,14 +153,14 @@ class Slots:
         return room if not topic.waiting or room * 4 >= topic.limit else 0
 
     def _share(self, topic: TopicSlots, ahead: int, others: int) -> int:
-        """Return how many messages a topic may take if it shares the room with N others."""
+        """Return how many messages a topic may take if it shares the room with `others` topics."""
         capacity = self.concurrency - self._left_free(topic, others) + ahead
         share = max(capacity // (1 + others), min(ahead, CHUNK))
         own = min(topic.limit + ahead, share) - topic.committed
         return min(own, capacity - self._committed)
 
     def _left_free(self, topic: TopicSlots, others: int = 0) -> int:
-        """Return how many slots a topic leaves to idle topics, not counting N others."""
+        """Return how many slots a topic leaves to idle topics, not counting `others` of them."""
         idle = self._idle_topics - (topic.running == 0) - others
         return min(max(0, idle), self.concurrency // 4)
 
@@ -192,7 +192,7 @@ class Slots:
     def receive(
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
     ) -> None:
-        """Take in the messages that came, and free the rest of the reserved room."""
+        """Hold the messages that came, and free the rest of the reserved room."""
         topic.committed += len(messages) - reserved
         self._committed += len(messages) - reserved
         for leased in messages:

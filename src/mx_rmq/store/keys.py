@@ -2,9 +2,9 @@
 
 A key begins with the prefix, `mx-rmq` unless you choose another. Every key of a topic carries the
 topic as its hash tag, as in `mx-rmq:{orders}:payload`, so all of them live in one cluster slot and
-one script can change them together. A topic of several partitions has such a set of keys for each
-partition: the first under its own name, the others under {topic/1}, {topic/2}, … To the store each
-partition is a topic.
+one script can change them together. A topic with several partitions has one such set of keys per
+partition: the first under the topic's name, the others under {topic/1}, {topic/2}, … To the store,
+each partition is a topic.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mx_rmq.core.names import check_partition, check_prefix
 DEFAULT_PREFIX: Final = "mx-rmq"
 
 LAYOUT: Final = 1
-"""The version of the key layout below. It grows with a change that makes older releases lose or
-repeat messages. A new key that they can ignore does not change it."""
+"""The version of the key layout below. It grows when a change would make older releases lose
+or repeat messages. A new key that they can ignore does not change it."""
 
 
 def _key(kind: str, suffix: str) -> Any:
@@ -70,7 +70,7 @@ class TopicKeys:
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again
     recent: str = _key("ZSET", "recent")
-    totals: str = _key("HASH", "totals")  # what happened -> to how many messages, ever
+    totals: str = _key("HASH", "totals")  # event -> how many messages it happened to, ever
     history: str = _key("STREAM", "history")  # what happened, newest last
 
     def types(self) -> dict[str, str]:
@@ -113,11 +113,11 @@ class Keys:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
-        """Every topic that was ever produced to -> how many partitions it has."""
+        """Every topic that was ever produced to or served -> how many partitions it has."""
         self.workers = f"{prefix}:workers"  # name -> last seen (ms), a space, info (JSON)
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
-        """The worker that looks after topics that it does not serve; in the slot of topics."""
-        self.layout = f"{prefix}:layout"  # the number of the layout that these keys have
+        """The worker that looks after topics it does not serve; in the cluster slot of `topics`."""
+        self.layout = f"{prefix}:layout"  # the LAYOUT of these keys
         self._known: dict[str, TopicKeys] = {}
 
     def scratch(self, number: int) -> str:
