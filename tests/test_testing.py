@@ -124,7 +124,7 @@ def test_drain_works_where_the_queue_is_open_in_another_thread(mq: MessageQueue)
 
 
 async def test_drain_says_what_to_do_in_an_async_test(mq: MessageQueue) -> None:
-    with pytest.raises(InvalidInput, match=r"`await Worker\(mq\)\.drain\(\)` instead$"):
+    with pytest.raises(InvalidInput, match=r"use `await Worker\(mq\)\.drain\(\)`$"):
         testing.drain(mq)
 
 
@@ -337,7 +337,7 @@ def test_the_queue_is_what_it_was_and_nothing_is_left(mx_rmq_server: str) -> Non
 
 async def test_a_queue_that_is_open_is_refused(mq: MessageQueue) -> None:
     async with mq:
-        with pytest.raises(InvalidInput, match="open already"), testing.use(mq):
+        with pytest.raises(InvalidInput, match="already open"), testing.use(mq):
             pass
 
 

@@ -430,7 +430,7 @@ async def test_dead_letters_that_become_more_are_told_of(
     told = await run(server, "doctor")
     assert (
         "warn topic orders: dead messages are piling up: 30 in the last hour, compared to 2.0 per "
-        "hour on the day before. List them with mx-rmq list orders --state dead --since 1h"
+        "hour over the previous day. List them with mx-rmq list orders --state dead --since 1h"
         in told.stdout
     )
 

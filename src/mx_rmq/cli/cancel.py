@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@acts_on(WAITING, "Only messages in this state. Required with --all, and used only with it.")
+@acts_on(WAITING, "Only messages in this state. Required with --all; not allowed without it.")
 async def cancel(admin: Admin, **options: Any) -> int:
     """Remove the messages IDS of TOPIC that no worker has started.
 

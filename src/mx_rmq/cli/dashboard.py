@@ -56,7 +56,7 @@ _file = click.Path(path_type=Path)
     help="File with the password for signing in. Required unless only this machine can connect.",
 )
 @click.option(
-    "--no-password", is_flag=True, help="Require no password, because the proxy asks for one."
+    "--no-password", is_flag=True, help="Require no password: a proxy in front authenticates users."
 )
 @click.option(
     "--origin",

@@ -28,7 +28,7 @@ async def doctor(settings: QueueSettings, quick: bool, strict: bool, as_json: bo
     """Check the server and every topic; say what is wrong and what to do about it.
 
     ok: as it should be. skip: this user lacks the rights to check it. warn: it needs attention.
-    bad: messages are lost, stuck or refused, or will be.
+    bad: messages are being lost, stuck or refused, or will be.
 
     Exit code 0: nothing is bad. 1: something is. 2: the server could not be checked.
     """

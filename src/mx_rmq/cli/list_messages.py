@@ -35,7 +35,7 @@ TIME_OF: Final = {
 @click.option(
     "--limit", type=int, default=20, show_default=True, help="Messages per page, up to 1,000."
 )
-@click.option("--cursor", help="Continue after the previous page, which prints the cursor.")
+@click.option("--cursor", help="Where to continue: printed at the end of the previous page.")
 @as_json
 @on_admin
 async def list_messages(
@@ -51,7 +51,7 @@ async def list_messages(
 
     Pending messages come in dispatch order, partitions in turn; delayed messages by due time,
     messages in processing by the end of their lease, dead and quarantined messages newest first.
-    --since and --until filter by the time that is shown. Exit code 2: failed.
+    --since and --until filter by the time in the table. Exit code 2: failed.
     """
     wanted = await filter_of(admin, **filters)
     if wanted is None:

@@ -23,7 +23,7 @@ def server(directory: Path, port: int | None) -> None:
 
     DIRECTORY defaults to ./mx-rmq-data. Other processes connect with the URL embedded://DIRECTORY.
     With --port the server also listens on TCP and requires a password, which is generated and kept
-    in DIRECTORY/password, readable by you only; the printed URL names that file. Exit code 2: the
+    in DIRECTORY/password, readable only by you; the printed URL names that file. Exit code 2: the
     server could not start, or exited unexpectedly.
     """
     from mx_rmq.embedded import EmbeddedServer

@@ -37,7 +37,7 @@ ENDS: Final = ("completed", "discarded", "cancelled", "trimmed")
 async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
     """Show message ID of TOPIC. Without TOPIC, search all topics.
 
-    If the message is gone, show what the topic's history still has on it. Exit code 1: not found.
+    If the message is gone, show what is left of it in the topic's history. Exit code 1: not found.
     2: failed, or several topics have a message with this id.
     """
     if len(words) > 2:

@@ -111,7 +111,7 @@ async def _growing(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
         if latest >= FEW and latest > GROWTH * day / 24:
             yield warn(
                 f"{state} messages are piling up: {latest:,} in the last hour, compared to "
-                f"{day / 24:,.1f} per hour on the day before",
+                f"{day / 24:,.1f} per hour over the previous day",
                 f"List them with mx-rmq list {topic} --state {state} --since 1h",
                 topic,
                 state,

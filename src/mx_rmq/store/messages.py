@@ -252,7 +252,7 @@ def levels(state: State) -> int:
 
 def check_count(count: int) -> int:
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_PAGE:
-        raise InvalidInput(f"{count!r} messages: a page has from 1 to {MAX_PAGE}")
+        raise InvalidInput(f"limit={count!r} is not between 1 and {MAX_PAGE}")
     return count
 
 

@@ -170,7 +170,7 @@ async def produce_cron_message(
     id, record, priority, ttl = f"cron-{tick}", b"", Priority.NORMAL, None
     if message is not None:
         if message.is_delayed:
-            raise InvalidInput("the message of a tick cannot have delay or at")
+            raise InvalidInput("a cron message cannot have delay or at")
         id = message.id or id
         record, priority, ttl = _record(store, message, topic, id), message.priority, message.ttl
     if topic not in store.partitions:

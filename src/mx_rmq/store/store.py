@@ -138,7 +138,7 @@ class Store:
     ) -> Self:
         keys = Keys(prefix)
         if not 0 <= patience <= MAX_PATIENCE:
-            raise InvalidInput(f"patience={patience!r} is not from 0 to {MAX_PATIENCE} seconds")
+            raise InvalidInput(f"patience={patience!r} is not between 0 and {MAX_PATIENCE} seconds")
         servers = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))

@@ -92,7 +92,7 @@ def _used(
     mq: MessageQueue, url: str | None, *, instant_retries: bool, instant_delays: bool
 ) -> Iterator[None]:
     if mq.is_open:
-        raise InvalidInput("the queue is open already; put it into test mode before it is opened")
+        raise InvalidInput("the queue is already open; put it into test mode before you open it")
     with ExitStack() as stack:
         url = url or stack.enter_context(server())
         _close_sync(mq)
@@ -198,7 +198,7 @@ def drain(mq: MessageQueue, *, delayed: bool = False, **options: Any) -> Drained
     except RuntimeError:
         pass
     else:
-        raise InvalidInput("drain would block this event loop: `await Worker(mq).drain()` instead")
+        raise InvalidInput("drain would block this event loop: use `await Worker(mq).drain()`")
     worker = Worker(mq, **options)
     if mq._loop is None:
         return run(worker.drain(delayed=delayed))

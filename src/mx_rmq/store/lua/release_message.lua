@@ -1,6 +1,6 @@
 -- release_message: processing -> pending
--- Hands unfinished work back at shutdown: to the front of its level, in the order in which it was
--- taken. The attempt does not count.
+-- Hands back messages that a worker did not handle, because it stops or is full: to the front of
+-- their level, in the order in which they were taken. No attempt is counted.
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
 -- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell

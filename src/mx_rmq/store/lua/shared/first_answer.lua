@@ -1,5 +1,5 @@
--- first_answer: a call that comes again gets its first answer and changes nothing. A refusal leaves
--- a receipt, too: a late copy must not do what its caller was told is not done.
+-- first_answer: a call that comes again gets its first answer and changes nothing. Refusals that
+-- could turn out otherwise later leave a receipt, too: a late copy must not do what was refused.
 -- needs: receipt
 -- defines: call, noted, last
 
