@@ -43,6 +43,7 @@ class HttpConnection(H11Protocol):
     _stuck_since: float | None = None
     _timer: asyncio.TimerHandle | None = None
 
+    # Override: asyncio gives a stream protocol a Transport, a subclass of what its stub says.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
@@ -136,6 +137,7 @@ class Handshake(asyncio.Protocol):
         self._early = b""  # what arrived before the HttpConnection took over
         self._lost = False
 
+    # Override: asyncio gives a stream protocol a Transport, a subclass of what its stub says.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self._task = self._connection.loop.create_task(
