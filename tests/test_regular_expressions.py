@@ -102,7 +102,10 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("", "@user_script: ", ""),
         ("user_script:", "1", ""),
     ],
-    ("store/script.py", r"-- keys: ([\w |]+)"): [("-- keys: ", "a", "!"), ("-- keys: ", " |", "!")],
+    ("store/script.py", r"-- keys: ([\w |*]+)"): [
+        ("-- keys: ", "a", "!"),
+        ("-- keys: ", "*|", "!"),
+    ],
     ("store/script.py", r"^local ([\w, ]+) = KEYS\["): [
         ("local ", "a", "!"),
         ("local a", ", a", "!"),

@@ -300,14 +300,14 @@ MUTANTS = [
     Mutant(
         "a tick fires again and again",
         "produce_cron_message",
-        "if not report and last and last >= tick_ms then return {time, before, 0} end\n",
-        "",
+        "(tick_ms > now or last and last >= tick_ms)",
+        "tick_ms > now",
     ),
     Mutant(
         "a tick fires before it is due",
         "produce_cron_message",
-        "if not report and tick_ms > now then return {time, before, 0} end\n",
-        "",
+        "(tick_ms > now or last and last >= tick_ms)",
+        "last and last >= tick_ms",
     ),
     Mutant(
         "a tick is not remembered",
@@ -361,7 +361,7 @@ MUTANTS = [
     Mutant(
         "the survey takes no notice of a pause",
         "survey_topics",
-        "paused and 0 or waiting",
+        "redis.pcall('HEXISTS', meta, 'paused') == 1 and 0 or waiting",
         "waiting",
     ),
     Mutant(

@@ -6,13 +6,14 @@ A block's header says which names it needs and which it defines. A block never u
 
 The signature is read from the script's own first lines, so no Python file holds a position:
 
-    -- keys: payload | processing expire_monitor                     keys, by their names in keys.py
+    -- keys: payload | pending*                                      keys, by their names in keys.py
     local worker = ARGV.worker       -- who holds the leases         an argument
     local each, width = ARGV.each, 2 -- per message: id, token       the rest, repeated per item
     local stride = 9                 -- keys per topic               all keys, repeated per topic
 
-The text for the server says `local payload, processing, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the
-first argument, and for `ARGV.each` where the items begin. A block may take an argument, too.
+`pending*` stands for its three priorities: pending_high, pending and pending_low. The text for the
+server says `local payload, pending_high, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the first argument,
+and for `ARGV.each` where the items begin. A block may take an argument, too.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.net.connection import Value
 
-_KEYS: Final = re.compile(r"-- keys: ([\w |]+)")
+_KEYS: Final = re.compile(r"-- keys: ([\w |*]+)")
 _NAMED: Final = re.compile(r"^local ([\w, ]+) = KEYS\[", re.MULTILINE)
 _NAMED_ARG: Final = re.compile(r"\bARGV\.(\w+)")
 _ARG: Final = re.compile(r"^local (\w+) *= (?:tonumber\()?ARGV\[(\d+)\]", re.MULTILINE)
@@ -152,7 +153,8 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
                 lines.append(line._replace(text=f"{use[1]}{line.text}".rstrip()))
             continue
         if named := _KEYS.fullmatch(text):
-            keys = named[1].replace("|", " ").split()
+            words = named[1].replace("|", " ").split()
+            keys = [key for word in words for key in _keys(word)]
             numbered = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
             count += len(keys)
             text = f"local {', '.join(keys)} = {', '.join(numbered)}"  # noqa: PLW2901
@@ -163,6 +165,11 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
     return tuple(
         line._replace(text=_NAMED_ARG.sub(lambda arg: places[arg[1]], line.text)) for line in lines
     )
+
+
+def _keys(word: str) -> tuple[str, ...]:
+    name = word.removesuffix("*")
+    return (name,) if name == word else (f"{name}_high", name, f"{name}_low")
 
 
 @cache

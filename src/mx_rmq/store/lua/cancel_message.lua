@@ -6,8 +6,8 @@
 -- instead of the old one: the message still runs once.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, p in processing
 -- Cost     O(log D) if delayed; O(N) if pending, N pending and not more than six times `walk`
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | processing | recent maker receipt totals history
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | processing
+-- keys: recent maker receipt totals history
 
 local id   = ARGV.id             -- the message
 local walk = tonumber(ARGV.walk) -- how far a list is walked from each end
@@ -27,11 +27,10 @@ end
 local list, from, deep = nil, 1, false
 for _, key in ipairs({pending_high, pending, pending_low}) do
   deep = redis.call('LLEN', key) > 2 * walk or deep
-  if answer ~= '1' or delayed or list then
-    -- it is nowhere in here, or found
-  elseif redis.call('LPOS', key, id, 'MAXLEN', walk) then
+  local sought = answer == '1' and not delayed and not list
+  if sought and redis.call('LPOS', key, id, 'MAXLEN', walk) then
     list = key
-  elseif redis.call('LPOS', key, id, 'RANK', '-1', 'MAXLEN', walk) then
+  elseif sought and redis.call('LPOS', key, id, 'RANK', '-1', 'MAXLEN', walk) then
     list, from = key, -1
   end
 end

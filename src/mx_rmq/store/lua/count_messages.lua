@@ -6,8 +6,8 @@
 --          messages and when each archive last dropped some for its bytes; a list: what happened
 --          and how often, ever
 -- Cost     O(log N), N delayed or in processing
--- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low | cancelled
--- keys: processing expire_monitor | dlq error_parse_queue archive_bytes | meta | totals
+-- keys: pending* | delay_tasks* | cancelled | processing expire_monitor
+-- keys: dlq error_parse_queue archive_bytes | meta | totals
 
 -- use: clock
 

@@ -8,8 +8,8 @@
 -- Returns  now (ms), then for each message: id, token, record. A paused topic gives none. The same
 --          call again gives the same messages, as far as the worker still holds them.
 -- Cost     O(log P) per message, P in processing
--- keys: payload | pending_high pending pending_low | cancelled expiry | processing expire_monitor
--- keys: doorbell meta | receipt totals history
+-- keys: payload | pending* | cancelled expiry | processing expire_monitor | doorbell meta
+-- keys: receipt totals history
 
 local call      = tonumber(ARGV.call)      -- this call's number in its lane
 local worker    = ARGV.worker              -- who takes them

@@ -10,8 +10,7 @@
 -- Returns  now (ms); the ms until the next message expires, 0: there are more, -1: there are none;
 --          then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | processing expire_monitor | meta
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor | meta
 
 local worker      = ARGV.worker                -- who takes them
 local max_count   = tonumber(ARGV.max_count)   -- how many at most

@@ -3,7 +3,7 @@
 -- process_delay_message.
 -- Returns  the ms until the next due time, 0: something is due, -1: nothing is delayed
 -- Cost     O(1)
--- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
+-- keys: pending* | delay_tasks*
 
 -- use: clock
 
@@ -18,5 +18,4 @@ for _, level in ipairs(levels) do
     earliest = math.min(earliest, tonumber(first[2]))
   end
 end
-if earliest == math.huge then return -1 end
-return math.max(0, math.ceil(earliest - now))
+return earliest == math.huge and -1 or math.max(0, math.ceil(earliest - now))

@@ -5,8 +5,7 @@
 --          that is not there. Pending counts to 2, without a cancelled place; it and the last stay
 --          0 unless walk is 1.
 -- Cost     O(log N) per id; with walk O(N), N pending
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | processing expire_monitor
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload
 
 local walk = tonumber(ARGV.walk) -- 1: walk the pending lists too

@@ -4,8 +4,7 @@
 -- they take more bytes than the budget; a letter larger than the whole budget is kept alone. A TTL
 -- on the field is a second net, for a topic that is no longer trimmed.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 the worker no longer holds it
--- Cost     O(log P + D log A), P in processing, A archived, D dropped: at most 200 for age and
---          count, and 10,000 for bytes
+-- Cost     O(log P + D log A), P in processing, A archived, D dropped, at most 10,200
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history
 

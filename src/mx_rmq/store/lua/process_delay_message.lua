@@ -3,8 +3,7 @@
 -- and counted. A level with a key of a wrong type is skipped.
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: doorbell meta | totals history
+-- keys: payload | pending* | delay_tasks* | doorbell meta | totals history
 
 local max_count = tonumber(ARGV.max_count) -- how many of each level at most
 -- use: clock, history
@@ -20,8 +19,7 @@ for _, level in ipairs(levels) do
     local behind = {}
     for _, id in ipairs(due) do
       if redis.call('HEXISTS', payload, id) == 1 then
-        behind[#behind + 1] = id
-        moved[#moved + 1] = id
+        behind[#behind + 1], moved[#moved + 1] = id, id
       else
         dropped = dropped + 1
       end

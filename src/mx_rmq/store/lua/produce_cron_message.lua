@@ -7,8 +7,8 @@
 -- Returns  now (ms); the last tick (ms) after this call, or ''; 1 if this call made the message, 0
 --          if the tick is not due yet, has fired, or its id is taken
 -- Cost     O(1)
--- keys: payload | pending_high pending pending_low | expiry | dlq_payload error_parse_payload
--- keys: doorbell meta | totals history
+-- keys: payload | pending* | expiry | dlq_payload error_parse_payload | doorbell meta
+-- keys: totals history
 
 local id       = ARGV.id                -- the message's
 local tick_ms  = tonumber(ARGV.tick_ms) -- when it is due (ms)
@@ -30,8 +30,7 @@ redis.call('ZCARD', expiry)
 
 local time, before = string.format('%.0f', now), last and string.format('%.0f', last) or ''
 if report and last then return {time, before, 0} end
-if not report and tick_ms > now then return {time, before, 0} end
-if not report and last and last >= tick_ms then return {time, before, 0} end
+if not report and (tick_ms > now or last and last >= tick_ms) then return {time, before, 0} end
 
 local tick = string.format('%.0f', report and now or tick_ms)
 if report or live or dead or quarantined then

@@ -3,9 +3,8 @@
 -- produce_normal_message. Rings the scheduler only if one of them is due before all that wait.
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell_delay
--- keys: recent receipt totals history
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | dlq_payload error_parse_payload
+-- keys: doorbell_delay | recent receipt totals history
 
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
@@ -14,8 +13,7 @@ local soonest, due_times = math.huge, {high = {}, normal = {}, low = {}}
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
   local level = due_times[priorities[ARGV[i + 1]]]
-  level[#level + 1] = due
-  level[#level + 1] = ARGV[i]
+  level[#level + 1], level[#level + 2] = due, ARGV[i]
   soonest = math.min(soonest, due)
 end
 

@@ -14,9 +14,8 @@
 --          exists: l live, d dead, q quarantined, f finished recently. Or 'full': the cap refuses
 --          the whole call.
 -- Cost     O(1) per message
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | dlq_payload error_parse_payload | doorbell
--- keys: recent receipt totals history
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | dlq_payload error_parse_payload
+-- keys: doorbell | recent receipt totals history
 
 local each, width = ARGV.each, 3 -- per message: id, how, record
 -- use: clock, first_answer, history, new_messages

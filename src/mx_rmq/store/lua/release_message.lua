@@ -3,8 +3,7 @@
 -- their level, in the order in which they were taken. No attempt is counted.
 -- Returns  same as complete_message
 -- Cost     O(log P) per message, P in processing
--- keys: pending_high pending pending_low | expiry | processing expire_monitor | doorbell
--- keys: receipt totals history
+-- keys: pending* | expiry | processing expire_monitor | doorbell | receipt totals history
 
 local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: first_answer, history, held_messages

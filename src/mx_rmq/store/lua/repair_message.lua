@@ -7,8 +7,7 @@
 -- its expiry time. The archives' bytes are recounted automatically.
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
--- keys: payload | pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: cancelled expiry | processing expire_monitor
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
 
 local id         = ARGV.id                   -- the message
@@ -42,8 +41,7 @@ local rung = redis.call('LLEN', doorbell)
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 local expires = redis.call('ZSCORE', expiry, id)
 
-local waiting = math.max(0, places - marked)
-local state = 'none'
+local waiting, state = math.max(0, places - marked), 'none'
 if record and lease then
   state = 'processing'
 elseif record and delays > 0 then

@@ -3,8 +3,8 @@
 -- seen. The server stamps the time into the record, so that its waiting time is known.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
--- keys: payload | pending_high pending pending_low | expiry | archive archive_payload archive_bytes
--- keys: doorbell | receipt totals history
+-- keys: payload | pending* | expiry | archive archive_payload archive_bytes | doorbell
+-- keys: receipt totals history
 
 local priority   = ARGV.priority             -- high, normal or low
 local record     = ARGV.record               -- without its first brace and its due time

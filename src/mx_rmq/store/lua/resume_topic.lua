@@ -2,7 +2,7 @@
 -- Rings the doorbell if something waits.
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
--- keys: pending_high pending pending_low | doorbell meta | receipt totals history
+-- keys: pending* | doorbell meta | receipt totals history
 
 local by = ARGV.by -- who asks for it
 -- use: first_answer, history

@@ -3,8 +3,8 @@
 -- messages that only a newer release can read are postponed.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
--- keys: payload | delay_tasks_high delay_tasks delay_tasks_low | expiry | processing expire_monitor
--- keys: doorbell_delay | receipt totals history
+-- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
+-- keys: receipt totals history
 
 local what = ARGV.what -- what the history calls it: retried or postponed
 local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
@@ -16,8 +16,7 @@ local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
   local due = now + tonumber(ARGV[i + 4])
   local level = due_times[ARGV[i + 3]]
-  level[#level + 1] = due
-  level[#level + 1] = ARGV[i]
+  level[#level + 1], level[#level + 2] = due, ARGV[i]
   records[#records + 1] = ARGV[i]
   records[#records + 1] = ARGV[i + 2]
   soonest = math.min(soonest, due)

@@ -3,7 +3,7 @@
 -- worker. Rings at most once, so it is safe to repeat. A key of a wrong type counts as empty.
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
--- keys: pending_high pending pending_low | doorbell
+-- keys: pending* | doorbell
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do

@@ -6,8 +6,7 @@
 --          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
 --          has come, -1: there is none
 -- Cost     O(log N) per topic, N delayed or in processing
--- keys: pending_high pending pending_low | delay_tasks_high delay_tasks delay_tasks_low
--- keys: expire_monitor expiry | meta
+-- keys: pending* | delay_tasks* | expire_monitor expiry | meta
 
 local stride = 9 -- keys per topic: those above are the first topic's, the others follow
 -- use: clock
@@ -33,8 +32,7 @@ for first = 1, #KEYS, stride do
   local deadline = tonumber(soonest[2]) or math.huge
   soonest = redis.pcall('ZRANGE', expiry, 0, 0, 'WITHSCORES')
   local expires = tonumber(soonest[2]) or math.huge
-  local paused = redis.pcall('HEXISTS', meta, 'paused') == 1
-  reply[#reply + 1] = paused and 0 or waiting
+  reply[#reply + 1] = redis.pcall('HEXISTS', meta, 'paused') == 1 and 0 or waiting
   reply[#reply + 1] = due == math.huge and -1 or math.max(0, math.ceil(due - now))
   reply[#reply + 1] = deadline == math.huge and -1 or math.max(0, math.ceil(deadline - now))
   reply[#reply + 1] = expires == math.huge and -1 or math.max(0, math.ceil(expires - now))

@@ -14,7 +14,5 @@ local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
 -- use: archive_size, victims, drop_victims
 note('trimmed', '', victims)
-
--- The limit may have been lowered, and perhaps nothing else is ever added.
-redis.pcall('XTRIM', history, 'MAXLEN', '~', remember)
+redis.pcall('XTRIM', history, 'MAXLEN', '~', remember) -- the limit may have been lowered
 return {#victims, sum and 1 or 0}

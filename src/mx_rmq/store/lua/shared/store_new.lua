@@ -6,8 +6,7 @@
 local stamp, records, stored = string.format('{"created_at":%.0f,', now), {}, {}
 for n = 1, #fresh do
   local i = fresh[n]
-  stored[n], records[2 * n - 1] = ARGV[i], ARGV[i]
-  records[2 * n] = stamp .. ARGV[i + 2]
+  stored[n], records[2 * n - 1], records[2 * n] = ARGV[i], ARGV[i], stamp .. ARGV[i + 2]
 end
 redis.call('HSET', payload, unpack(records))
 -- A used mark moves to the front and goes with the stale ids: a producer may not use ZREM.
