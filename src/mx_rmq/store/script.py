@@ -12,8 +12,8 @@ The signature is read from the script's own first lines, so no Python file holds
     local stride = 9                 -- keys per topic               all keys, repeated per topic
 
 `pending*` stands for its three priorities: pending_high, pending and pending_low. The text for the
-server says `local payload, pending_high, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the first argument,
-and for `ARGV.each` where the items begin. A block may take an argument, too.
+server says `local payload, pending_high, … = KEYS[1], KEYS[2], …`, `ARGV[1]` for the first
+argument, and for `ARGV.each` where the items begin. A block may take an argument, too.
 """
 
 from __future__ import annotations
