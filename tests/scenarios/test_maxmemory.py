@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from redis.exceptions import OutOfMemoryError
 
+from mx_rmq import MessageQueue, Worker
 from mx_rmq.core.errors import ServerFull
 from mx_rmq.store.results import Placed
 from mx_rmq.store.store import Store
@@ -134,3 +135,23 @@ async def test_a_worker_can_start_at_maxmemory_and_work_off_what_is_there(
         claims = [one.claim for one in taken.messages]
         assert all(await newcomer.complete_message(TOPIC, "w1", claims))
     assert len(claims) == 3
+
+
+async def test_a_worker_starts_at_maxmemory_and_handles_every_partition(
+    raw: Redis, server: Server
+) -> None:
+    mq, handled = MessageQueue(server.url), list[int]()
+
+    @mq.handler("known", partitions=3)
+    async def known(number: int) -> None:
+        handled.append(number)
+
+    @mq.handler("new")
+    async def new(number: int) -> None: ...
+
+    async with mq:
+        await mq.produce_many("known", range(300))
+    await fill_up(raw)
+    async with mq:
+        await Worker(mq).drain()
+    assert sorted(handled) == [*range(300)]

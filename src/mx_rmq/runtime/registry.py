@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.core.errors import ServerFull
 from mx_rmq.core.text import brief
 from mx_rmq.runtime.loop import AWAY
 
@@ -61,6 +62,11 @@ class Registry:
             await self._store.register_topics(  # every time: the registry may have been lost
                 {topic: known.get(topic, 1) for topic in self._handlers}
             )
+        except ServerFull:  # new topics are listed when there is memory again
+            for topic in self._handlers:
+                known[topic] = max(
+                    known.get(topic, 1), await self._store.views.partitions(topic) or 1
+                )
         except AWAY:  # try again later; the list of workers may be on another server
             if not self.is_listed:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerUnavailable
+from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerFull, ServerUnavailable
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.partition import check_partitions, partitions, partitions_of
 from mx_rmq.store.arguments import MAX_TOPICS, check_range, check_worker
@@ -82,8 +82,11 @@ async def _is_paused(store: Store, name: str) -> bool:
 
 async def claim_layout(store: Store) -> None:
     """Store the layout number, unless it is set. A later release recognises old keys by it."""
-    with suppress(ScriptFailed):  # not permitted: another worker will do it
-        await store.caller.command("SET", store.keys.layout, LAYOUT, "NX")
+    with suppress(
+        ScriptFailed, ServerFull
+    ):  # not permitted, or no memory: another worker will do it
+        if await store.caller.command("GET", store.keys.layout) is None:
+            await store.caller.command("SET", store.keys.layout, LAYOUT, "NX")
 
 
 async def register(store: Store, topic: str, count: int = 1) -> None:
