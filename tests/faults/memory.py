@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 PRODUCERS: Final = 6
 LEASE: Final = 2.0
 ATTEMPTS: Final = 3
+OPTIONS: Final = {
+    "lease": LEASE,
+    "dlq_max_bytes": 1 << 28,  # else dead letters get a tenth of the maxmemory that is taken away
+    "handler": {"max_attempts": ATTEMPTS},
+}
 HELD: Final = 8
 """Messages that a worker has when it is killed."""
 HELD_FOR: Final = 2.5
@@ -127,7 +132,7 @@ class Cycle:
         async with AsyncExitStack() as stack:
             url = stack.enter_context(self._server).url
             start, history = stack.enter_context(crew.crew(url, self.directory))
-            victim = start(lease=LEASE, concurrency=HELD, handler={"max_attempts": ATTEMPTS})
+            victim = start(concurrency=HELD, **OPTIONS)
             mq = await stack.enter_async_context(MessageQueue(url))
             self._raw = await stack.enter_async_context(Redis.from_url(url))
             self._mq, self._history = mq, history
@@ -151,8 +156,7 @@ class Cycle:
         """Let a worker of this process come, and stay."""
         file = os.open(self.directory / "history", os.O_WRONLY | os.O_APPEND)
         stack.callback(os.close, file)
-        options = {"lease": LEASE, "handler": {"max_attempts": ATTEMPTS}}
-        mq = crew.make(self._server.url, file, options)
+        mq = crew.make(self._server.url, file, {**OPTIONS})
         await stack.enter_async_context(mq)
         await stack.enter_async_context(Worker(mq, concurrency=50))
 

@@ -142,7 +142,8 @@ async def until(fact: Callable[[], Any], seconds: float = 30) -> None:
 
 def make(url: str, history: int, options: dict[str, Any]) -> MessageQueue:
     """Make the queue of a worker process."""
-    mq = MessageQueue(url, lease=options.pop("lease", 30.0))
+    limit = options.pop("dlq_max_bytes", None)
+    mq = MessageQueue(url, lease=options.pop("lease", 30.0), dlq_max_bytes=limit)
     settings = {"retry": 0.05, **options.pop("handler", {})}
 
     def note(event: str, delivery: Delivery) -> None:
