@@ -421,7 +421,7 @@ MUTANTS = [
     Mutant(
         "a cancelled message still expires",
         "cancel_message",
-        "if answer == '1' and expires then redis.call('ZREM', expiry, id) end\n",
+        "if waits and expires then redis.call('ZREM', expiry, id) end\n",
         "",
     ),
     Mutant(

@@ -1,0 +1,20 @@
+-- leave_place: take a waiting message out of its place. An id that is too deep to be found keeps
+-- its place, which dispatch_message skips. An id has at most one such place; before it gets a
+-- second one, the whole list is walked.
+-- needs: id, waits, delayed, list, from, deep, passed, expires, pending_high, pending, pending_low
+-- needs: delay_tasks_high, delay_tasks, delay_tasks_low, cancelled, expiry
+
+if waits and expires then redis.call('ZREM', expiry, id) end
+if waits and delayed then
+  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+    redis.call('ZREM', key, id)
+  end
+elseif list then
+  redis.call('LREM', list, from, id)
+elseif waits and deep and not passed then
+  redis.call('SADD', cancelled, id)
+elseif waits and deep then
+  for _, key in ipairs({pending_high, pending, pending_low}) do
+    if redis.call('LREM', key, 1, id) == 1 then break end
+  end
+end
