@@ -22,6 +22,7 @@ from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
+from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_prefix, check_topic, check_worker
 from mx_rmq.login import with_login
@@ -149,20 +150,20 @@ class QueueOptions(TypedDict, total=False):
     password: str | None
     password_file: str | None
     prefix: str | None
-    lease: float | None
-    patience: float | None
+    lease: Seconds | None
+    patience: Seconds | None
     confirm: str | None
     confirm_replicas: int | None
-    confirm_within: float | None
+    confirm_within: Seconds | None
     load_scripts: bool | None
     max_payload: int | None
     max_pending: int | None
-    dedup: float | None
+    dedup: Seconds | None
     dlq_max: int | None
-    dlq_ttl: float | None
+    dlq_ttl: Seconds | None
     dlq_max_bytes: int | None
     quarantine_max: int | None
-    quarantine_ttl: float | None
+    quarantine_ttl: Seconds | None
     quarantine_bytes: int | None
     quarantine_max_bytes: int | None
     history: int | None
@@ -240,13 +241,15 @@ def _checked(known: Field[Any], value: Any, label: str) -> Any:
 
 
 def _number(known: Field[Any], value: Any, label: str) -> float:
+    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
+    if known.type == "float":
+        return as_seconds(f"{label}=", value, least, most)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{label}={value!r:.80} is not a number")
-    if known.type in _INTEGERS and not isinstance(value, int):
+    if not isinstance(value, int):
         raise InvalidInput(f"{label}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
         raise InvalidInput(f"{label}=0 would refuse every payload")
-    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
     if not least <= value <= most:
         raise InvalidInput(f"{label}={value!r} is not between {least:,.16g} and {most:,.16g}")
     return value

@@ -26,6 +26,7 @@ from mx_rmq.settings import WorkerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import Handler
     from mx_rmq.queue import MessageQueue
 
@@ -51,7 +52,7 @@ class Worker:
         *,
         concurrency: int | None = None,
         topics: Sequence[str] | None = None,
-        grace: float | None = None,
+        grace: Seconds | None = None,
         prefetch: int | None = None,
         name: str | None = None,
         metrics_port: int | None = None,

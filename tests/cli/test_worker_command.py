@@ -272,7 +272,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         ),
         (["app", "--topics", ","], "topics=() names no topic"),
         (["app", "--concurrency", "0"], "concurrency=0 is not between 1 and 10,000"),
-        (["app", "--grace", "-1"], "grace=-1.0 is not between"),
+        (["app", "--grace", "-1"], "grace=-1.0 is not a number of seconds"),
         (["app", "--reload", "--processes", "2"], "--reload cannot be combined"),
         (["app", "--reload", "--drain"], "--reload cannot be combined"),
         (["app", "--processes", "2", "--topics", "orderz"], "no handler for 'orderz'"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,11 +52,9 @@ class Delivery:
         """When the handler times out; None: it has no timeout."""
         self._extend = extend
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: Seconds) -> None:
         """Give the handler this much time from now. The worker extends its lease in any case."""
-        if not (isfinite(seconds) and seconds > 0):
-            raise InvalidInput(f"extend({seconds!r}): pass a number of seconds above 0")
-        self.deadline = self._extend(seconds)
+        self.deadline = self._extend(as_seconds("extend: ", seconds, SHORTEST))
 
     def __repr__(self) -> str:
         return f"<Delivery {self.id} of {self.topic}, attempt {self.attempt}, fence {self.fence}>"

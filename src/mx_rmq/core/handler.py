@@ -25,11 +25,12 @@ from typing import (
 )
 
 from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder
-from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
+from mx_rmq.core.retry import Exponential, Policy, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 class CronOptions(TypedDict, total=False):
     """Options of `mq.handler` and `mq.cron`. `Handler` says what they mean, and their defaults."""
 
-    timeout: float | None
+    timeout: Seconds | None
     max_attempts: int
     max_crashes: int
     retry: Any
@@ -269,15 +270,10 @@ def _checked(where: str, name: str, value: Any) -> Any:
             return policy_of(value)
         if name == "partitions":
             return check_partitions(value)
+        if name == "timeout":
+            return as_seconds("timeout=", value, SHORTEST)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name == "timeout":
-        if number and 0 < value < MAX_DELAY:
-            return float(value)
-        rule = "is not a number of seconds above 0 (to 10 years)"
-    else:
-        if number and isinstance(value, int) and 1 <= value < 2**52:
-            return value
-        rule = "is not a whole number of at least 1"
-    raise InvalidInput(f"{where}: {name}={value!r:.80} {rule}")
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**52:
+        return value
+    raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number of at least 1")

@@ -14,14 +14,15 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from mx_rmq.core import codec
+from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message, Priority
-from mx_rmq.core.retry import MAX_DELAY, from_dict
+from mx_rmq.core.retry import from_dict
 from mx_rmq.core.text import storable, text_of
 
 if TYPE_CHECKING:
@@ -38,19 +39,14 @@ LONGEST_WAIT: Final = 60.0
 
 
 class Retry(Exception):
-    """Raise it in a handler to get another attempt after `delay` seconds.
+    """Raise it in a handler to get another attempt after `delay`, in seconds or as a timedelta.
 
     Without a delay, the retry policy decides when. It counts as an attempt.
     """
 
-    def __init__(self, delay: float | None = None, reason: str = "") -> None:
-        if delay is not None and not _is_delay(delay):
-            raise InvalidInput(
-                f"Retry(delay={delay!r}): the delay must be a number of seconds "
-                f"from 0 to {MAX_DELAY:g}"
-            )
+    def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for another attempt")
-        self.delay = delay
+        self.delay = None if delay is None else as_seconds("Retry delay=", delay)
 
 
 class Reject(Exception):
@@ -155,8 +151,11 @@ def after_error(
     if failed.failures >= limit:
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
-    delay = getattr(error, "delay", None) if isinstance(error, Retry) else None
-    if not _is_delay(delay):  # no delay given, or an invalid one from a subclass of Retry
+    delay: float | None = None
+    if isinstance(error, Retry):
+        with suppress(AttributeError, InvalidInput):  # none, or an invalid one of a subclass
+            delay = as_seconds("Retry delay=", error.delay)
+    if delay is None:
         delay = _policy(message, handler).delay(failed.failures, error, at.chance)
     if delay is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
@@ -211,12 +210,6 @@ def expired(message: Message, now: int) -> DeadLetter | None:
     return DeadLetter(
         msgspec.structs.replace(message, reason=f"expired: {late:.3f} s after its time to live")
     )
-
-
-def _is_delay(delay: object) -> TypeGuard[float]:
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        return False
-    return 0 <= delay <= MAX_DELAY
 
 
 def _policy(message: Message, handler: Handler) -> Policy:

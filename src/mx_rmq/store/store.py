@@ -6,6 +6,7 @@ from collections import defaultdict
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from mx_rmq.core.durations import as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
@@ -137,8 +138,7 @@ class Store:
         clock: Callable[[], int] | None = None,
     ) -> Self:
         keys = Keys(prefix)
-        if not 0 <= patience <= MAX_PATIENCE:
-            raise InvalidInput(f"patience={patience!r} is not between 0 and {MAX_PATIENCE} seconds")
+        as_seconds("patience=", patience, most=MAX_PATIENCE)
         servers = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))
