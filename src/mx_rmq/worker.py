@@ -41,6 +41,7 @@ class Drained:
     retried: int = 0
     dead: int = 0
     quarantined: int = 0
+    snoozed: int = 0
 
 
 class Worker:
@@ -159,7 +160,14 @@ class Worker:
     async def drain(self, *, delayed: bool = False) -> Drained:
         """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
         counts = dict.fromkeys(
-            (events.Completed, events.Retried, events.Died, events.Quarantined), 0
+            (
+                events.Completed,
+                events.Retried,
+                events.Died,
+                events.Quarantined,
+                events.Snoozed,
+            ),
+            0,
         )
 
         def count(event: events.Event) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from datetime import timedelta
 from math import inf, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mx_rmq import Delays, Exponential, InvalidInput, Outgoing, Retry
 from mx_rmq.core.durations import LONGEST, as_seconds
 from mx_rmq.core.handler import Handler
-from mx_rmq.core.outgoing import ProduceOptions
 from mx_rmq.core.retry import policy_of
 from mx_rmq.settings import QueueSettings, WorkerSettings
+
+if TYPE_CHECKING:
+    from mx_rmq.core.outgoing import ProduceOptions
 
 MINUTE = timedelta(minutes=1)
 

@@ -5,6 +5,7 @@ RetryLater    -> retry_message         it waits for another attempt
 DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
 Release       -> release_message       it was not finished and goes back: no attempt is counted
+SnoozeLater   -> retry_message         its handler wants it back later: no attempt is counted
 Postpone      -> retry_message         it waits for a newer release: no attempt is counted
 """
 
@@ -47,6 +48,18 @@ class Retry(Exception):
     def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for another attempt")
         self.delay = None if delay is None else as_seconds("Retry delay=", delay)
+
+
+class Snooze(Exception):
+    """Raise it in a handler to get the message again later, in seconds or after a timedelta.
+
+    It counts nothing: no attempt and no error. The message's ttl still ends it.
+    """
+
+    def __init__(self, seconds: Seconds, reason: str = "") -> None:
+        super().__init__(reason)
+        self.delay = as_seconds("Snooze seconds=", seconds)
+        self.reason = reason
 
 
 class Reject(Exception):
@@ -103,6 +116,15 @@ class Release:
     """Not finished: back to the front of the queue."""
 
 
+@dataclass(frozen=True, slots=True)
+class SnoozeLater:
+    """The handler does not want the message yet; it gets it again after `delay` ms."""
+
+    message: Message
+    delay: int
+    reason: str
+
+
 class Postpone(NamedTuple):
     """A newer release wrote the record: it waits `delay` ms, unchanged. No attempt is counted."""
 
@@ -113,7 +135,7 @@ class Postpone(NamedTuple):
     why: str
 
 
-Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
+Outcome = Complete | RetryLater | SnoozeLater | DeadLetter | Quarantine | Release | Postpone
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +166,10 @@ def after_error(
     message: Message, handler: Handler, error: BaseException, at: Circumstances
 ) -> Outcome:
     """Decide about a message whose handler raised."""
+    if isinstance(error, Snooze) and (wait := _wait(error)) is not None:
+        delay = round(wait * 1000)
+        later = msgspec.structs.replace(message, due=at.now + delay)
+        return SnoozeLater(later, delay, storable(str(getattr(error, "reason", ""))))
     failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
     if isinstance(error, Reject):
         return _dead(failed, f"rejected: {getattr(error, 'reason', '')}", error)
@@ -151,15 +177,12 @@ def after_error(
     if failed.failures >= limit:
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
-    delay: float | None = None
-    if isinstance(error, Retry):
-        with suppress(AttributeError, InvalidInput):  # none, or an invalid one of a subclass
-            delay = as_seconds("Retry delay=", error.delay)
-    if delay is None:
-        delay = _policy(message, handler).delay(failed.failures, error, at.chance)
-    if delay is None:
+    wait = _wait(error) if isinstance(error, Retry) else None
+    if wait is None:
+        wait = _policy(message, handler).delay(failed.failures, error, at.chance)
+    if wait is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
-    return _later(failed, round(delay * 1000), error)
+    return _later(failed, round(wait * 1000), error)
 
 
 def after_crash(
@@ -210,6 +233,13 @@ def expired(message: Message, now: int) -> DeadLetter | None:
     return DeadLetter(
         msgspec.structs.replace(message, reason=f"expired: {late:.3f} s after its time to live")
     )
+
+
+def _wait(error: Retry | Snooze) -> float | None:
+    """Return the seconds that a handler asked for; None: none, or a subclass has invalid ones."""
+    with suppress(AttributeError, InvalidInput):
+        return as_seconds("delay=", error.delay)
+    return None
 
 
 def _policy(message: Message, handler: Handler) -> Policy:

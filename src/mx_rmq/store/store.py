@@ -93,6 +93,7 @@ class Store:
     dispatch_message = worker_calls.dispatch_message
     complete_message = worker_calls.complete_message
     retry_message = worker_calls.retry_message
+    snooze_message = worker_calls.snooze_message
     postpone_message = worker_calls.postpone_message
     release_message = worker_calls.release_message
     extend_lease = worker_calls.extend_lease
