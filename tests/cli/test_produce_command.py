@@ -247,7 +247,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         ),
         (["t", "[" * 100_000], "the payload is not JSON: "),
         (["t", "1\x1b[31m"], "the payload is not JSON: 1\\x1b[31m"),
-        (["bad topic", "1"], "topic 'bad topic' does not match"),
+        (["bad topic", "1"], "topic 'bad topic' must consist of"),
         (["t", "1", "--at", "tomorrow"], "--at 'tomorrow' is not a time like 2030-"),
         (
             ["t", "1", "--at", "2100-01-31T12:00:00"],
@@ -256,7 +256,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         (["t", "1", "--delay", "-1"], "delay=-1.0 is not a number of seconds"),
         (["t", "1", "--header", "a"], "--header 'a' must have the form NAME=VALUE"),
         (["t", "1", "--header", "a=1", "--header", "a=2"], "--header 'a' is given twice"),
-        (["t", "1", "--id", "a b"], "message id 'a b' does not match"),
+        (["t", "1", "--id", "a b"], "message id 'a b' must consist of"),
         (["t", "1", "--many"], "--many takes neither PAYLOAD nor --id"),
         (["t", "--many", "--id", "a"], "--many takes neither PAYLOAD nor --id"),
         (["t", "1", "--prefix", "{"], "prefix="),

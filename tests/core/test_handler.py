@@ -382,9 +382,9 @@ def test_a_wrong_retry_policy_is_refused_where_it_stands() -> None:
     )
 
 
-@pytest.mark.parametrize("topic", ["", "a b", "a:b", None, 5])
+@pytest.mark.parametrize("topic", ["", "a b", "a@b", None, 5])
 def test_a_wrong_topic_is_refused(topic: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"topic .* does not match"):
+    with pytest.raises(InvalidInput, match=r"topic .* must consist of"):
         Handler.of(topic, plain)
 
 
