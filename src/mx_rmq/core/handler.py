@@ -45,6 +45,7 @@ class CronOptions(TypedDict, total=False):
     """Options of `mq.handler` and `mq.cron`. `Handler` says what they mean, and their defaults."""
 
     timeout: Seconds | None
+    ttl: Seconds | None
     max_attempts: int
     max_crashes: int
     retry: Any
@@ -72,6 +73,7 @@ class Handler:
     decode: Decode
     concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
     timeout: float | None = None  # seconds for one attempt; None: no limit
+    ttl: float | None = None  # seconds until a message without its own ttl expires; None: never
     max_attempts: int = 5  # failed attempts after which a message is dead
     max_crashes: int = MAX_CRASHES  # worker crashes after which a message is dead
     retry: Policy = _DEFAULT_RETRY  # when the next attempt comes
@@ -81,6 +83,10 @@ class Handler:
     def ordered(self) -> bool:
         """Whether the messages of a partition are handled one at a time across all workers."""
         return self.partitions is not None and self.concurrency == 1
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return None if self.ttl is None else round(self.ttl * 1000)
 
     @classmethod
     def of(
@@ -263,15 +269,15 @@ def _checked(where: str, name: str, value: Any) -> Any:
     """Return an option's normalized value, or refuse it."""
     if name == "retry" and value is None:
         return _DEFAULT_RETRY
-    if value is None and name in ("concurrency", "timeout", "partitions"):
+    if value is None and name in ("concurrency", "timeout", "ttl", "partitions"):
         return None
     try:
         if name == "retry":
             return policy_of(value)
         if name == "partitions":
             return check_partitions(value)
-        if name == "timeout":
-            return as_seconds("timeout=", value, SHORTEST)
+        if name in ("timeout", "ttl"):
+            return as_seconds(f"{name}=", value, SHORTEST)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**52:

@@ -184,6 +184,16 @@ class Message(
         """Server time after which no handler may get it, ms; None: never."""
         return None if self.ttl is None else self.created_at + self.ttl
 
+    def with_default_ttl(self, ttl: int) -> Message:
+        """Return the message with its topic's default ttl in ms, unless it has its own.
+
+        It counts from the produce, or from the requeue: else a requeued message would expire again.
+        """
+        if self.ttl is not None:
+            return self
+        since = max(self.created_at, self.due or 0)
+        return msgspec.structs.replace(self, ttl=since + ttl - self.created_at)
+
     @property
     def failures(self) -> int:
         """How many attempts ended because the handler failed, not its worker."""

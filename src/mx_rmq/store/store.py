@@ -71,6 +71,10 @@ class Store:
         self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
         """How many partitions each topic used here has, as the server last said."""
+        self.ttls: dict[str, int] = {}
+        """The default time to live in ms of the topics used here that have one."""
+        self.own_ttl: Callable[[str], int | None] = lambda topic: None
+        """Returns the default time to live in ms that this queue declares for a topic."""
         self.memory = Memory(caller, keys)
         self.views = Views(self)
         self.audit = Audit(self)
@@ -103,6 +107,8 @@ class Store:
     # what workers call besides handling messages
     handle_timeout_message = upkeep_calls.handle_timeout_message
     expire_message = upkeep_calls.expire_message
+    undated_messages = upkeep_calls.undated_messages
+    set_expiry = upkeep_calls.set_expiry
     get_next_delay_task = upkeep_calls.get_next_delay_task
     process_delay_message = upkeep_calls.process_delay_message
     trim_archive = upkeep_calls.trim_archive
@@ -125,6 +131,7 @@ class Store:
     register = registry.register
     grow = registry.grow
     tend_topics = registry.tend_topics
+    default_ttls = registry.default_ttls
     claim_layout = registry.claim_layout
 
     @classmethod
