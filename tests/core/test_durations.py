@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delays, Exponential, InvalidInput, Outgoing, Retry
+from mx_rmq import Delays, Exponential, InvalidInput, MessageQueue, Outgoing, Retry
 from mx_rmq.core.durations import LONGEST, as_seconds
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.retry import policy_of
@@ -71,3 +71,22 @@ def test_a_timedelta_is_taken_by_settings() -> None:
     settings = QueueSettings(url="redis://h", lease=MINUTE, dedup=MINUTE, dlq_ttl=MINUTE)  # type: ignore[arg-type]
     assert (settings.lease, settings.dedup, settings.dlq_ttl) == (60.0, 60.0, 60.0)
     assert WorkerSettings.load(grace=MINUTE).grace == 60.0
+
+
+def test_a_default_ttl_is_a_duration_of_a_handler_a_cron_and_a_queue() -> None:
+    mq = MessageQueue("redis://h", ttl=MINUTE)
+    mq.handler("own", ttl=5)(handle)
+    mq.handler("queue")(handle)
+    mq.cron("* * * * *", topic="tick", ttl=timedelta(seconds=2))(lambda: None)
+    assert [handler.ttl for handler in mq.handlers.values()] == [5.0, 60.0, 2.0]
+    assert MessageQueue("redis://h").settings.ttl is None
+    for wrong in (0, -1, "5", True):
+        with pytest.raises(InvalidInput, match="ttl="):
+            Handler.of("t", handle, ttl=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput, match="ttl="):
+            MessageQueue("redis://h", ttl=wrong)  # type: ignore[arg-type]
+
+
+def test_the_environment_has_a_default_ttl_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MX_RMQ_TTL", "90")
+    assert MessageQueue("redis://h").settings.ttl == 90.0

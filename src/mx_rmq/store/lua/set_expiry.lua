@@ -1,7 +1,7 @@
 -- set_expiry: pending | delayed -> the same, with an expiry time
--- Gives waiting messages their expiry time: their topic has a default time to live that their
--- producer did not know. A message that is gone, is held or has an expiry time is left alone, so the
--- call may be repeated.
+-- Gives waiting messages their expiry time: their topic has a default time to live, and their
+-- producer did not know it. A message that is gone, is held or has an expiry time is left alone,
+-- so the call may be repeated.
 -- Returns  how many got one
 -- Cost     O(log E) per message, E with an expiry time
 -- keys: payload | expiry | processing
