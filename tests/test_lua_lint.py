@@ -327,6 +327,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         assert await case.act(store, TOPIC, seeded) == case.done, case
         await store.get_next_delay_task(TOPIC)
         await store.survey_topics([TOPIC, "other"])
+        await store.undated_messages(TOPIC, 1, 0)
         await store.beat_worker("w1", b"{}", forget=1)
         await store.tend_topics("w1", turn=1000)
         await store.views.counts(TOPIC)

@@ -56,12 +56,13 @@ WORST: dict[tuple[str, str], list[tuple[str, str, str]]] = {
         ("", "1", ":1:"),
     ],
     ("login.py", r"/?\d*"): [("/", "1", "!")],
-    ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"): [("", "a", "!")],
+    ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._:-]{0,127}"): [("", "a", "!")],
     ("core/names.py", "PARTITION"): [
         ("", "a", "!"),
         ("a/", "1", "!"),
         ("", "/1", "!"),
     ],
+    ("core/names.py", "[A-Za-z0-9._:@/+=~-]{1,128}"): [("", "a", "!")],
     ("core/names.py", "[A-Za-z0-9._-]{1,64}"): [("", "a", "!")],
     ("core/names.py", "[A-Za-z0-9][A-Za-z0-9._:-]{0,63}"): [("", "a", "!")],
     ("core/names.py", r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$"): [

@@ -38,7 +38,7 @@ if _typing.TYPE_CHECKING:
     )
     from mx_rmq.core.message import Priority, State
     from mx_rmq.core.middleware import Middleware
-    from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry
+    from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry, Snooze
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import ByError, Delays, Exponential
     from mx_rmq.core.status import Status
@@ -79,6 +79,7 @@ __all__ = [
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
+    "Snooze",
     "State",
     "Status",
     "UnsafeServer",
@@ -99,6 +100,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "NotAwaited": "core.outcome",
         "Reject": "core.outcome",
         "Retry": "core.outcome",
+        "Snooze": "core.outcome",
         "ByError": "core.retry",
         "Delays": "core.retry",
         "Exponential": "core.retry",

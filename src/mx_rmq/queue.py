@@ -124,6 +124,8 @@ class MessageQueue:
                 f"topic {handler.topic!r} already has the handler {known.name}; "
                 f"{handler.name} needs a different topic"
             )
+        if handler.ttl is None and self.settings.ttl is not None:
+            handler = replace(handler, ttl=self.settings.ttl)
         self.handlers[handler.topic] = handler
 
     # changing and copying
@@ -172,6 +174,7 @@ class MessageQueue:
             patience=settings.patience,
             load_scripts=settings.load_scripts,
         )
+        store.own_ttl = self._default_ttl
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)
 
@@ -181,6 +184,13 @@ class MessageQueue:
 
         store.links.on_back = on_back
         self._loop, self._producer, self._waiters = asyncio.get_running_loop(), producer, None
+
+    def _default_ttl(self, topic: str) -> int | None:
+        handler = self.handlers.get(topic)
+        if handler is not None:
+            return handler.ttl_ms
+        ttl = self.settings.ttl
+        return None if ttl is None else round(ttl * 1000)
 
     async def close(self) -> None:
         """Stop the workers of this queue, finish pending produces, and disconnect."""

@@ -22,6 +22,7 @@ from stat import S_ISREG, S_IWGRP, S_IWOTH
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from mx_rmq.core.confirm import Confirm, Level, check_level
+from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_prefix, check_topic, check_worker
 from mx_rmq.login import with_login
@@ -46,6 +47,7 @@ VARIABLE: Final = "MX_RMQ_"
 _OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
 
 _INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
+_DURATIONS: Final = ("float", "float | None")  # and of those that are durations
 
 _MAX_SECONDS: Final = 2**53 / 1000  # the largest number of seconds that is exact in milliseconds
 
@@ -112,6 +114,9 @@ class QueueSettings(Limits):
     """How long a worker may be silent before another one gets its messages."""
     patience: float = field(default=10.0, metadata=_range(0, 300))
     """How long a call keeps retrying while the server is away."""
+    ttl: float | None = field(default=None, metadata=_range(0.001, _MAX_SECONDS))
+    """When a message expires that has no ttl of its own and whose handler declares none; None:
+    never."""
     confirm: str = "stored"
     """How safe a message must be before produce returns: stored, replicated or fsynced."""
     confirm_replicas: int = field(default=1, metadata=_range(1, 100))
@@ -154,20 +159,21 @@ class QueueOptions(TypedDict, total=False):
     password: str | None
     password_file: str | None
     prefix: str | None
-    lease: float | None
-    patience: float | None
+    lease: Seconds | None
+    patience: Seconds | None
+    ttl: Seconds | None
     confirm: str | None
     confirm_replicas: int | None
-    confirm_within: float | None
+    confirm_within: Seconds | None
     load_scripts: bool | None
     max_payload: int | None
     max_pending: int | None
-    dedup: float | None
+    dedup: Seconds | None
     dlq_max: int | None
-    dlq_ttl: float | None
+    dlq_ttl: Seconds | None
     dlq_max_bytes: int | None
     quarantine_max: int | None
-    quarantine_ttl: float | None
+    quarantine_ttl: Seconds | None
     quarantine_bytes: int | None
     quarantine_max_bytes: int | None
     results_max: int | None
@@ -232,7 +238,7 @@ def _checked(known: Field[Any], value: Any, label: str) -> Any:
         return _url(value, label)
     if value is None and known.default is None:
         return None
-    if known.type in (*_INTEGERS, "float"):
+    if known.type in (*_INTEGERS, *_DURATIONS):
         return _number(known, value, label)
     if known.name in ("username", "password", "password_file", "metrics_host"):
         return _text(value, label)
@@ -247,13 +253,15 @@ def _checked(known: Field[Any], value: Any, label: str) -> Any:
 
 
 def _number(known: Field[Any], value: Any, label: str) -> float:
+    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
+    if known.type in _DURATIONS:
+        return as_seconds(f"{label}=", value, least, most)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidInput(f"{label}={value!r:.80} is not a number")
-    if known.type in _INTEGERS and not isinstance(value, int):
+    if not isinstance(value, int):
         raise InvalidInput(f"{label}={value!r} is not a whole number")
     if known.name == "max_payload" and value == 0:
         raise InvalidInput(f"{label}=0 would refuse every payload")
-    least, most = known.metadata.get("range", (0, _MAX_SECONDS))
     if not least <= value <= most:
         raise InvalidInput(f"{label}={value!r} is not between {least:,.16g} and {most:,.16g}")
     return value
@@ -341,7 +349,7 @@ def _parsed(known: Field[Any], text: str, variable: str) -> Any:
     try:
         if known.type in _INTEGERS:
             return int(text)
-        if known.type == "float":
+        if known.type in _DURATIONS:
             return float(text)
     except ValueError:
         whole = "whole " if known.type in _INTEGERS else ""

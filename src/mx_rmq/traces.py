@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeGuard
 from mx_rmq.core.errors import ProduceUnknown
 from mx_rmq.core.message import Failure
 from mx_rmq.core.middleware import Middleware
-from mx_rmq.core.outcome import HandlerTimeout, Retry
+from mx_rmq.core.outcome import HandlerTimeout, Retry, Snooze
 from mx_rmq.core.payload import type_name
 from mx_rmq.core.text import how_to_install, storable
 from mx_rmq.runtime import current
@@ -126,8 +126,9 @@ class Traces(Middleware):
     def _judge(self, span: Span, error: BaseException) -> None:
         """Record how a handler ended that raised: not every exception is a failure."""
         why = current.stopped(error)
-        if isinstance(error, Retry):
-            span.set_attribute("messaging.mx_rmq.result", "retry")
+        if isinstance(error, Retry | Snooze):
+            result = "retry" if isinstance(error, Retry) else "snooze"
+            span.set_attribute("messaging.mx_rmq.result", result)
         elif why is Stopped.TIMEOUT:
             self._fail(
                 span, HandlerTimeout(Stopped.TIMEOUT.value).with_traceback(error.__traceback__)

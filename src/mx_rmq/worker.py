@@ -26,6 +26,7 @@ from mx_rmq.settings import WorkerSettings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import Handler
     from mx_rmq.queue import MessageQueue
 
@@ -40,6 +41,7 @@ class Drained:
     retried: int = 0
     dead: int = 0
     quarantined: int = 0
+    snoozed: int = 0
 
 
 class Worker:
@@ -51,7 +53,7 @@ class Worker:
         *,
         concurrency: int | None = None,
         topics: Sequence[str] | None = None,
-        grace: float | None = None,
+        grace: Seconds | None = None,
         prefetch: int | None = None,
         name: str | None = None,
         metrics_port: int | None = None,
@@ -158,7 +160,14 @@ class Worker:
     async def drain(self, *, delayed: bool = False) -> Drained:
         """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
         counts = dict.fromkeys(
-            (events.Completed, events.Retried, events.Died, events.Quarantined), 0
+            (
+                events.Completed,
+                events.Retried,
+                events.Died,
+                events.Quarantined,
+                events.Snoozed,
+            ),
+            0,
         )
 
         def count(event: events.Event) -> None:

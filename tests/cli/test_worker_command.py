@@ -272,7 +272,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         ),
         (["app", "--topics", ","], "topics=() names no topic"),
         (["app", "--concurrency", "0"], "concurrency=0 is not between 1 and 10,000"),
-        (["app", "--grace", "-1"], "grace=-1.0 is not between"),
+        (["app", "--grace", "-1"], "grace=-1.0 is not a number of seconds"),
         (["app", "--reload", "--processes", "2"], "--reload cannot be combined"),
         (["app", "--reload", "--drain"], "--reload cannot be combined"),
         (["app", "--processes", "2", "--topics", "orderz"], "no handler for 'orderz'"),
@@ -293,7 +293,7 @@ async def test_wrong_input_gets_one_line(app: App, words: list[str], line: str) 
         ("raise ValueError('a\\nb\\x1b[31m')\n", "app.py:1: ValueError: a\\nb\\x1b[31m"),
         (
             CODE + "\n@mq.handler('a b')\ndef wrong(payload): ...\n",
-            f"app.py:{CODE.count(chr(10)) + 2}: InvalidInput: topic 'a b' does not match",
+            f"app.py:{CODE.count(chr(10)) + 2}: InvalidInput: topic 'a b' must consist of",
         ),
     ],
 )

@@ -373,7 +373,7 @@ def test_a_bound_cannot_be_taken_away(option: str) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, inf, nan, True, "5"])
 def test_a_timeout_is_a_finite_number_above_nought(value: Any) -> None:
-    assert f"timeout={value!r} is not a number of seconds above 0" in refused(plain, timeout=value)
+    assert f"timeout={value!r} is not a number of seconds" in refused(plain, timeout=value)
 
 
 def test_a_wrong_retry_policy_is_refused_where_it_stands() -> None:
@@ -382,9 +382,9 @@ def test_a_wrong_retry_policy_is_refused_where_it_stands() -> None:
     )
 
 
-@pytest.mark.parametrize("topic", ["", "a b", "a:b", None, 5])
+@pytest.mark.parametrize("topic", ["", "a b", "a@b", None, 5])
 def test_a_wrong_topic_is_refused(topic: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"topic .* does not match"):
+    with pytest.raises(InvalidInput, match=r"topic .* must consist of"):
         Handler.of(topic, plain)
 
 

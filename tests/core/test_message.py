@@ -177,7 +177,8 @@ def test_a_revived_message_starts_anew_and_keeps_its_errors() -> None:
         (new(), 1000),
         (new(delay=60), 1060),
         (new(due=5000), 5000),
-        (new(due=5000, delay=60).failed(failure(7)), failure(7).at + 60),
+        (new(due=5000, delay=60).failed(failure(7000)), 7060),
+        (new(due=9000, delay=60).failed(failure(7000)), 9000),  # failed, then snoozed
         (new(attempts=1), None),  # written by somebody else
     ],
 )

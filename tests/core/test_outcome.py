@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mx_rmq.core.durations import LONGEST
 from mx_rmq.core.errors import InvalidInput, NewerRecord
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.message import MAX_ERRORS, Message
@@ -21,12 +22,14 @@ from mx_rmq.core.outcome import (
     Reject,
     Retry,
     RetryLater,
+    Snooze,
+    SnoozeLater,
     after_crash,
     after_error,
     expired,
     postponed,
 )
-from mx_rmq.core.retry import MAX_DELAY, ByError, Delays, as_dict
+from mx_rmq.core.retry import ByError, Delays, as_dict
 
 NOW = 1_800_000_000_000
 BOOM = ValueError("boom")
@@ -101,19 +104,48 @@ def test_a_retry_with_a_delay_is_kept_even_if_the_policy_would_give_up() -> None
 
 @pytest.mark.parametrize("delay", [-1, -0.001, inf, -inf, nan])
 def test_a_retry_refuses_a_delay_that_is_none(delay: float) -> None:
-    with pytest.raises(InvalidInput, match="seconds from 0"):
+    with pytest.raises(InvalidInput, match="from 0 to"):
         Retry(delay)
 
 
 def test_a_retry_refuses_a_delay_that_the_store_would_refuse() -> None:
-    assert Retry(MAX_DELAY).delay == MAX_DELAY
+    assert Retry(LONGEST).delay == LONGEST
     with pytest.raises(InvalidInput):
-        Retry(MAX_DELAY + 1)
+        Retry(LONGEST + 1)
 
 
 def test_a_retry_says_why() -> None:
     assert str(Retry(1, "the bank is closed")) == "the bank is closed"
     assert str(Retry()) == "the handler asked for another attempt"
+
+
+def test_a_snooze_counts_nothing_and_says_when() -> None:
+    own = message(attempts=4, crashes=1)
+    outcome = after_error(own, handler(max_attempts=1), Snooze(2.5, "429"), at())
+    assert outcome == SnoozeLater(msgspec.structs.replace(own, due=NOW + 2500), 2500, "429")
+
+
+@pytest.mark.parametrize("attempts", [0, 1])
+def test_a_snoozed_message_is_ready_when_its_snooze_ends(attempts: int) -> None:
+    own = message()
+    if attempts:
+        own = retried(after_error(own, handler(retry=3), BOOM, at())).message
+    outcome = after_error(own, handler(), Snooze(60), at())
+    assert isinstance(outcome, SnoozeLater)
+    assert outcome.message.ready_at == NOW + 60_000
+
+
+@pytest.mark.parametrize("seconds", [-1, inf, nan, None, "5", LONGEST + 1])
+def test_a_snooze_refuses_what_is_no_duration(seconds: Any) -> None:
+    with pytest.raises(InvalidInput, match="Snooze seconds="):
+        Snooze(seconds)
+
+
+def test_a_snooze_that_was_carelessly_subclassed_is_a_failure() -> None:
+    class Later(Snooze):
+        def __init__(self) -> None: ...
+
+    assert retried(after_error(message(), handler(retry=3), Later(), at())).delay == 3000
 
 
 def test_a_reject_is_dead_at_once_whatever_attempts_are_left() -> None:

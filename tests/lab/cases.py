@@ -237,6 +237,10 @@ async def _expire(store: Store, topic: str, _: None) -> list[Claim]:
     return [one.claim for one in expired.messages]
 
 
+async def _set_expiry(store: Store, topic: str, _: None) -> int:
+    return await store.set_expiry(topic, [("a", START + DAY), ("b", START), ("gone", START)])
+
+
 async def _process_delay(store: Store, topic: str, _: None) -> list[str]:
     return await store.process_delay_message(topic, count=10)
 
@@ -321,6 +325,7 @@ CASES: Final = (
     # Nobody hears of these takeovers; the recovery deadline brings the messages back.
     _case("handle_timeout_message", Stage.late, _handle_timeout, _LATE, []),
     _case("expire_message", Stage.expiring, _expire, _EXPIRED, []),
+    _case("set_expiry", Stage.pending, _set_expiry, 2, 0),
     _case("process_delay_message", Stage.due, _process_delay, ["b", "a", "c"], []),
     _archived("requeue_message", State.DEAD),
     _archived("requeue_message", State.QUARANTINED),

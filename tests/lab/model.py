@@ -445,6 +445,14 @@ class Model:
             self.pending[level] = kept + rest
         return hidden
 
+    def set_expiry(self, call: Call) -> Any:
+        fresh = 0
+        for id, expires in call.items:
+            if id in self.records and id not in self.leases and id not in self.expiries:
+                self.expiries[id] = int(expires)
+                fresh += 1
+        return fresh
+
     def get_next_delay_task(self, call: Call) -> Any:
         earliest = self._earliest()
         return -1 if earliest is None else max(0, earliest - call.named["now_ms"])

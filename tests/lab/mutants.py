@@ -454,6 +454,24 @@ MUTANTS = [
         "  redis.call('ZADD', expire_monitor, unpack(deadlines))\n",
         "",
     ),
+    Mutant(
+        "a held message gets an expiry time",
+        "set_expiry",
+        "redis.call('HEXISTS', payload, id) > redis.call('HEXISTS', processing, id)",
+        "redis.call('HEXISTS', payload, id) == 1",
+    ),
+    Mutant(
+        "a message that is gone gets an expiry time",
+        "set_expiry",
+        "redis.call('HEXISTS', payload, id) > redis.call('HEXISTS', processing, id)",
+        "redis.call('HEXISTS', processing, id) == 0",
+    ),
+    Mutant(
+        "a default expiry time replaces the message's own",
+        "set_expiry",
+        "if waits and not redis.call('ZMSCORE', expiry, id)[1] then",
+        "if waits then",
+    ),
     Mutant("pause stays open", "pause_topic", "redis.call('HSET', meta, 'paused', '1')", ""),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
 ]

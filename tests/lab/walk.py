@@ -37,7 +37,10 @@ if TYPE_CHECKING:
     from mx_rmq.net.topology import Servers
     from mx_rmq.store.script import Script
 
-READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
+READS = {
+    *("inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"),
+    "undated_messages",
+}
 BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
 """What moves no message."""
 
@@ -398,6 +401,14 @@ class Walk(RuleBasedStateMachine):
         elif then == "dlq":
             for one in taken.messages:
                 self.run(self._archive("monitor", one, parse=False))
+
+    @precondition(lambda self: self.model.records)
+    @rule(positions=st.lists(st.integers(0, 9), min_size=1, max_size=3), fault=faults)
+    def set_expiry(self, positions: list[int], fault: str) -> None:
+        known = sorted(self.model.records)
+        some = dict.fromkeys(known[position % len(known)] for position in positions)
+        times = [(id, self.clock.now + 400) for id in [*some, "gone"]]
+        self.play(fault, self.store.set_expiry(TOPIC, times))
 
     @precondition(lambda self: any(self.model.delayed.values()))
     @rule(count=counts, fault=faults)

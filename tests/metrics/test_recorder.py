@@ -30,6 +30,7 @@ def counted(*happened: events.Event) -> Samples:
     [
         (DONE, "completed"),
         (events.Retried("t", "a", 1, 5.0, "no"), "retried"),
+        (events.Snoozed("t", "a", 1, 5.0), "snoozed"),
         (events.Died("t", "a", 5, "no"), "dead"),
         (events.Quarantined("t", "a", "no"), "quarantined"),
         (events.Released("t", "a"), "released"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delivery, Middleware, Reject, Retry, Worker
+from mx_rmq import Delivery, Drained, Middleware, Reject, Retry, Snooze, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
@@ -209,6 +209,66 @@ async def test_reject_and_retry_say_what_shall_become_of_a_message(mq: MessageQu
     drained = await Worker(mq).drain(delayed=True)
     assert (drained.completed, drained.retried, drained.dead) == (1, 1, 1)
     assert (await seen.one(events.Died)).reason == "rejected: never"
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+async def test_a_snoozed_message_comes_back_and_nothing_is_counted(
+    mq: MessageQueue, plain: bool
+) -> None:
+    attempts = []
+
+    def snooze_twice(payload: int, delivery: Delivery) -> None:
+        attempts.append(delivery.attempt)
+        if len(attempts) < 3:
+            raise Snooze(0.001, "not yet")
+
+    async def in_loop(payload: int, delivery: Delivery) -> None:
+        snooze_twice(payload, delivery)
+
+    mq.handler("t", max_attempts=1)(snooze_twice if plain else in_loop)
+    seen = Seen(mq.events)
+    id = await mq.produce("t", 1)
+    drained = await Worker(mq).drain(delayed=True)
+    assert drained == Drained(completed=1, snoozed=2)
+    assert attempts == [1, 1, 1]
+    for event in seen.of(events.Snoozed):
+        assert (event.topic, event.id, event.attempt, event.delay) == ("t", id, 1, 0.001)
+        assert event.reason == "not yet"
+        assert event.seconds is not None
+        assert event.waited is not None
+    stats = await mq.admin.stats("t")
+    assert (stats.totals.snoozed, stats.totals.failed) == (2, 0)
+    told = [one.about for one in await mq.admin.history("t", id) if one.what == "snoozed"]
+    assert told == ["for 0.001 s: not yet"] * 2
+
+
+async def test_a_snoozed_message_waits_and_keeps_no_error(mq: MessageQueue) -> None:
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        raise Snooze(60)
+
+    id = await mq.produce("t", 1, priority="high")
+    assert await Worker(mq).drain() == Drained(snoozed=1)
+    waiting = await mq.admin.get("t", id)
+    assert waiting is not None
+    assert (waiting.state, waiting.attempts, waiting.errors) == (State.DELAYED, 0, ())
+    assert waiting.due is not None
+    assert 50 < waiting.due - await mq.admin.now() <= 60
+    assert [one.about for one in await mq.admin.history("t", id) if one.what == "snoozed"] == [
+        "for 60 s"
+    ]
+
+
+async def test_the_ttl_of_a_snoozed_message_ends_it(mq: MessageQueue) -> None:
+    @mq.handler("t")
+    async def handle(payload: int) -> None:
+        raise Snooze(0.02)
+
+    id = await mq.produce("t", 1, ttl=0.2)
+    assert (await Worker(mq).drain(delayed=True)).dead == 1
+    letter = await mq.admin.get("t", id)
+    assert letter is not None
+    assert letter.reason.startswith("expired")
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +21,7 @@ from mx_rmq.runtime.loop import FailureLog
 from tests.lab.archives import find_archived
 from tests.lab.messages import TOPIC, delayed, draft, leased, message, pending, take
 from tests.lab.snapshot import snapshot
-from tests.runtime.stage import Seen, on_a_server, queue, recovery, until_so
+from tests.runtime.stage import Seen, handler, on_a_server, queue, recovery, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,7 +45,7 @@ class Stage:
         self.bus = Events()
         self.seen = Seen(self.bus)
         self.recovery = recovery(store, self.bus, "e")
-        self.expirer = Expirer(self.recovery)
+        self.expirer = Expirer(store, self.recovery, ServerClock(), defaultdict(handler))
 
     async def act(self) -> float | None:
         """Tell it that something has expired, and let it act."""

@@ -322,11 +322,11 @@ class ProduceContract:
         assert set(self.waiting(await snapshot(raw, TOPIC))) == {*before, "new", "newer"}
 
     @ONE_SERVER
-    @pytest.mark.parametrize("id", ["", "a b", "a:b", "{a}", "a\n", "é", "x" * 65])
+    @pytest.mark.parametrize("id", ["", "a b", "a,b", "{a}", "a\n", "é", "x" * 129])
     async def test_a_bad_id_is_refused_before_anything_is_stored(
         self, store: Store, raw: Redis, id: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=r"message id .* does not match"):
+        with pytest.raises(InvalidInput, match=r"message id .* must consist of"):
             await self.produce(store, [draft(id="good"), draft(id=id)])
         assert await snapshot(raw, TOPIC) == Snapshot()
         assert placed(await self.produce(store, [draft(id="good")])) == [Placed.STORED]
@@ -356,11 +356,11 @@ class ProduceContract:
         assert await snapshot(raw, TOPIC) == Snapshot()
 
     @ONE_SERVER
-    @pytest.mark.parametrize("topic", ["", "a:b", "a}b", "-a", "a\n", "x" * 129])
+    @pytest.mark.parametrize("topic", ["", "a@b", "a}b", "-a", "a\n", "x" * 129])
     async def test_a_bad_topic_is_refused_before_it_becomes_a_key(
         self, store: Store, raw: Redis, topic: str
     ) -> None:
-        with pytest.raises(InvalidInput, match=r"topic .* does not match"):
+        with pytest.raises(InvalidInput, match=r"topic .* must consist of"):
             await getattr(store, self.name)(topic, drafts(1))
         assert await raw.dbsize() == 0
 
@@ -593,7 +593,7 @@ class HolderContract:
     ) -> None:
         taken = await leased(store)
         before = await snapshot(raw, TOPIC)
-        with pytest.raises(InvalidInput, match=r"worker .* does not match"):
+        with pytest.raises(InvalidInput, match=r"worker .* must consist of"):
             await self.settle(store, taken, worker=worker)
         assert await snapshot(raw, TOPIC) == before
 

@@ -51,6 +51,7 @@ HARMLESS = {
     "repair_message": "looks again, and repairs what is still wrong",
     "repair_topic": "looks again; at most the bytes of archives are counted once more",
     "ring_doorbell": "rings; somebody looks and finds nothing",
+    "set_expiry": "lets a message expire that waits and has no expiry time",
     "tend_topics": "gives a worker the turn; two that have it do no harm",
     "trim_archive": "drops what is over the limits",
 }

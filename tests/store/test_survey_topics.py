@@ -163,8 +163,8 @@ async def test_a_topic_that_is_named_twice_is_answered_once(store: Store) -> Non
 
 
 async def test_a_name_that_is_no_topic_is_refused(store: Store) -> None:
-    with pytest.raises(InvalidInput, match="topic 'a:b'"):
-        await store.survey_topics([TOPIC, "a:b"])
+    with pytest.raises(InvalidInput, match="topic 'a,b'"):
+        await store.survey_topics([TOPIC, "a,b"])
 
 
 async def test_repeating_is_harmless(store: Store, raw: Redis) -> None:

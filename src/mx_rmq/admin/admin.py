@@ -1,7 +1,7 @@
 """`mq.admin`: what operators read and change in a queue.
 
 The command line and the dashboard use nothing else. A topic with several partitions is one topic
-here. Durations are seconds; times are seconds since 1970, always by the server's clock.
+here. Durations are seconds or timedeltas; times are seconds since 1970, by the server's clock.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mx_rmq.admin.models import (
     worker_view,
 )
 from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
@@ -98,14 +99,16 @@ class Admin:
         *topics: str,
         most: int | None = MOST,
         first: Collection[str] = (),
-        each: float | None = None,
-        within: float | None = None,
+        each: Seconds | None = None,
+        within: Seconds | None = None,
     ) -> Overview[Stats]:
         """Return the stats of these topics, or of all; one that cannot be reached hides no other.
 
         If there are more than `most`, those in `first` are asked, then the first ones by name. One
-        answer may take `each` seconds, all together `within`.
+        answer may take as long as `each`, all together `within`.
         """
+        each = None if each is None else as_seconds("each=", each)
+        within = None if within is None else as_seconds("within=", within)
         began = time.monotonic()
         async with asyncio.timeout(within):
             names = list(dict.fromkeys(topics)) or await self.topics()
@@ -116,12 +119,11 @@ class Admin:
                 raise error
         return found
 
-    async def rates(self, *topics: str, over: float = 1.0) -> dict[str, Rates]:
-        """Return how fast messages come and go, measured over `over` seconds; by default for all
+    async def rates(self, *topics: str, over: Seconds = 1.0) -> dict[str, Rates]:
+        """Return how fast messages come and go, measured for as long as `over`; by default for all
         topics.
         """
-        if not 0 < over <= LONGEST_RATES:
-            raise InvalidInput(f"over={over!r} must be above 0 and at most {LONGEST_RATES:g} s")
+        over = as_seconds("over=", over, SHORTEST, LONGEST_RATES)
         names = topics or await self.topics()
         before = await ask_all(names, self.stats)
         began = time.monotonic()

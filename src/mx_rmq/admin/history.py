@@ -30,6 +30,7 @@ class What(StrEnum):
     DISPATCHED = "dispatched"
     COMPLETED = "completed"
     RETRIED = "retried"
+    SNOOZED = "snoozed"  # its handler wants it later
     DIED = "died"
     QUARANTINED = "quarantined"
     RELEASED = "released"  # handed back by a worker that stopped
@@ -61,10 +62,11 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
     if entry.what not in set(What):
         return None
     what, about = What(entry.what), entry.about
-    if what in (What.RETRIED, What.POSTPONED):
-        delay, _, error = about.partition(" ")
+    if what in (What.RETRIED, What.SNOOZED, What.POSTPONED):
+        delay, _, why = about.partition(" ")
         if is_number(delay):
-            about = f"retrying in {int(delay) / 1000:g} s: {error}"
+            verb = "for" if what is What.SNOOZED else "retrying in"
+            about = f"{verb} {int(delay) / 1000:g} s" + (f": {why}" if why else "")
     at, topic = entry.at / 1000, topic_of(part)
     return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
 

@@ -33,6 +33,7 @@ class Totals:
     dispatched: int = 0
     completed: int = 0
     retried: int = 0
+    snoozed: int = 0  # their handler wanted them later
     died: int = 0
     quarantined: int = 0
     released: int = 0

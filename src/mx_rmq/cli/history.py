@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 COLOURS: Final = {
     "completed": "green",
-    **dict.fromkeys(("retried", "taken_over", "postponed"), "yellow"),
+    **dict.fromkeys(("retried", "snoozed", "taken_over", "postponed"), "yellow"),
     **dict.fromkeys(("died", "quarantined"), "red"),
 }
 

@@ -128,9 +128,10 @@ async def _drain(worker: Worker) -> None:
             loop.remove_signal_handler(number)
     if not draining.cancelled():
         done = draining.result()
+        snoozed = f", {done.snoozed:,} snoozed" if done.snoozed else ""
         say(
             f"{done.completed:,} completed, {done.retried:,} retried, {done.dead:,} dead, "
-            f"{done.quarantined:,} quarantined"
+            f"{done.quarantined:,} quarantined{snoozed}"
         )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.status import Progress
 
 if TYPE_CHECKING:
@@ -57,11 +56,9 @@ class Delivery:
         self._extend = extend
         self._progress = progress
 
-    def extend(self, seconds: float) -> None:
+    def extend(self, seconds: Seconds) -> None:
         """Give the handler this much time from now. The worker extends its lease in any case."""
-        if not (isfinite(seconds) and seconds > 0):
-            raise InvalidInput(f"extend({seconds!r}): pass a number of seconds above 0")
-        self.deadline = self._extend(seconds)
+        self.deadline = self._extend(as_seconds("extend: ", seconds, SHORTEST))
 
     def progress(self, share: float | None = None, note: str = "") -> None:
         """Say how far the handler is: a share from 0 to 1, None to keep the last one, and a note.

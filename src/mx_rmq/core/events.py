@@ -1,7 +1,7 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
+message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -74,6 +74,21 @@ class Retried:
     """The end of it."""
     seconds: float | None = None
     """How long the handler took; None: no handler ran here."""
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler raised Snooze. Nothing is counted."""
+
+    topic: str
+    id: str
+    attempt: int
+    delay: float
+    """Seconds until the handler gets it again."""
+    reason: str = ""
+    seconds: float | None = None
+    """How long the handler took."""
     waited: float | None = None
 
 
@@ -217,6 +232,7 @@ Event = (
     | WorkerStopped
     | Completed
     | Retried
+    | Snoozed
     | Died
     | Quarantined
     | Released

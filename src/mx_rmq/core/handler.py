@@ -25,11 +25,12 @@ from typing import (
 )
 
 from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder
-from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
+from mx_rmq.core.retry import Exponential, Policy, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,7 +44,8 @@ _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYW
 class CronOptions(TypedDict, total=False):
     """Options of `mq.handler` and `mq.cron`. `Handler` says what they mean, and their defaults."""
 
-    timeout: float | None
+    timeout: Seconds | None
+    ttl: Seconds | None
     max_attempts: int
     max_crashes: int
     retry: Any
@@ -72,6 +74,7 @@ class Handler:
     decode: Decode
     concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
     timeout: float | None = None  # seconds for one attempt; None: no limit
+    ttl: float | None = None  # seconds until a message without its own ttl expires; None: never
     max_attempts: int = 5  # failed attempts after which a message is dead
     max_crashes: int = MAX_CRASHES  # worker crashes after which a message is dead
     retry: Policy = _DEFAULT_RETRY  # when the next attempt comes
@@ -83,6 +86,10 @@ class Handler:
     def ordered(self) -> bool:
         """Whether the messages of a partition are handled one at a time across all workers."""
         return self.partitions is not None and self.concurrency == 1
+
+    @property
+    def ttl_ms(self) -> int | None:
+        return None if self.ttl is None else round(self.ttl * 1000)
 
     @classmethod
     def of(
@@ -265,22 +272,17 @@ def _checked(where: str, name: str, value: Any) -> Any:
     """Return an option's normalized value, or refuse it."""
     if name == "retry" and value is None:
         return _DEFAULT_RETRY
-    if value is None and name in ("concurrency", "timeout", "partitions", "result_ttl"):
+    if value is None and name in ("concurrency", "timeout", "ttl", "partitions", "result_ttl"):
         return None
     try:
         if name == "retry":
             return policy_of(value)
         if name == "partitions":
             return check_partitions(value)
+        if name in ("timeout", "ttl", "result_ttl"):
+            return as_seconds(f"{name}=", value, SHORTEST)
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name in ("timeout", "result_ttl"):
-        if number and 0 < value < MAX_DELAY:
-            return float(value)
-        rule = "is not a number of seconds above 0 (to 10 years)"
-    else:
-        if number and isinstance(value, int) and 1 <= value < 2**52:
-            return value
-        rule = "is not a whole number of at least 1"
-    raise InvalidInput(f"{where}: {name}={value!r:.80} {rule}")
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**52:
+        return value
+    raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number of at least 1")

@@ -112,7 +112,8 @@ class Message(
     errors: list[Failure] = []  # the latest failures, oldest first, at most MAX_ERRORS
     reason: str = ""  # why it is in the dead letters
     delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
-    due: int | None = None  # server time, ms: when to run it (`at`), or when it was requeued
+    due: int | None = None
+    """Server time, ms: when to run it (`at`, or after a snooze), or when it was requeued."""
 
     @classmethod
     def new(
@@ -177,13 +178,23 @@ class Message(
     def ready_at(self) -> int | None:
         """Server time from which it could be handled, ms; None: unknown."""
         if self.attempts:
-            return self.errors[-1].at + self.delay if self.errors else None
+            return max(self.errors[-1].at + self.delay, self.due or 0) if self.errors else None
         return self.created_at + self.delay if self.due is None else self.due
 
     @property
     def expires_at(self) -> int | None:
         """Server time after which no handler may get it, ms; None: never."""
         return None if self.ttl is None else self.created_at + self.ttl
+
+    def with_default_ttl(self, ttl: int) -> Message:
+        """Return the message with its topic's default ttl in ms, unless it has its own.
+
+        It counts from the produce, or from the requeue: else a requeued message would expire again.
+        """
+        if self.ttl is not None:
+            return self
+        since = max(self.created_at, self.due or 0)
+        return msgspec.structs.replace(self, ttl=since + ttl - self.created_at)
 
     @property
     def failures(self) -> int:

@@ -1,6 +1,8 @@
 """The rules for names that become part of a key or a field, and for the names of options.
 
-A valid name cannot break out of its place in a key: no colon, no brace, no space, no glob.
+A valid name cannot break out of its place in a key, in a list of ids, or in a glob: it has no
+brace, no space and no asterisk. A topic has no slash, which begins the number of a partition, and a
+worker no colon, which ends the token before it in a lease.
 """
 
 from __future__ import annotations
@@ -13,18 +15,22 @@ from mx_rmq.core.errors import InvalidInput
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", re.ASCII)
 PARTITION: Final = re.compile(rf"{TOPIC.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
-ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}", re.ASCII)
+WORKER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
 SHOWN: Final = 80
+
+_LETTERS: Final = "letters, digits and"
+_FIRST: Final = ", the first a letter or a digit"
 
 _RANDOM: Final = re.compile(r"(?<=-[0-9a-f]{8})[0-9a-f]{24}$")
 
 
 def check_topic(topic: str) -> str:
-    return _check("topic", topic, TOPIC)
+    return _check("topic", topic, TOPIC, f"{_LETTERS} . _ - :, at most 128 characters{_FIRST}")
 
 
 def check_partition(name: str) -> str:
@@ -34,11 +40,11 @@ def check_partition(name: str) -> str:
 
 
 def check_id(id: str) -> str:
-    return _check("message id", id, ID)
+    return _check("message id", id, ID, f"{_LETTERS} . _ - : @ / + = ~, at most 128 characters")
 
 
 def check_worker(worker: str) -> str:
-    return _check("worker", worker, ID)
+    return _check("worker", worker, WORKER, f"{_LETTERS} . _ -, at most 64 characters")
 
 
 def short_worker(worker: str) -> str:
@@ -47,7 +53,7 @@ def short_worker(worker: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    return _check("prefix", prefix, PREFIX)
+    return _check("prefix", prefix, PREFIX, f"{_LETTERS} . _ - :, at most 64 characters{_FIRST}")
 
 
 def check_options(function: str, options: Iterable[str], known: type, *named: str) -> None:
@@ -61,10 +67,10 @@ def check_options(function: str, options: Iterable[str], known: type, *named: st
             raise TypeError(f"{function}() has no option {name!r}; its options are {every}")
 
 
-def _check(what: str, value: str, rule: re.Pattern[str]) -> str:
-    if not isinstance(value, str) or not rule.fullmatch(value):
+def _check(what: str, value: str, pattern: re.Pattern[str], rule: str) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
         shown = repr(value)
         if len(shown) > SHOWN:
             shown = shown[:SHOWN] + "…"
-        raise InvalidInput(f"{what} {shown} does not match {rule.pattern}")
+        raise InvalidInput(f"{what} {shown} must consist of {rule}")
     return value

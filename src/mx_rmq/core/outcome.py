@@ -6,6 +6,7 @@ RetryLater    -> retry_message         it waits for another attempt
 DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
 Release       -> release_message       it was not finished and goes back: no attempt is counted
+SnoozeLater   -> retry_message         its handler wants it back later: no attempt is counted
 Postpone      -> retry_message         it waits for a newer release: no attempt is counted
 """
 
@@ -15,14 +16,15 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from mx_rmq.core import codec
+from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message, Priority
-from mx_rmq.core.retry import MAX_DELAY, from_dict
+from mx_rmq.core.retry import from_dict
 from mx_rmq.core.text import storable, text_of
 
 if TYPE_CHECKING:
@@ -39,19 +41,26 @@ LONGEST_WAIT: Final = 60.0
 
 
 class Retry(Exception):
-    """Raise it in a handler to get another attempt after `delay` seconds.
+    """Raise it in a handler to get another attempt after `delay`, in seconds or as a timedelta.
 
     Without a delay, the retry policy decides when. It counts as an attempt.
     """
 
-    def __init__(self, delay: float | None = None, reason: str = "") -> None:
-        if delay is not None and not _is_delay(delay):
-            raise InvalidInput(
-                f"Retry(delay={delay!r}): the delay must be a number of seconds "
-                f"from 0 to {MAX_DELAY:g}"
-            )
+    def __init__(self, delay: Seconds | None = None, reason: str = "") -> None:
         super().__init__(reason or "the handler asked for another attempt")
-        self.delay = delay
+        self.delay = None if delay is None else as_seconds("Retry delay=", delay)
+
+
+class Snooze(Exception):
+    """Raise it in a handler to get the message again later, in seconds or after a timedelta.
+
+    It counts nothing: no attempt and no error. The message's ttl still ends it.
+    """
+
+    def __init__(self, seconds: Seconds, reason: str = "") -> None:
+        super().__init__(reason)
+        self.delay = as_seconds("Snooze seconds=", seconds)
+        self.reason = reason
 
 
 class Reject(Exception):
@@ -116,6 +125,15 @@ class Release:
     """Not finished: back to the front of the queue."""
 
 
+@dataclass(frozen=True, slots=True)
+class SnoozeLater:
+    """The handler does not want the message yet; it gets it again after `delay` ms."""
+
+    message: Message
+    delay: int
+    reason: str
+
+
 class Postpone(NamedTuple):
     """A newer release wrote the record: it waits `delay` ms, unchanged. No attempt is counted."""
 
@@ -126,7 +144,7 @@ class Postpone(NamedTuple):
     why: str
 
 
-Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
+Outcome = Complete | RetryLater | SnoozeLater | DeadLetter | Quarantine | Release | Postpone
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +175,10 @@ def after_error(
     message: Message, handler: Handler, error: BaseException, at: Circumstances
 ) -> Outcome:
     """Decide about a message whose handler raised."""
+    if isinstance(error, Snooze) and (wait := _wait(error)) is not None:
+        delay = round(wait * 1000)
+        later = msgspec.structs.replace(message, due=at.now + delay)
+        return SnoozeLater(later, delay, storable(str(getattr(error, "reason", ""))))
     failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
     if isinstance(error, Reject):
         return _dead(failed, f"rejected: {getattr(error, 'reason', '')}", error)
@@ -164,12 +186,12 @@ def after_error(
     if failed.failures >= limit:
         times = _times(failed.failures)
         return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
-    delay = getattr(error, "delay", None) if isinstance(error, Retry) else None
-    if not _is_delay(delay):  # no delay given, or an invalid one from a subclass of Retry
-        delay = _policy(message, handler).delay(failed.failures, error, at.chance)
-    if delay is None:
+    wait = _wait(error) if isinstance(error, Retry) else None
+    if wait is None:
+        wait = _policy(message, handler).delay(failed.failures, error, at.chance)
+    if wait is None:
         return _dead(failed, f"not retried: {_named(error)}", error)
-    return _later(failed, round(delay * 1000), error)
+    return _later(failed, round(wait * 1000), error)
 
 
 def after_crash(
@@ -222,10 +244,11 @@ def expired(message: Message, now: int) -> DeadLetter | None:
     )
 
 
-def _is_delay(delay: object) -> TypeGuard[float]:
-    if isinstance(delay, bool) or not isinstance(delay, int | float):
-        return False
-    return 0 <= delay <= MAX_DELAY
+def _wait(error: Retry | Snooze) -> float | None:
+    """Return the seconds that a handler asked for; None: none, or a subclass has invalid ones."""
+    with suppress(AttributeError, InvalidInput):
+        return as_seconds("delay=", error.delay)
+    return None
 
 
 def _policy(message: Message, handler: Handler) -> Policy:

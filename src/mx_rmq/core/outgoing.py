@@ -7,10 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.names import check_options
 from mx_rmq.core.retry import as_dict, policy_of
+from mx_rmq.core.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,12 +23,12 @@ MAX_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milli
 
 
 class ProduceOptions(TypedDict, total=False):
-    """The options of `produce` and `produce_many`. Times in seconds."""
+    """The options of `produce` and `produce_many`."""
 
-    delay: float | None
+    delay: Seconds | None
     at: datetime | float | None
     priority: str
-    ttl: float | None
+    ttl: Seconds | None
     headers: dict[str, str] | None
     max_attempts: int | None
     retry: Any
@@ -54,6 +56,18 @@ class Outgoing:
     """Messages with the same key go to the same partition."""
     confirm: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check the times. Middleware and tests see them as numbers, whatever the caller gave."""
+        given: dict[str, float] = {}
+        if self.delay is not None:
+            given["delay"] = as_seconds("delay=", self.delay, most=MAX_SECONDS)
+        if self.at is not None:
+            given["at"] = _timestamp(self.at)
+        if self.ttl is not None:
+            given["ttl"] = as_seconds("ttl=", self.ttl, SHORTEST, MAX_SECONDS)
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
     @classmethod
     def of(
         cls, topic: str, payload: Any, options: ProduceOptions, *, id: str | None, key: str | None
@@ -61,17 +75,16 @@ class Outgoing:
         """Return what a caller of `produce` asked for. TypeError: unknown option."""
         check_options("produce", options, ProduceOptions, "id", "key")
         given: dict[str, Any] = {**options, "headers": options.get("headers") or {}}
-        given["at"] = _timestamp(options.get("at"))
         return cls(topic=topic, payload=payload, id=id, key=key, **given)
 
     def message(self, max_payload: int) -> Message:
         """Return the message to store, or refuse invalid options."""
         if self.delay is not None and self.at is not None:
-            raise InvalidInput(f"pass either delay={self.delay!r} or at={self.at!r}, not both")
-        delay, ttl = _ms("delay", self.delay) or 0, _ms("ttl", self.ttl, least=0.001)
+            raise InvalidInput(f"pass either delay={self.delay:g} or at={self.at:.16g}, not both")
+        delay, ttl = _ms(self.delay) or 0, _ms(self.ttl)
         if ttl is not None and ttl <= delay:
             raise InvalidInput(
-                f"ttl={self.ttl!r} and delay={self.delay!r}: the message would expire before its "
+                f"ttl={self.ttl:g} and delay={self.delay:g}: the message would expire before its "
                 "delay ends"
             )
         return Message.new(
@@ -80,7 +93,7 @@ class Outgoing:
             id=self.id,
             priority=self.priority,
             delay=delay,
-            at=_ms("at", self.at),
+            at=_ms(self.at),
             ttl=ttl,
             max_attempts=self.max_attempts,
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
@@ -99,21 +112,17 @@ def check_each(checked: Iterable[T]) -> list[T]:
     return found
 
 
-def _timestamp(at: datetime | float | None) -> float | None:
-    if not isinstance(at, datetime):
-        return at
-    if at.tzinfo is None:
-        shown = at.isoformat()
-        raise InvalidInput(f"at={shown} has no time zone; in UTC it would be {shown}+00:00")
-    return at.timestamp()
+def _timestamp(at: datetime | float) -> float:
+    if isinstance(at, datetime):
+        if at.tzinfo is None:
+            naive = at.isoformat()
+            raise InvalidInput(f"at={naive} has no time zone; in UTC it would be {naive}+00:00")
+        return at.timestamp()
+    number = isinstance(at, int | float) and not isinstance(at, bool)
+    if not number or not 0 <= at <= MAX_SECONDS:
+        raise InvalidInput(f"at={shown(at)} is not a datetime or a number of seconds since 1970")
+    return float(at)
 
 
-def _ms(name: str, seconds: Any, least: float = 0) -> int | None:
-    if seconds is None:
-        return None
-    wrong = isinstance(seconds, bool) or not isinstance(seconds, int | float)
-    if wrong or not least <= seconds <= MAX_SECONDS:
-        raise InvalidInput(
-            f"{name}={seconds!r} is not a number of seconds from {least:g} to {MAX_SECONDS:g}"
-        )
-    return round(float(seconds) * 1000)
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

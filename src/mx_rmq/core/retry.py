@@ -7,34 +7,22 @@ random number. It is stored in a message as its `retry` dict.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
+from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
-
-MAX_DELAY: Final = 10 * 365 * 86_400.0  # the longest wait, seconds: 10 years
-
-
-def _seconds(what: str, value: Any) -> float:
-    return _number(
-        what, value, 0, MAX_DELAY, f"a number of seconds from 0 to {MAX_DELAY:,.0f} (10 years)"
-    )
+from mx_rmq.core.text import shown
 
 
 def _number(what: str, value: Any, least: float, most: float, rule: str) -> float:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not least <= value <= most or not isfinite(value):
-        raise InvalidInput(f"{what} {_shown(value)} is not {rule}")
+        raise InvalidInput(f"{what} {shown(value)} is not {rule}")
     return float(value)
-
-
-def _shown(value: Any) -> str:
-    try:
-        return f"{value!r:.80}"
-    except (RecursionError, ValueError):  # nested too deeply; an int of thousands of digits
-        return f"of type {type(value).__name__}"
 
 
 class Delays(msgspec.Struct, frozen=True, tag="delays"):
@@ -43,12 +31,16 @@ class Delays(msgspec.Struct, frozen=True, tag="delays"):
     delays: tuple[float, ...]
     """Seconds before the second attempt, the third and so on."""
 
+    if TYPE_CHECKING:  # it accepts more types than it stores
+
+        def __init__(self, delays: tuple[Seconds, ...] | list[Seconds]) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.delays, tuple | list):
-            raise InvalidInput(f"retry delays={_shown(self.delays)} is not a list of numbers")
+            raise InvalidInput(f"retry delays={shown(self.delays)} is not a list of durations")
         if not self.delays:
-            raise InvalidInput(f"retry delays={self.delays!r} is empty: give at least one number")
-        waits = tuple(_seconds("retry delay", delay) for delay in self.delays)
+            raise InvalidInput(f"retry delays={self.delays!r} is empty: give at least one duration")
+        waits = tuple(as_seconds("retry delay ", delay) for delay in self.delays)
         msgspec.structs.force_setattr(self, "delays", waits)
 
     def delay(self, failures: int, error: BaseException, chance: float) -> float | None:
@@ -68,11 +60,21 @@ class Exponential(msgspec.Struct, frozen=True, tag="exponential"):
     jitter: float = 0.5
     """The share of a wait that is random: 0 none, 1 all of it."""
 
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            first: Seconds = ...,
+            factor: float = ...,
+            cap: Seconds = ...,
+            jitter: float = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         settled = {
-            "first": _seconds("retry first", self.first),
+            "first": as_seconds("retry first ", self.first),
             "factor": _number("retry factor", self.factor, 1, inf, "a finite number of at least 1"),
-            "cap": _seconds("retry cap", self.cap),
+            "cap": as_seconds("retry cap ", self.cap),
             "jitter": _number("retry jitter", self.jitter, 0, 1, "a number from 0 to 1"),
         }
         for name, value in settled.items():
@@ -102,14 +104,14 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
     otherwise: Waits | None = Exponential()
     """The policy for every other error."""
 
-    if TYPE_CHECKING:  # it accepts more types than it stores
+    if TYPE_CHECKING:
 
         def __init__(self, rules: Mapping[Any, Rule], otherwise: Rule = ...) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.rules, Mapping) or not self.rules:
             raise InvalidInput(
-                f"retry rules={_shown(self.rules)} is not a dict of error types to policies"
+                f"retry rules={shown(self.rules)} is not a dict of error types to policies"
             )
         rules: dict[str, Waits | None] = {}
         for key, rule in self.rules.items():
@@ -134,22 +136,22 @@ class ByError(msgspec.Struct, frozen=True, tag="by_error"):
 
 Policy: TypeAlias = Delays | Exponential | ByError  # any retry policy
 
-Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
+Rule: TypeAlias = Waits | Seconds | list[Seconds] | tuple[Seconds, ...] | None
 """The forms in which a rule of ByError can be given."""
 
 
 def policy_of(value: Any) -> Policy:
-    """Return the policy for a value: a number, a list of numbers, a dict of errors, or a policy."""
+    """Return the policy for a value: a duration, a list of them, a dict of errors, or a policy."""
     if isinstance(value, Delays | Exponential | ByError):
         return value
     if isinstance(value, Mapping):
         return ByError(value)
     if isinstance(value, tuple | list):
         return Delays(tuple(value))
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float | timedelta) and not isinstance(value, bool):
         return Delays((value,))
     raise InvalidInput(
-        f"retry={_shown(value)} is not a number of seconds, a list of them, a dict of error types, "
+        f"retry={shown(value)} is not a number of seconds, a list of them, a dict of error types, "
         "Delays, Exponential or ByError"
     )
 
@@ -165,7 +167,7 @@ def from_dict(data: dict[str, Any]) -> Policy:
     try:
         policy: Policy = msgspec.convert(data, Policy)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidInput(f"retry={_shown(data)} is not a stored retry policy: {error}") from error
+        raise InvalidInput(f"retry={shown(data)} is not a stored retry policy: {error}") from error
     return policy
 
 
@@ -173,7 +175,7 @@ def _waits(what: str, value: Any) -> Waits | None:
     if value is None:
         return None
     if isinstance(value, Mapping | ByError):
-        raise InvalidInput(f"{what}: {_shown(value)} is a dict of errors: rules cannot be nested")
+        raise InvalidInput(f"{what}: {shown(value)} is a dict of errors: rules cannot be nested")
     try:
         policy = policy_of(value)
     except InvalidInput as error:
@@ -186,7 +188,7 @@ def _error_name(key: Any) -> str:
         key = key.__name__
     if not isinstance(key, str) or not key.isidentifier():
         raise InvalidInput(
-            f"retry rules: {_shown(key)} is not an exception type or the name of one "
+            f"retry rules: {shown(key)} is not an exception type or the name of one "
             "(without its module)"
         )
     return key

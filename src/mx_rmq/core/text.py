@@ -29,6 +29,14 @@ def end_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     return shown if len(shown) <= limit else "…" + shown[1 - limit :]
 
 
+def shown(value: object) -> str:
+    """Return the start of a value's repr, for the error that refuses it."""
+    try:
+        return f"{value!r:.80}"
+    except (RecursionError, ValueError):  # nested too deeply; an int of thousands of digits
+        return f"of type {type(value).__name__}"
+
+
 def text_of(error: BaseException) -> str:
     """Return an error's text, fit to be stored; its own `__str__` may be broken."""
     try:

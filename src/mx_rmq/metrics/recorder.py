@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 OUTCOMES: Final = {
     events.Completed: "completed",
     events.Retried: "retried",
+    events.Snoozed: "snoozed",
     events.Died: "dead",
     events.Quarantined: "quarantined",
     events.Released: "released",
@@ -119,7 +120,7 @@ class Recorder(Collector):
                 topic.queue_seconds.add(event.waited)
             return
         match event:
-            case events.Retried() | events.Died():
+            case events.Retried() | events.Snoozed() | events.Died():
                 topic = self.topics[event.topic]
                 topic.outcomes[OUTCOMES[type(event)]] += 1
                 if event.seconds is not None:

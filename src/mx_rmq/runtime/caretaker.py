@@ -24,6 +24,7 @@ from mx_rmq.core.handler import MAX_CRASHES
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime.deadlines import Deadlines, was_frozen
+from mx_rmq.runtime.default_ttl import set_expiry_times
 from mx_rmq.runtime.loop import FailureLog, Loop, each
 from mx_rmq.runtime.recovery import BATCH
 from mx_rmq.runtime.scheduler import BATCH as MOVED
@@ -56,6 +57,7 @@ class Caretaker:
         self._served = served
         self._worker = worker
         self._deadlines: dict[int, Deadlines] = {}  # by site
+        self._ttls: dict[str, int] = {}  # the default times to live, in ms
         self._overdue: dict[str, float] = {}
         """By topic, since when we know of an overdue lease, on the monotonic clock."""
         self._expected_at = float("inf")
@@ -73,6 +75,7 @@ class Caretaker:
             self.topics = []
             self._overdue.clear()
             return self._after(ROUND * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+        self._ttls = await self._store.default_ttls()
         names = [name for topic in registry for name in partitions(topic, registry[topic])]
         self.topics = [name for name in names if name not in self._served]
         rounds = (self._visit(sites) for sites in self._store.by_server(self.topics))
@@ -96,19 +99,27 @@ class Caretaker:
 
     async def _look_after(self, site: int, topics: Sequence[str]) -> None:
         """Find out what is due or overdue in the topics of a site, and act on it."""
-        asked_at = time.monotonic()
         if site not in self._deadlines:
             # The workers that serve the topics may have a longer lease than ours.
             link = self._store.link_of(site)
             self._deadlines[site] = Deadlines(LONGEST_LEASE, link, ServerClock())
         deadlines = self._deadlines[site]
+        dated = [topic for topic in topics if topic_of(topic) in self._ttls]
+        await each(dated, self._set_expiry_times, self._failures)
+        asked_at = time.monotonic()
         answer = await self._store.survey_topics(topics)
         deadlines.clock.update(answer.now, asked_at)
         await each(answer.topics.items(), partial(self._tend, deadlines), self._failures)
         expiring = [topic for topic, found in answer.topics.items() if found.expires == 0]
         while expiring and time.monotonic() - asked_at < ROUND:  # a batch of each, in turn
-            expire, failures = self._recovery.expire, self._failures
-            expiring = [topic for topic in expiring if await expire(topic, failures) == 0]
+            expiring = [topic for topic in expiring if await self._expire(topic) == 0]
+
+    async def _set_expiry_times(self, topic: str) -> None:
+        await set_expiry_times(self._store, topic, self._ttls[topic_of(topic)])
+
+    async def _expire(self, topic: str) -> int | None:
+        ttl = self._ttls.get(topic_of(topic))
+        return await self._recovery.expire(topic, self._failures, ttl)
 
     async def _tend(self, deadlines: Deadlines, found: tuple[str, Survey]) -> None:
         """Take over lost messages of a topic and move due ones."""

@@ -66,7 +66,8 @@ class Crons:
         tick = cron.due(now, last)
         if tick is not None:
             at = datetime.fromtimestamp(tick / 1000, UTC).isoformat()
-            draft = self._store.draft(None, headers={TICK: at})
+            ttl = self._store.ttls.get(cron.topic)
+            draft = self._store.draft(None, headers={TICK: at}, ttl=ttl)
             fired = await self._store.produce_cron_message(cron.topic, tick, draft)
             now = min(now, fired.now)  # it may have been too early, by the server's clock
             last = last if fired.last is None else fired.last

@@ -27,6 +27,7 @@ _LINES: Final[dict[type, str]] = {
     events.Retried: (
         "%(topic)s %(id)s: attempt %(attempt)d failed, retrying in %(delay)g s: %(error)s"
     ),
+    events.Snoozed: "%(topic)s %(id)s: snoozed for %(delay)g s%(why)s",
     events.Died: "%(topic)s %(id)s: dead after %(attempts)s: %(reason)s",
     events.Quarantined: "%(topic)s %(id)s: quarantined: %(error)s",
     events.Postponed: (
@@ -52,6 +53,7 @@ _LEVELS: Final[dict[type, int]] = {
     events.WorkerStarted: INFO,
     events.WorkerStopping: INFO,
     events.CronFired: INFO,
+    events.Snoozed: INFO,
     events.Died: ERROR,
     events.Quarantined: ERROR,
     events.PartDied: ERROR,
@@ -93,6 +95,8 @@ class EventLog:
                 level, fields["left"] = INFO, "everything is settled or handed back"
             case events.WorkerStopped():
                 fields["left"] = "other workers take over the rest when the leases expire"
+            case events.Snoozed(reason=reason):
+                fields["why"] = f": {reason}" if reason else ""
             case events.Died(attempts=attempts):
                 fields["attempts"] = count(attempts, "attempt")
             case events.Postponed(topic):

@@ -26,6 +26,7 @@ from mx_rmq.core.outcome import (
     Release,
     Result,
     RetryLater,
+    SnoozeLater,
 )
 from mx_rmq.core.partition import topic_of
 from mx_rmq.core.text import text_of
@@ -66,6 +67,7 @@ _KINDS: Final = {
     Complete: _Kind("completed", events.Completed),
     Result: _Kind("completed", events.Completed),
     RetryLater: _Kind("retried", events.Retried),
+    SnoozeLater: _Kind("snoozed", events.Snoozed),
     DeadLetter: _Kind("dead", events.Died, most=1),
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
@@ -135,7 +137,7 @@ class Lifecycle:
         try:
             while waiting:
                 count = min(_KINDS[kind].most, len(waiting))
-                if kind in (RetryLater, Postpone):  # these calls carry the records
+                if kind in (RetryLater, SnoozeLater, Postpone):  # these calls carry the records
                     count = _how_many_fit(waiting, count)
                 elif kind is Result:
                     budget = await self._store.budget(topic, State.COMPLETED)
@@ -225,6 +227,11 @@ class Lifecycle:
                 if isinstance(one.outcome, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
+        if kind is SnoozeLater:
+            snoozed = [
+                (one.leased, one.outcome) for one in batch if isinstance(one.outcome, SnoozeLater)
+            ]
+            return await store.snooze_message(topic, worker, snoozed)
         if kind is Postpone:
             later = [
                 (one.leased, one.outcome) for one in batch if isinstance(one.outcome, Postpone)
@@ -383,6 +390,8 @@ def _event(
                 return None
             why, traceback = f"{type(error).__name__}: {text_of(error)}", after.errors[-1].traceback
             return events.Retried(topic, id, attempt, delay / 1000, why, traceback, seconds, waited)
+        case SnoozeLater(_, delay, reason):
+            return events.Snoozed(topic, id, attempt, delay / 1000, reason, seconds, waited)
         case DeadLetter(after, None):  # it had expired before a handler saw it
             return events.Died(topic, id, after.attempts, after.reason)
         case DeadLetter(after):

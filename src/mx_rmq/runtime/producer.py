@@ -14,6 +14,8 @@ from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MAX_PARTITIONS, number_for, number_in, partition
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 MAX_CALL_BYTES: Final = 1_048_576  # per call, which blocks the server; one message may exceed it
 MAX_CHUNK: Final = 500  # messages per call of `produce_all`
 MIN_RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
-REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions
+REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions and default ttls
 LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
 MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
 ENVELOPE: Final = 300  # approximate size of a record without its payload, in bytes
@@ -95,6 +97,8 @@ class Producer:
             await self._register(topic)
         if time.monotonic() >= self._refresh_at:
             self.refresh_partitions()
+        if self.store.ttls:
+            message = self._with_ttl(topic, message)
         name = topic
         if message.id:
             name = await self._partition_for_id(topic, message.id, key)
@@ -133,6 +137,8 @@ class Producer:
             await self._register(topic)
         if time.monotonic() >= self._refresh_at:
             self.refresh_partitions()
+        if self.store.ttls:
+            messages = [self._with_ttl(topic, message) for message in messages]
         sending: asyncio.Task[Stored] | None = None
         try:
             for name, places in await self._split(topic, messages, keys):
@@ -167,6 +173,13 @@ class Producer:
         except NotConfirmed as error:
             return Stored(places, list(error.ids), error)
         return Stored(places, [one.id for one in produced])
+
+    def _with_ttl(self, topic: str, message: Message) -> Message:
+        """Return the message with the topic's default time to live, unless it has its own."""
+        ttl = self.store.ttls.get(topic)
+        if ttl is None or message.ttl is not None:
+            return message
+        return msgspec.structs.replace(message, ttl=ttl)
 
     # partitions
 
@@ -263,7 +276,8 @@ class Producer:
                 yield name, chunk
 
     async def _register(self, topic: str) -> None:
-        """Register a topic and learn how many partitions it has. Concurrent callers share this."""
+        """Register a topic and learn its partitions and its default ttl. Concurrent callers share
+        this."""
         check_topic(topic)
         registering = self._registering.get(topic)
         if registering is None:
@@ -288,8 +302,8 @@ class Producer:
             registering.exception()  # or asyncio warns if all callers were cancelled
 
     def refresh_partitions(self) -> None:
-        """In the background, register all topics again: they may have grown, or a server may have
-        lost its registry."""
+        """In the background, register all topics again: they may have grown or have another default
+        ttl, or a server may have lost its registry."""
         self._refresh_at = time.monotonic() + REFRESH_EVERY
         if self.store.partitions and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = asyncio.create_task(self._refresh(), name="mx-rmq producer")

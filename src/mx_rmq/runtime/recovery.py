@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec, events
@@ -99,11 +100,12 @@ class Recovery:
         await each(taken.messages, lost, failures)
         return taken
 
-    async def expire(self, name: str, failures: FailureLog) -> int | None:
+    async def expire(self, name: str, failures: FailureLog, ttl: int | None = None) -> int | None:
         """Dead-letter a batch of waiting messages of a topic whose time to live has passed.
 
-        Returns the ms until the next one expires, 0 if more have expired; None if none will, or if
-        we found nothing, because another worker was faster.
+        `ttl`: that of messages without their own, in ms. Returns the ms until the next one expires,
+        0 if more have expired; None if none will, or if we found nothing, because another worker
+        was faster.
         """
         taken = await self._store.expire_message(
             name, self._worker, count=BATCH, recovery=decide_within(self._lease)
@@ -112,7 +114,7 @@ class Recovery:
             return None
 
         async def has_expired(one: Leased) -> None:
-            await self._settle(name, one, taken.now, _after_expiry)
+            await self._settle(name, one, taken.now, partial(_after_expiry, ttl))
 
         await each(taken.messages, has_expired, failures)
         await self._store.ring_doorbell(name)  # in an ordered topic, workers that asked got none
@@ -138,9 +140,12 @@ class Recovery:
         await self._lifecycle.settle_now(name, one, message, outcome)
 
 
-def _after_expiry(message: Message, at: Circumstances) -> Outcome:
+def _after_expiry(ttl: int | None, message: Message, at: Circumstances) -> Outcome:
+    if ttl is not None:
+        message = message.with_default_ttl(ttl)
     dead = expired(message, at.now)
     if dead is not None:
         return dead
-    # A worker of an older release left a stale expiry entry, and the id is in use again.
+    # A worker of an older release left a stale expiry entry, and the id is in use again; or the
+    # topic's default ttl was raised or removed.
     return RetryLater(message, max(0, (message.ready_at or at.now) - at.now))

@@ -60,7 +60,8 @@ class Registry:
                 if (handler.partitions or 1) > known.get(topic, 1):
                     await self._store.grow(topic, handler.partitions or 1)
             await self._store.register_topics(  # every time: the registry may have been lost
-                {topic: known.get(topic, 1) for topic in self._handlers}
+                {topic: known.get(topic, 1) for topic in self._handlers},
+                {topic: handler.ttl_ms or 0 for topic, handler in self._handlers.items()},
             )
         except ServerFull:  # new topics are listed when there is memory again
             for topic in self._handlers:

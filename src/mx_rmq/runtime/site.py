@@ -62,7 +62,7 @@ class Site:
         self.listeners: list[DoorbellListener] = []
         self.survey_loop = Loop("survey", self.survey)
         self.scheduler = Scheduler(store, on_moved=self._moved)
-        self.expirer = Expirer(recovery)
+        self.expirer = Expirer(store, recovery, self.clock, self.handlers)
         deadlines = Deadlines(lease, store.link_of(number), self.clock)
         self.monitor = Monitor(store, self.handlers, deadlines, recovery)
         self._crons = [Crons(store, mine, self.clock, bus)] if (mine := tuple(crons)) else []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-STEP: Final = 500  # entries per reply: at most about 800 KiB
+STEP: Final = 500  # entries per reply: at most about 1.6 MiB
 SEARCH_STEP: Final = 200  # entries per step of a search: 0.5 to 1.5 ms of the server's time
 BEGINNING: Final = "0-0"  # the position before the first entry
 BIRTHS: Final = frozenset(("produced", "delayed"))  # the events that begin a message's life

@@ -1,4 +1,4 @@
-"""The registry of topics, and how many partitions each has."""
+"""The registry of topics: how many partitions each has, and its default time to live."""
 
 from __future__ import annotations
 
@@ -20,18 +20,39 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
 
 
-async def register_topics(store: Store, topics: Mapping[str, int]) -> None:
+async def register_topics(
+    store: Store, topics: Mapping[str, int], ttls: Mapping[str, int] | None = None
+) -> None:
     """Register topics and the number of partitions each must have at least.
 
-    Afterwards `store.partitions` holds the server's numbers: the largest ever requested.
+    A worker passes `ttls` too, the default time to live of each topic in ms; 0: none. Afterwards
+    `store.partitions` and `store.ttls` hold what the server knows: of partitions the largest number
+    ever requested, of ttls what a worker declared last, or else our own default.
     """
-    wanted = [(check_topic(topic), check_partitions(topics[topic])) for topic in topics]
+    declared = ttls or {}
+    wanted: list[tuple[str, int, int | str]] = [
+        (check_topic(topic), check_partitions(topics[topic]), declared.get(topic, ""))
+        for topic in topics
+    ]
     script = load("register_topics")
     for start in range(0, len(wanted), MAX_TOPICS):
         chunk = wanted[start : start + MAX_TOPICS]
         args = script.arguments({}, [word for one in chunk for word in one])
-        counts = await store.caller.run(script, [store.keys.topics], args)
-        store.partitions.update(zip((topic for topic, _ in chunk), counts, strict=True))
+        reply = iter(await store.caller.run(script, [store.keys.topics, store.keys.ttls], args))
+        for (topic, *_), count, ttl in zip(chunk, reply, reply, strict=True):
+            store.partitions[topic] = count
+            if known := ttl or store.own_ttl(topic):
+                store.ttls[topic] = known
+            else:
+                store.ttls.pop(topic, None)
+
+
+async def default_ttls(store: Store) -> dict[str, int]:
+    """Return the default time to live in ms of every topic that has one."""
+    found: dict[bytes, bytes] = {}
+    with suppress(ScriptFailed):  # not permitted, or a foreign key: as if there were none
+        found = await store.caller.command("HGETALL", store.keys.ttls)
+    return {decoded(name): int(ttl) for name, ttl in found.items() if ttl.isdigit() and int(ttl)}
 
 
 async def tend_topics(store: Store, worker: str, *, turn: int) -> dict[str, int] | None:

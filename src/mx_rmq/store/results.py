@@ -100,6 +100,12 @@ class Expired(NamedTuple):
     """The ms until the next message expires, 0 if there are more, None if there are none."""
 
 
+class Undated(NamedTuple):
+    messages: list[tuple[str, bytes]]  # id and record
+    go_on: tuple[int, int] | None
+    """Where the next call begins; None: all have been seen."""
+
+
 class HandedBack(NamedTuple):
     """An unfinished message that goes back to the front of its level."""
 

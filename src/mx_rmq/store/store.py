@@ -6,6 +6,7 @@ from collections import defaultdict
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from mx_rmq.core.durations import as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import topic_of
@@ -78,6 +79,10 @@ class Store:
         self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
         """How many partitions each topic used here has, as the server last said."""
+        self.ttls: dict[str, int] = {}
+        """The default time to live in ms of the topics used here that have one."""
+        self.own_ttl: Callable[[str], int | None] = lambda topic: None
+        """Returns the default time to live in ms that this queue declares for a topic."""
         self.memory = Memory(caller, keys)
         self.views = Views(self)
         self.audit = Audit(self)
@@ -102,6 +107,7 @@ class Store:
     complete_with_result = worker_calls.complete_with_result
     note_progress = worker_calls.note_progress
     retry_message = worker_calls.retry_message
+    snooze_message = worker_calls.snooze_message
     postpone_message = worker_calls.postpone_message
     release_message = worker_calls.release_message
     extend_lease = worker_calls.extend_lease
@@ -111,6 +117,8 @@ class Store:
     # what workers call besides handling messages
     handle_timeout_message = upkeep_calls.handle_timeout_message
     expire_message = upkeep_calls.expire_message
+    undated_messages = upkeep_calls.undated_messages
+    set_expiry = upkeep_calls.set_expiry
     get_next_delay_task = upkeep_calls.get_next_delay_task
     process_delay_message = upkeep_calls.process_delay_message
     trim_archive = upkeep_calls.trim_archive
@@ -137,6 +145,7 @@ class Store:
     register = registry.register
     grow = registry.grow
     tend_topics = registry.tend_topics
+    default_ttls = registry.default_ttls
     claim_layout = registry.claim_layout
 
     @classmethod
@@ -151,8 +160,7 @@ class Store:
         clock: Callable[[], int] | None = None,
     ) -> Self:
         keys = Keys(prefix)
-        if not 0 <= patience <= MAX_PATIENCE:
-            raise InvalidInput(f"patience={patience!r} is not between 0 and {MAX_PATIENCE} seconds")
+        as_seconds("patience=", patience, most=MAX_PATIENCE)
         servers = await connect(url)
         try:
             reply_within = min(REPLY_WITHIN, max(1.0, patience))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.store.arguments import MAX_BATCH, MAX_TOPICS, check_range, check_worker
-from mx_rmq.store.results import Expired, Leased, Survey, Surveyed, TimedOut, decoded, wait_of
+from mx_rmq.store.results import (
+    Expired,
+    Leased,
+    Survey,
+    Surveyed,
+    TimedOut,
+    Undated,
+    decoded,
+    wait_of,
+)
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -20,6 +29,8 @@ WINDOW: Final = 1000  # places at the end of each list to search for expired mes
 WALK: Final = 20_000
 """How far beyond them an expired message may be for LREM to remove it: about 0.3 ms of the server's
 time."""
+
+UNDATED: Final = 1000  # waiting messages to check for an expiry time in one call
 
 SPARE: Final = 1000  # expired messages that may keep their place in a list before LREM removes any
 
@@ -80,6 +91,23 @@ async def expire_message(
     messages = zip(fields, fields, fields, strict=True)
     leased = [Leased(decoded(id), int(token), record) for id, token, record in messages]
     return Expired(now, leased, wait)
+
+
+async def undated_messages(store: Store, topic: str, place: int, start: int) -> Undated:
+    """Return some waiting messages without an expiry time. The first call begins at 1, 0."""
+    named: dict[str, Value] = {"place": place, "from": start, "max_count": UNDATED}
+    fields = iter(await store.run("undated_messages", topic, named))
+    place, start = next(fields), next(fields)
+    messages = [(decoded(id), record) for id, record in zip(fields, fields, strict=True)]
+    return Undated(messages, (place, start) if place else None)
+
+
+async def set_expiry(store: Store, topic: str, times: Sequence[tuple[str, int]]) -> int:
+    """Give waiting messages their expiry time in ms, unless they have one; return how many."""
+    items: list[Value] = []
+    for id, expires in times:
+        items += (id, check_range("expires", expires, 0))
+    return int(await store.run("set_expiry", topic, {}, items)) if items else 0
 
 
 async def get_next_delay_task(store: Store, topic: str) -> int | None:

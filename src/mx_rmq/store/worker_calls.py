@@ -33,7 +33,7 @@ from mx_rmq.store.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mx_rmq.core.outcome import Postpone
+    from mx_rmq.core.outcome import Postpone, SnoozeLater
     from mx_rmq.net.connection import Value
     from mx_rmq.store.quarantine import QuarantineReason
     from mx_rmq.store.store import Store
@@ -129,6 +129,21 @@ async def retry_message(
         items += _due(message.priority, delay, message.expires_at, why)
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "retried"}, items
+    )
+
+
+async def snooze_message(
+    store: Store, topic: str, worker: str, snoozed: Sequence[tuple[Held, SnoozeLater]]
+) -> list[Settled]:
+    """Delay messages whose handler wants them later."""
+    items: list[Value] = []
+    for claim, later in snoozed:
+        message = later.message
+        check_same(message, topic, claim.id)
+        items += (claim.id, claim.token, codec.encode(message))
+        items += _due(message.priority, later.delay, message.expires_at, later.reason)
+    return await _settle(
+        store, "retry_message", topic, {"worker": worker, "what": "snoozed"}, items
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import ANY
 
@@ -141,6 +141,8 @@ def _option_form(name: str, value: Any) -> Any:
     """Return an option of produce in one form, so that equal values compare equal."""
     if name == "at" and isinstance(value, datetime):
         return value.timestamp()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
     if name == "retry" and value is not None:
         try:
             return as_dict(policy_of(value))

@@ -1,12 +1,13 @@
 -- retry_message: processing -> delayed
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
--- messages that only a newer release can read are postponed.
+-- those that their handler wants later are snoozed; those that only a newer release can read are
+-- postponed.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
 -- keys: receipt totals history
 
-local what = ARGV.what -- what the history calls it: retried or postponed
+local what = ARGV.what -- what the history calls it: retried, snoozed or postponed
 local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
 -- use: clock, first_answer, history, held_messages
 
