@@ -80,9 +80,14 @@ class Limits:
     quarantine_max_bytes: int | None = None
     """Bytes of quarantined messages kept per topic, shared by its partitions; the oldest are
     dropped first. None: 64 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
-    history: int = 10_000
+    history: int = 250_000
     """Entries kept of a topic's history, shared by its partitions; the oldest are dropped first.
     One entry covers up to 25 messages."""
+    history_ttl: float = 7 * DAY
+    """Age at which an entry of the history is dropped."""
+    history_max_bytes: int | None = None
+    """Bytes of history kept per topic, shared by its partitions; the oldest entries are dropped
+    first. None: 32 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -166,6 +171,8 @@ class QueueOptions(TypedDict, total=False):
     quarantine_bytes: int | None
     quarantine_max_bytes: int | None
     history: int | None
+    history_ttl: float | None
+    history_max_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
