@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-
 from redis.exceptions import NoPermissionError
 
 from mx_rmq.core import codec

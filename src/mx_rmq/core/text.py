@@ -29,6 +29,14 @@ def end_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
     return shown if len(shown) <= limit else "…" + shown[1 - limit :]
 
 
+def ends_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
+    """Return the beginning and the end of a text, as `storable` returns the beginning."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    if len(shown) <= limit:
+        return shown
+    return storable(shown, limit // 2) + end_of(shown, limit - limit // 2 + 1)[1:]
+
+
 def text_of(error: BaseException) -> str:
     """Return an error's text, fit to be stored; its own `__str__` may be broken."""
     try:
