@@ -43,7 +43,9 @@ SECOND_NET: Final = (
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
-_OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
+_OTHER_VARIABLES: Final = (
+    *("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "QUIET", "SERVER_BINARY"),
+)
 
 _INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 

@@ -138,7 +138,7 @@ def test_a_chain_that_bites_its_tail_ends() -> None:
 
 def test_a_group_shows_what_it_contains() -> None:
     def act() -> None:
-        raise ExceptionGroup("several", [raised(third), *map(KeyError, range(9))])  # type: ignore[list-item]
+        raise BaseExceptionGroup("several", [raised(third), *map(KeyError, range(9))])
 
     text = traceback_of(raised(act))
     assert "--- 1 of 10: ValueError: bad\n" in text

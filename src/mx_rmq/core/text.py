@@ -73,6 +73,15 @@ def duration(seconds: float | None) -> str | None:
     return f"{whole // 60} min {whole % 60} s"
 
 
+def took(seconds: float) -> str:
+    """Return how long something took, with about two digits."""
+    if seconds >= 1:
+        return duration(seconds) or ""
+    if seconds >= 0.01:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds * 1000:.2g} ms" if seconds >= 0.0001 else "<0.1 ms"
+
+
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
