@@ -31,7 +31,7 @@ logger = get_logger("mx_rmq")
 FEW: Final = 10  # messages per second that get a line each
 SUMMARY_EVERY: Final = 10.0  # seconds
 SAMPLE: Final = 20  # durations kept of the messages that one call completed, for the median
-TOPICS: Final = 10  # topics with a line of their own in a summary: the busiest
+TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 
 OUTCOMES: Final = {
     events.Retried: "retried",
@@ -138,7 +138,9 @@ def _log_line(event: events.Completed | events.Released) -> None:
         log.info("%s %s: released, another worker may take it", event.topic, event.id)
         return
     again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
-    log = logger.about({"mx_rmq": {**about, "attempt": event.attempt, "seconds": event.seconds}})
+    log = logger.about(
+        {"mx_rmq": {**about, "attempt": event.attempt, "seconds": round(event.seconds, 6)}}
+    )
     log.info("%s %s: completed in %s%s", event.topic, event.id, took(event.seconds), again)
 
 

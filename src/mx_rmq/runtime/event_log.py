@@ -84,6 +84,8 @@ class EventLog:
             for name in ("topic", "id", "attempt", "attempts", "seconds", "worker")
             if fields.get(name) is not None
         }
+        if "seconds" in about:
+            about["seconds"] = round(about["seconds"], 6)
         if fields.get("traceback"):
             fields["traceback"] = fields["traceback"].rstrip()
             line += "\n%(traceback)s"
