@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.cli import handled
 from mx_rmq.cli.handled import FEW, SUMMARY_EVERY, TOPICS, Handled
 from mx_rmq.core.events import Completed, Died, Released, Retried, WorkerStopped
 from mx_rmq.logs import JsonFormatter
@@ -26,7 +25,7 @@ class Stage:
         self.bus = Events()
         self.now = 100.0
         self.calls: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr(handled.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr("mx_rmq.cli.handled.time.monotonic", lambda: self.now)
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
         Handled(self.bus).listen()
 
