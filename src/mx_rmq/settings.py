@@ -44,7 +44,9 @@ SECOND_NET: Final = (
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
-_OTHER_VARIABLES: Final = ("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "SERVER_BINARY")
+_OTHER_VARIABLES: Final = (
+    *("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "QUIET", "SERVER_BINARY"),
+)
 
 _INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 _DURATIONS: Final = ("float", "float | None")  # and of those that are durations
@@ -87,9 +89,14 @@ class Limits:
     results_bytes: int | None = None
     """Bytes of results kept per topic, shared by its partitions; the oldest are dropped first.
     None: 64 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
-    history: int = 10_000
+    history: int = 250_000
     """Entries kept of a topic's history, shared by its partitions; the oldest are dropped first.
     One entry covers up to 25 messages."""
+    history_ttl: float = 7 * DAY
+    """Age at which an entry of the history is dropped."""
+    history_max_bytes: int | None = None
+    """Bytes of history kept per topic, shared by its partitions; the oldest entries are dropped
+    first. None: 32 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
 
     def __post_init__(self) -> None:
         _validate(self)
@@ -179,6 +186,8 @@ class QueueOptions(TypedDict, total=False):
     results_max: int | None
     results_bytes: int | None
     history: int | None
+    history_ttl: Seconds | None
+    history_max_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

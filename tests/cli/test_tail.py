@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.cli.calls import HOSTILE, harmless, run
-from tests.lab.messages import TOPIC, draft, drafts, leased
+from tests.lab.messages import TOPIC, draft, drafts, leased, pending
 from tests.lab.servers import Kind
 
 if TYPE_CHECKING:
@@ -96,4 +97,24 @@ async def test_show_tells_the_life_of_a_message_also_when_it_is_gone(
     document = json.loads((await run(server, "show", TOPIC, one.id, "--json")).stdout)
     assert document["state"] is None
     assert [one["what"] for one in document["history"]] == ["produced", "dispatched", "completed"]
-    assert (await run(server, "show", "unknown")).exit_code == 1
+    assert document["history_begins"] == document["history"][0]["at"]
+    unknown = await run(server, "show", "unknown")
+    assert unknown.exit_code == 1
+    assert "The history reaches back to 20" in unknown.stderr
+
+
+async def test_show_says_how_far_back_the_history_reaches(
+    store: Store, raw: Redis, server: Server
+) -> None:
+    (old,) = await pending(store)
+    key = store.keys.of(TOPIC).history
+    await raw.delete(key)
+    told = await run(server, "show", old)
+    assert "history:\n  none: the history is empty or turned off\n" in told.stdout
+    (new,) = await pending(store)
+    told = await run(server, "show", new)
+    assert re.search(r"the history reaches back to 20\S+ \S+Z \(\d+\.\d s\)\n", told.stdout)
+    await raw.delete(key)
+    await raw.xadd(key, {"what": "due", "ids": "x"}, id="9000000000000-1")
+    told = await run(server, "show", old)
+    assert "  none: the message is older than the history\n" in told.stdout

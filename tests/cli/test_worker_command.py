@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -179,6 +180,17 @@ async def test_topics_may_be_repeated_or_separated_by_commas(app: App, mq: Messa
 async def test_settings_come_from_the_environment_too(app: App) -> None:
     app.working("app", MX_RMQ_CONCURRENCY="3", MX_RMQ_TOPICS="other")
     assert "topics: other; concurrency: 3" in app.said
+
+
+async def test_it_says_what_it_handled_unless_it_shall_be_quiet(app: App, mq: MessageQueue) -> None:
+    await mq.produce("orders", 1, id="a")
+    assert app.start("app", "--drain").wait(30) == 0
+    assert re.search(r" INFO .* orders a: completed in \S+ ms\n", app.said)
+    for words, environment in ((["--quiet"], {}), ([], {"MX_RMQ_QUIET": "1"})):
+        await mq.produce("orders", 1, id=f"b{len(words)}")
+        assert app.start("app", "--drain", *words, **environment).wait(30) == 0
+    assert len(app.noted("done")) == 3
+    assert app.said.count(": completed in") == 1
 
 
 async def test_the_log_level_may_come_from_the_environment(app: App, mq: MessageQueue) -> None:

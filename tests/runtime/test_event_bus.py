@@ -55,6 +55,23 @@ def test_a_bus_knows_whether_anybody_wants_a_kind() -> None:
     assert events.Completed in bus.wanted
 
 
+def test_who_counts_hears_of_completed_messages_and_wants_no_events(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    counted: list[tuple[str, list[float]]] = []
+    bus = Events()
+
+    def fail(topic: str, seconds: list[float]) -> None:
+        raise ValueError("no")
+
+    bus.count_completed(fail)
+    bus.count_completed(lambda topic, seconds: counted.append((topic, seconds)))
+    bus.emit_completed("t", [0.1, 0.2])
+    assert counted == [("t", [0.1, 0.2])]
+    assert bus.wanted == frozenset()
+    assert caplog.messages == ["a subscriber failed on completed messages"]
+
+
 def test_a_subscriber_that_fails_hurts_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Any] = []
     bus = Events()

@@ -261,6 +261,23 @@ async def test_of_a_batch_only_the_lost_ones_are_told_as_lost(store: Store, cloc
     assert [event.id for event in work.seen.of(events.Completed)] == [late.leased.id]
 
 
+async def test_those_that_are_completed_are_counted_together_without_the_lost_ones(
+    store: Store, clock: Clock
+) -> None:
+    work = Work(store)
+    counted: list[tuple[str, list[float]]] = []
+    work.bus.count_completed(lambda topic, seconds: counted.append((topic, seconds)))
+    early = await work.held(1)
+    clock.advance(LEASE + 1)
+    await store.handle_timeout_message(TOPIC, "m", count=10, recovery=1000)
+    late = await work.held(2)
+    for one in (*early, *late):
+        one.started_at, one.ended_at = 10.0, 10.5
+    await work.apply([*early, *late], Complete())
+    await work.apply(await work.held(1), Release())
+    assert counted == [(TOPIC, [0.5, 0.5])]
+
+
 async def test_no_outcome_means_that_it_is_no_longer_ours(store: Store) -> None:
     work = Work(store)
     (held,) = await work.held()

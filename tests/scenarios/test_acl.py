@@ -50,7 +50,7 @@ PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell
 DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
 HISTORY = f"mx-rmq:{{{TOPIC}}}:history"
 
-COURTESY = {"+info", "+type", "+client|id", "+client|unblock"}
+COURTESY = {"+info", "+type", "+client|id", "+client|unblock", "+memory|usage"}
 """Without these everything works, but less is known or it takes a connection more."""
 
 OLDER = {"+hrandfield", "+hstrlen"}

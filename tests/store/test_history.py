@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from redis.exceptions import NoPermissionError
 
 from mx_rmq.core import codec
+from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.core.message import State
 from mx_rmq.settings import Limits
 from mx_rmq.store.history import SEARCH_STEP, STEP
+from mx_rmq.store.upkeep_calls import LARGE_ENTRY
 from tests.lab.archives import ARCHIVES, archived, limits
 from tests.lab.broken import broken
 from tests.lab.messages import TOPIC, delayed, draft, drafts, leased, pending, take
@@ -152,6 +155,17 @@ async def test_a_history_of_a_wrong_type_stops_nobody(store: Store, raw: Redis) 
             assert len(await leased(store)) == 1
 
 
+async def taken(raw: Redis, key: str) -> int:
+    """Return how many bytes a key takes."""
+    return await raw.memory_usage(key, samples=0) or 0
+
+
+async def raw_ms(raw: Redis) -> int:
+    """Return the server's time, ms."""
+    seconds, micros = await raw.time()
+    return seconds * 1000 + micros // 1000
+
+
 # many histories
 
 
@@ -238,8 +252,76 @@ async def test_a_history_that_shall_be_shorter_is_shortened_also_when_nothing_ha
     for _ in range(500):
         await store.produce_normal_message(TOPIC, [draft()])
     store.limits = Limits(history=history)
-    assert await store.trim_archive(TOPIC, State.DEAD) == 0
+    await store.trim_history(TOPIC)
     assert await raw.xlen(store.keys.of(TOPIC).history) in left
+
+
+@one_kind
+async def test_a_history_keeps_within_its_bytes_also_between_two_measurements(
+    store: Store, raw: Redis
+) -> None:
+    key, budget = store.keys.of(TOPIC).history, 64 * 1024
+    store.limits = Limits(history_max_bytes=budget)
+    for size in (25, 1, 25):  # large entries, then small ones
+        for _ in range(4):
+            for _ in range(250):
+                await store.produce_normal_message(TOPIC, drafts(size))
+            await store.trim_history(TOPIC)
+            assert await taken(raw, key) <= budget * 1.2
+        fits = store.fits[TOPIC]
+        for _ in range(2 * fits):
+            await store.produce_normal_message(TOPIC, drafts(size))
+        assert fits <= await raw.xlen(key) <= fits + 100
+        assert budget / 2 < await taken(raw, key) <= budget * 1.3
+
+
+async def test_entries_over_the_age_are_dropped(store: Store, raw: Redis) -> None:
+    now, day = await raw_ms(raw), 86_400_000
+    old = range(now - 8 * day, now - 8 * day + 300)
+    await fill(raw, store, {TOPIC: old, "other": old})
+    await pending(store)
+    await store.trim_history(TOPIC)
+    left = [one.at for _, one in await store.views.history.after({TOPIC: "0-0"})]
+    assert len(left) <= 100  # whole blocks of a hundred go
+    assert left[-1] >= now
+    store.limits = Limits(history_ttl=0)
+    await store.trim_history("other")
+    assert await raw.xlen(store.keys.of("other").history) == 300
+
+
+async def test_an_hour_of_twenty_messages_a_second_fits(store: Store, raw: Redis) -> None:
+    """One by one, with a worker's generated name and generated ids."""
+    for _ in range(200):
+        await pending(store)
+        (one,) = await take(store, worker="worker-host-name-12345-a1b2c3d4")
+        await store.complete_message(TOPIC, "worker-host-name-12345-a1b2c3d4", [one.claim])
+    key, an_hour = store.keys.of(TOPIC).history, 20 * 3600 * 3
+    assert await raw.xlen(key) == 600
+    await store.trim_history(TOPIC)
+    assert store.fits[TOPIC] >= an_hour
+    assert await raw.xlen(key) == 600
+
+
+async def test_where_memory_usage_is_not_allowed_entries_count_as_large_ones(
+    store: Store, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await pending(store)
+    command = store.caller.command
+
+    async def deny(name: str, *words: object, at: str | None = None) -> object:
+        if name == "MEMORY":
+            raise ScriptFailed("MEMORY: not allowed") from NoPermissionError()
+        return await command(name, *words, at=at)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store.caller, "command", deny)
+    await store.trim_history(TOPIC)
+    assert store.fits[TOPIC] == 32 * 1024**2 // LARGE_ENTRY
+
+
+async def test_a_history_says_how_far_back_it_reaches(store: Store, raw: Redis) -> None:
+    assert await store.views.history.begins(TOPIC) is None
+    await fill(raw, store, {TOPIC: range(1000, 1003)})
+    assert await store.views.history.begins(TOPIC) == 1000
 
 
 # what is dropped from the archives

@@ -76,7 +76,7 @@ def test_the_three_commands_of_the_readme_work_together(short_path: Path) -> Non
         f"```python\n{program}```\n"
         f"```sh\n{server} &\n```\n```text background\nthe server is running…\n…\n  unix:…\n```\n"
         f"```sh\n{worker} &\n```\n```text background\n…topics: order.created…\n```\n"
-        f"```sh\n{produce}\n```\n```text background\nshipping 44\n```\n"
+        f"```sh\n{produce}\n```\n```text background\nshipping 44\n…completed in…\n```\n"
     )
     walk(page, short_path)
 

@@ -273,7 +273,7 @@ class Admin:
     async def history(self, topic: str, id: str) -> builtins.list[Happening]:
         """Return what has happened to a message, oldest first, also after it is finished.
 
-        As far back as the topic's history goes, which the setting `history` limits.
+        As far back as the topic's history goes: see `history_begins`.
         """
 
         async def find(part: str) -> builtins.list[HistoryEntry] | None:
@@ -281,6 +281,14 @@ class Admin:
 
         part, entries = await ask_for(_text(id), await self._parts(topic), find) or ("", [])
         return [seen for entry in entries if (seen := happening(part, entry))]
+
+    async def history_begins(self, topic: str) -> float | None:
+        """Return when the oldest entry of a topic's history was written; None: it has none.
+
+        The settings `history`, `history_ttl` and `history_max_bytes` limit it.
+        """
+        found = await ask_all(await self._parts(topic), self._store.views.history.begins)
+        return min((at / 1000 for at in found if at is not None), default=None)
 
     async def tail(self, *topics: str, since: float | None = None) -> AsyncIterator[Happening]:
         """Yield what happens from now on, or since a time; by default in all topics."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.output import printable, say
+from mx_rmq.cli.output import printable, say, when
+from mx_rmq.core.text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +27,28 @@ def history_document(history: Sequence[Happening]) -> list[dict[str, Any]]:
     return [{name: getattr(one, name) for name in ("at", "what", "by", "about")} for one in history]
 
 
-def print_history(history: Sequence[Happening]) -> None:
-    """Print a history, one line per event."""
-    if history:
-        click.echo("history:")
+def print_history(
+    history: Sequence[Happening], begins: float | None, now: float, created_at: float | None = None
+) -> None:
+    """Print a history, one line per event, and how far back the topic's history reaches.
+
+    `created_at`: when the message was produced; None: unknown.
+    """
+    click.echo("history:")
     for one in history:
         print_event(one, indent="  ")
+    if begins is None:
+        say("  none: the history is empty or turned off")
+        return
+    if not history:
+        older = created_at is not None and created_at < begins
+        say("  none: the message is older than the history" if older else "  none")
+    click.secho(f"  the history reaches back to {reach(begins, now)}", dim=True)
+
+
+def reach(begins: float, now: float) -> str:
+    """Say since when a topic has a history."""
+    return f"{when(begins)} ({duration(max(0.0, now - begins))})"
 
 
 def print_event(one: Happening, *, indent: str = "", messages: str = "") -> None:

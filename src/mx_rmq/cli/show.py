@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mx_rmq.cli.connection import complete_topic, on_admin
-from mx_rmq.cli.history import history_document, print_history
+from mx_rmq.cli.history import history_document, print_history, reach
 from mx_rmq.cli.output import (
     as_json,
     cut,
@@ -40,8 +40,8 @@ ARCHIVED: Final = {State.QUARANTINED: "set aside", State.COMPLETED: "completed"}
 async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
     """Show message ID of TOPIC. Without TOPIC, search all topics.
 
-    If the message is gone, show what is left of it in the topic's history. Exit code 1: not found.
-    2: failed, or several topics have a message with this id.
+    If the message is gone, show what is left of it in the topic's history, and how far back that
+    reaches. Exit code 1: not found. 2: failed, or several topics have a message with this id.
     """
     if len(words) > 2:
         raise click.UsageError("Pass one message: ID or TOPIC ID.")
@@ -49,22 +49,27 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
     message = await (admin.get(topic[0], id) if topic else _find(admin, id))
     topics = [message.topic] if message else topic or await admin.topics()
     history = await _history(admin, topics, id)
+    topics = [history[0].topic] if history else topics
+    begins = {one: await admin.history_begins(one) for one in topics}
     if as_json:
-        print_json(_document(message, history))
+        print_json(_document(message, history, begins))
     elif message is not None:
         _print_facts(message)
         _print_failures(message)
-        print_history(history)
+        print_history(history, begins[message.topic], await admin.now(), message.created_at)
         click.echo("bytes:" if message.unreadable else "payload:")
         for line in lines(payload_text(message, indent=2)):
             click.echo("  " + line)
     elif history:
         last = history[-1].what
         _print({"id": id, "topic": history[0].topic, "state": last if last in ENDS else "gone"})
-        print_history(history)
+        print_history(history, begins[topics[0]], await admin.now())
     else:
         where = f"in topic {topic[0]!r}" if topic else "in any topic"
         say("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
+        if reached := [at for at in begins.values() if at is not None]:
+            since = reach(max(reached), await admin.now())
+            say(f"The history reaches back to {since}; it may have finished before.", err=True)
     return int(message is None and not history)
 
 
@@ -84,14 +89,18 @@ async def _history(admin: Admin, topics: list[str], id: str) -> list[Happening]:
     return []
 
 
-def _document(message: MessageView | None, history: list[Happening]) -> dict[str, Any] | None:
-    events = {"history": history_document(history)}
+def _document(
+    message: MessageView | None, history: list[Happening], begins: dict[str, float | None]
+) -> dict[str, Any] | None:
     if message is not None:
-        return message_document(message, raw=True) | events
-    if history:
+        about = message_document(message, raw=True)
+    elif history:
         (id,) = history[0].ids
-        return {"id": id, "topic": history[0].topic, "state": None, **events}
-    return None
+        about = {"id": id, "topic": history[0].topic, "state": None}
+    else:
+        return None
+    events = history_document(history)
+    return {**about, "history": events, "history_begins": begins[about["topic"]]}
 
 
 def _print_facts(message: MessageView) -> None:

@@ -42,6 +42,13 @@ from mx_rmq.settings import WorkerSettings
     help="Serve metrics and health checks on this port; further processes use the next ports.",
 )
 @click.option("--metrics-host", help="Address to serve metrics on.  [default: 127.0.0.1]")
+@click.option(
+    "--quiet",
+    is_flag=True,
+    envvar="MX_RMQ_QUIET",
+    show_envvar=True,
+    help="Do not log what was handled, only what went wrong.",
+)
 @log_level("info")
 @log_format
 @click.option("--log-payloads", is_flag=True, help="Log the payloads of failed messages, masked.")
@@ -90,6 +97,7 @@ class Options:
     drain: bool
     metrics_port: int | None
     metrics_host: str | None
+    quiet: bool
     log_level: str
     log_format: str
     log_payloads: bool

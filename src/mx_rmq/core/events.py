@@ -71,7 +71,7 @@ class Retried:
     """Seconds until the next attempt."""
     error: str
     traceback: str = ""
-    """The end of it."""
+    """Its causes too; shortened."""
     seconds: float | None = None
     """How long the handler took; None: no handler ran here."""
     waited: float | None = None
@@ -100,7 +100,7 @@ class Died:
     """How many there were."""
     reason: str
     traceback: str = ""
-    """The end of the last attempt's."""
+    """The last attempt's; shortened."""
     seconds: float | None = None
     """How long the handler took; None: no handler ran here."""
     waited: float | None = None

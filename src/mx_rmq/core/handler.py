@@ -56,7 +56,7 @@ class HandlerOptions(CronOptions, total=False):
 
     concurrency: int | None
     partitions: int | None
-    result_ttl: float | None
+    result_ttl: Seconds | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,15 +7,14 @@ when it stores a new message, so that every time in the system comes from one cl
 from __future__ import annotations
 
 from enum import StrEnum
-from pathlib import Path
-from traceback import FrameSummary, extract_tb, format_list
 from typing import Any, Final
 
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_id
-from mx_rmq.core.text import end_of, storable, text_of
+from mx_rmq.core.text import storable, text_of
+from mx_rmq.core.tracebacks import traceback_of
 
 VERSION: Final = 1
 """The record format that this release writes. It reads this one and every older one.
@@ -26,10 +25,6 @@ wrongly; older releases then leave the message to newer workers.
 """
 
 MAX_ERRORS: Final = 10  # a message carries its latest failures, at most this many
-
-_OUR_CODE: Final = tuple(
-    str(Path(__file__).parents[1] / name) for name in ("runtime", "core", "traces.py", "logs.py")
-)
 
 
 class State(StrEnum):
@@ -73,13 +68,13 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of(cls, error: BaseException, *, at: int, worker: str = "") -> Failure:
-        """Describe an exception. Its text and the end of its traceback are made safe to store."""
+        """Describe an exception. Its text and its traceback are made short and safe to store."""
         return cls(
             type=storable(type(error).__name__),
             text=text_of(error),
             at=at,
             worker=worker,
-            traceback=end_of("".join(format_list(_frames(error)))),
+            traceback=traceback_of(error),
         )
 
     @property
@@ -225,13 +220,6 @@ class Extended(Message, frozen=True, kw_only=True, gc=False):
     """
 
     unknown: dict[str, msgspec.Raw]
-
-
-def _frames(error: BaseException) -> list[FrameSummary]:
-    """Return an error's frames, without those of our own code around the handler."""
-    frames = list(extract_tb(error.__traceback__))
-    theirs = [frame for frame in frames if not frame.filename.startswith(_OUR_CODE)]
-    return theirs or frames
 
 
 def _check(name: str, value: int, least: int) -> None:

@@ -37,6 +37,14 @@ def shown(value: object) -> str:
         return f"of type {type(value).__name__}"
 
 
+def ends_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
+    """Return the beginning and the end of a text, as `storable` returns the beginning."""
+    shown = text.encode("utf-8", "backslashreplace").decode()
+    if len(shown) <= limit:
+        return shown
+    return storable(shown, limit // 2) + end_of(shown, limit - limit // 2 + 1)[1:]
+
+
 def text_of(error: BaseException) -> str:
     """Return an error's text, fit to be stored; its own `__str__` may be broken."""
     try:
@@ -71,6 +79,15 @@ def duration(seconds: float | None) -> str | None:
         if whole >= size:
             return f"{whole // size} {unit} {whole % size // part} {below}"
     return f"{whole // 60} min {whole % 60} s"
+
+
+def took(seconds: float) -> str:
+    """Return how long something took, with about two digits."""
+    if seconds >= 1:
+        return duration(seconds) or ""
+    if seconds >= 0.01:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds * 1000:.2g} ms" if seconds >= 0.0001 else "<0.1 ms"
 
 
 def count(number: int, noun: str) -> str:

@@ -82,7 +82,10 @@ async def message(request: DashboardRequest) -> Response:
             "existed, or it finished before the topic's history begins.",
         )
     acts = ACTS[found.state] if found else ()
-    return request.page("message.html", id=id, message=found, acts=acts, history=history)
+    begins = await request.admin.history_begins(request.topic)
+    return request.page(
+        "message.html", id=id, message=found, acts=acts, history=history, begins=begins
+    )
 
 
 async def raw(request: DashboardRequest) -> Response:

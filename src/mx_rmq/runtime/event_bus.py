@@ -22,6 +22,8 @@ class Events:
         self._subscribers: tuple[tuple[tuple[type, ...], Callable[[Any], None]], ...] = ()
         self.wanted: frozenset[type] = frozenset()
         """The kinds of events that have a subscriber. The frequent others need not be made."""
+        self.counters: tuple[Callable[[str, list[float]], None], ...] = ()
+        """Who counts completed messages: far cheaper than an event for each."""
 
     def subscribe(self, callback: Callable[[Any], None], *kinds: type) -> Callable[[], None]:
         """Call back with each event of these kinds, or of all; return how to end that."""
@@ -32,6 +34,11 @@ class Events:
             self._change(tuple(one for one in self._subscribers if one is not entry))
 
         return unsubscribe
+
+    def count_completed(self, callback: Callable[[str, list[float]], None]) -> None:
+        """Call back for each call that completed messages: with the topic, and how many seconds
+        each handler took. Comes before the events of these messages."""
+        self.counters = (*self.counters, callback)
 
     def _change(
         self, subscribers: tuple[tuple[tuple[type, ...], Callable[[Any], None]], ...]
@@ -53,3 +60,12 @@ class Events:
                 except BaseException as error:
                     logger.exception("a subscriber failed on %s", type(event).__name__)
                     defer_exit(error)
+
+    def emit_completed(self, topic: str, seconds: list[float]) -> None:
+        """Call those who count, as `emit` calls subscribers."""
+        for callback in self.counters:
+            try:
+                callback(topic, seconds)
+            except BaseException as error:
+                logger.exception("a subscriber failed on completed messages")
+                defer_exit(error)

@@ -8,7 +8,7 @@ from logging import CRITICAL, ERROR, INFO, WARNING
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import events
-from mx_rmq.core.text import count
+from mx_rmq.core.text import count, took
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _LINES: Final[dict[type, str]] = {
     ),
     events.WorkerStopped: "worker %(worker)s stopped; %(left)s",
     events.Retried: (
-        "%(topic)s %(id)s: attempt %(attempt)d failed, retrying in %(delay)g s: %(error)s"
+        "%(topic)s %(id)s: attempt %(attempt)d failed%(took)s, retrying in %(delay)g s: %(error)s"
     ),
     events.Snoozed: "%(topic)s %(id)s: snoozed for %(delay)g s%(why)s",
     events.Died: "%(topic)s %(id)s: dead after %(attempts)s: %(reason)s",
@@ -62,7 +62,8 @@ _LEVELS: Final[dict[type, int]] = {
 """The others are warnings."""
 
 LOGGED: Final[tuple[type[Any], ...]] = tuple(_LINES)
-"""Events that are logged. Completed messages are not: there are too many."""
+"""Events that are logged. Completed messages are not: there are too many. `mx-rmq worker` logs them
+while they are few."""
 
 _NAMES: Final = {"id": "message_id", "attempts": "attempt"}
 """Fields of events that have another name in the logs."""
@@ -82,9 +83,11 @@ class EventLog:
         fields: dict[str, Any] = {name: getattr(event, name) for name in event.__slots__}
         about = {"event": type(event).__name__} | {
             _NAMES.get(name, name): fields[name]
-            for name in ("topic", "id", "attempt", "attempts", "worker")
-            if name in fields
+            for name in ("topic", "id", "attempt", "attempts", "seconds", "worker")
+            if fields.get(name) is not None
         }
+        if "seconds" in about:
+            about["seconds"] = round(about["seconds"], 6)
         if fields.get("traceback"):
             fields["traceback"] = fields["traceback"].rstrip()
             line += "\n%(traceback)s"
@@ -95,6 +98,8 @@ class EventLog:
                 level, fields["left"] = INFO, "everything is settled or handed back"
             case events.WorkerStopped():
                 fields["left"] = "other workers take over the rest when the leases expire"
+            case events.Retried(seconds=seconds):
+                fields["took"] = "" if seconds is None else f" after {took(seconds)}"
             case events.Snoozed(reason=reason):
                 fields["why"] = f": {reason}" if reason else ""
             case events.Died(attempts=attempts):

@@ -194,6 +194,8 @@ class Lifecycle:
         if refused_at is not None:
             seconds = time.monotonic() - refused_at
             logger.info("messages of topic %s can be settled again, after %.1f s", topic, seconds)
+        if kind is Complete and self._bus.counters:
+            self._bus.emit_completed(batch[0].topic.topic, _durations(batch, answers))
         wanted = _KINDS[kind].event in self._bus.wanted
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:
@@ -366,6 +368,16 @@ def _how_many_fit(waiting: deque[HeldMessage], count: int, budget: int = 0) -> i
         if size > most and number:
             return number
     return count
+
+
+def _durations(batch: list[HeldMessage], answers: list[Settled]) -> list[float]:
+    """Return how many seconds the handlers took whose messages are settled."""
+    now = time.monotonic()
+    return [
+        (held.ended_at or now) - (held.started_at or now)
+        for held, answer in zip(batch, answers, strict=True)
+        if answer is not Settled.LOST or held.unsure
+    ]
 
 
 def _event(

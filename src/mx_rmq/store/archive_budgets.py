@@ -1,9 +1,10 @@
-"""How many bytes the archives of a topic may hold.
+"""How many bytes the archives and the history of a topic may hold.
 
-By default the dead letters of a topic may hold 256 MiB, its quarantine and its results 64 MiB each.
-If the server has a maxmemory, all dead letters on it together get at most a tenth of that, divided
-evenly over the partitions that live there; so do the quarantine and the results. So archives never
-stop a produce. An explicit setting overrides both. The partitions of a topic share its budget.
+By default the dead letters of a topic may hold 256 MiB, its quarantine and its results 64 MiB each,
+and its history 32 MiB. If the server has a maxmemory, all dead letters on it together get at most a
+tenth of that, divided evenly over the partitions that live there; so do the quarantine, the results
+and the histories. So they never stop a produce. An explicit setting overrides both. The partitions
+of a topic share its budget.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ OVERHEAD: Final = 200
 MIB: Final = 1_048_576
 FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB, State.COMPLETED: 64 * MIB}
 """Bytes per topic, if no setting and no maxmemory demands less."""
+HISTORY: Final = 32 * MIB  # the same for its history
 
 
 class Budgets:
@@ -91,10 +93,18 @@ class Budgets:
             State.QUARANTINED: limits.quarantine_max_bytes,
             State.COMPLETED: limits.results_bytes,
         }[state]
+        return self._share(part, explicit, FIXED[state], known)
+
+    def of_history(self, part: str, limits: Limits, known: int) -> int:
+        """Return how many bytes the history of a partition may hold; 0: no limit."""
+        return self._share(part, limits.history_max_bytes, HISTORY, known)
+
+    def _share(self, part: str, explicit: int | None, fixed: int, known: int) -> int:
+        """Return a partition's share of its topic's bytes, which a setting or `fixed` limits."""
         count = max(known, self._counts.get(topic_of(part), 1))
         if explicit is not None:
             return max(1, explicit // count) if explicit else 0
-        budget = FIXED[state] // count
+        budget = fixed // count
         server = self._caller.server_of(self._keys.of(part).payload)
         if maxmemory := self._maxmemory.get(server):
             budget = min(budget, int(maxmemory * SHARE / max(1, self._parts[server])))

@@ -78,6 +78,11 @@ class History:
             some = []
         return some[0][0].decode() if some else BEGINNING
 
+    async def begins(self, topic: str) -> int | None:
+        """Return when the oldest entry was written, ms; None: there are no entries."""
+        found = await self._read({topic: BEGINNING}, 1)
+        return found[topic][0].at if topic in found else None
+
     async def after(self, places: Mapping[str, str]) -> list[tuple[str, HistoryEntry]]:
         """Return what came after a position in each topic's history, oldest first.
 

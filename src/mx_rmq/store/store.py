@@ -89,6 +89,10 @@ class Store:
         self._found = found
         self._clock = clock
         self._budgets = Budgets(caller, keys)
+        self.active: set[str] = set()
+        """Partitions whose history this store has written to since it was last trimmed."""
+        self.fits: dict[str, int] = {}
+        """How many entries of its usual size fit into a partition's history, as last measured."""
         self._names: dict[tuple[str, str], list[str]] = {}
         """The keys of each script call, by script and topic."""
 
@@ -122,6 +126,7 @@ class Store:
     get_next_delay_task = upkeep_calls.get_next_delay_task
     process_delay_message = upkeep_calls.process_delay_message
     trim_archive = upkeep_calls.trim_archive
+    trim_history = upkeep_calls.trim_history
     survey_topics = upkeep_calls.survey_topics
     ring_doorbell = upkeep_calls.ring_doorbell
     beat_worker = upkeep_calls.beat_worker
@@ -211,7 +216,9 @@ class Store:
             named["now_ms"] = self.now()
         if "history" in place:
             alone = self.partitions.get(topic) == 1
-            named["remember"] = self.limits.history if alone else self._remember(topic)
+            share = self.limits.history if alone else self.share_of_history(topic)
+            named["remember"] = min(share, self.fits.get(topic, share))
+            self.active.add(topic)
         if archive is not None:
             index, contents = self.keys.of(topic).archive_of(archive)
             names[place["archive"]], names[place["archive_payload"]] = index, contents
@@ -248,7 +255,7 @@ class Store:
     async def time(self, key: str) -> int:
         return await self.caller.time(key) if self._clock is None else self._clock()
 
-    def _remember(self, topic: str) -> int:
+    def share_of_history(self, topic: str) -> int:
         """Return how many history entries a partition may have: its share of the topic's."""
         most = self.limits.history
         return min(most, max(SHORTEST, ceil(most / self.partitions.get(topic_of(topic), 1))))
@@ -277,6 +284,12 @@ class Store:
         await self._budgets.refresh()
         known = self.partitions.get(topic_of(topic), 1)
         return self._budgets.of(topic, state, self.limits, known)
+
+    async def history_budget(self, topic: str) -> int:
+        """Return how many bytes the history of a partition may hold; 0: no limit."""
+        await self._budgets.refresh()
+        known = self.partitions.get(topic_of(topic), 1)
+        return self._budgets.of_history(topic, self.limits, known)
 
     # servers
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mx_rmq.core.errors import ScriptFailed, WrongType
+from mx_rmq.net.redis_errors import is_denied
 from mx_rmq.store.arguments import MAX_BATCH, MAX_TOPICS, check_range, check_worker
 from mx_rmq.store.results import (
     Expired,
@@ -31,6 +33,8 @@ WALK: Final = 20_000
 time."""
 
 UNDATED: Final = 1000  # waiting messages to check for an expiry time in one call
+LARGE_ENTRY: Final = 700
+"""Bytes of a history entry with 25 generated ids: assumed if the server may not be asked."""
 
 SPARE: Final = 1000  # expired messages that may keep their place in a list before LREM removes any
 
@@ -131,6 +135,41 @@ async def trim_archive(store: Store, topic: str, state: State) -> int:
         dropped, unfinished = await store.run("trim_archive", topic, {**limits}, archive=state)
         if dropped or not unfinished:
             return int(dropped)
+
+
+async def trim_history(store: Store, topic: str) -> None:
+    """Drop entries of a history over its count, its bytes or its age, and note how many fit.
+
+    Each script that adds an entry drops the oldest if there are more than fit. Scripts count
+    entries only, so their average size is measured here.
+    """
+    key, command = store.keys.of(topic).history, store.caller.command
+    most, budget = store.share_of_history(topic), await store.history_budget(topic)
+    dropped = 1
+    while dropped:  # at most about 10,000 per call; those left may be larger than the average
+        try:
+            count = await command("XLEN", key)
+        except WrongType:
+            return  # readers skip it, too
+        if count and budget:
+            fits = budget * count // await _bytes_of(store, key, count)
+            store.fits[topic] = most = min(most, max(1, fits))
+        dropped = count and await command("XTRIM", key, "MAXLEN", "~", most)
+    if count and store.limits.history_ttl:  # the ids of entries are the server's time
+        oldest = await store.caller.time(key) - round(store.limits.history_ttl * 1000)
+        while await command("XTRIM", key, "MINID", "~", max(0, oldest)):
+            pass
+
+
+async def _bytes_of(store: Store, key: str, count: int) -> int:
+    """Return about how many bytes a history with `count` entries takes."""
+    try:
+        taken = await store.caller.command("MEMORY", "USAGE", key, at=key)
+    except ScriptFailed as error:
+        if not is_denied(error):
+            raise
+        return count * LARGE_ENTRY
+    return max(1, int(taken or 0))
 
 
 async def survey_topics(store: Store, topics: Sequence[str]) -> Surveyed:
