@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput
@@ -14,6 +14,8 @@ from mx_rmq.core.names import check_options, check_topic
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import tzinfo
+
+    from mx_rmq.core.cron import Missed
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -48,7 +50,7 @@ class Router:
         expression: str,
         *,
         tz: str | tzinfo = "UTC",
-        missed: str = "skip",
+        missed: Missed | Literal["skip", "once"] = "skip",
         topic: str | None = None,
         concurrency: int = 1,
         **options: Unpack[CronOptions],

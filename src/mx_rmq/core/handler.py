@@ -34,6 +34,8 @@ from mx_rmq.core.retry import MAX_DELAY, Exponential, Policy, policy_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mx_rmq.core.retry import RetryOption
+
 MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
 _DEFAULT_RETRY: Final = Exponential()
@@ -46,7 +48,7 @@ class CronOptions(TypedDict, total=False):
     timeout: float | None
     max_attempts: int
     max_crashes: int
-    retry: Any
+    retry: RetryOption
 
 
 class HandlerOptions(CronOptions, total=False):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.errors import InvalidInput
@@ -14,6 +14,9 @@ from mx_rmq.core.retry import as_dict, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from mx_rmq.core.confirm import Level
+    from mx_rmq.core.retry import RetryOption
 
 T = TypeVar("T")
 
@@ -25,12 +28,12 @@ class ProduceOptions(TypedDict, total=False):
 
     delay: float | None
     at: datetime | float | None
-    priority: str
+    priority: Priority | Literal["high", "normal", "low"]
     ttl: float | None
     headers: dict[str, str] | None
     max_attempts: int | None
-    retry: Any
-    confirm: str | None
+    retry: RetryOption
+    confirm: Level | Literal["stored", "replicated", "fsynced"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

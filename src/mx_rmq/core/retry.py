@@ -137,6 +137,9 @@ Policy: TypeAlias = Delays | Exponential | ByError  # any retry policy
 Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
 """The forms in which a rule of ByError can be given."""
 
+RetryOption: TypeAlias = Policy | Rule | Mapping[Any, Rule]
+"""What the option `retry` accepts; see `policy_of`."""
+
 
 def policy_of(value: Any) -> Policy:
     """Return the policy for a value: a number, a list of numbers, a dict of errors, or a policy."""
