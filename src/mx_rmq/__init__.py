@@ -39,6 +39,8 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import ByError, Delays, Exponential
     from mx_rmq.queue import MessageQueue
+    from mx_rmq.router import Router
+    from mx_rmq.topic import Topic
     from mx_rmq.worker import Drained, Worker
 
 __all__ = [
@@ -69,10 +71,12 @@ __all__ = [
     "QueueFull",
     "Reject",
     "Retry",
+    "Router",
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
     "State",
+    "Topic",
     "UnsafeServer",
     "Worker",
     "WorkerBroken",
@@ -95,6 +99,8 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "Delays": "core.retry",
         "Exponential": "core.retry",
         "MessageQueue": "queue",
+        "Router": "router",
+        "Topic": "topic",
         "Drained": "worker",
         "Worker": "worker",
     }

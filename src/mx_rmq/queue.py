@@ -60,6 +60,22 @@ class MessageQueue(Router):
         self.middleware = tuple(middleware)
         self.events.subscribe(EventLog().log, *LOGGED)
 
+    # declaring
+
+    def include(self, router: Router) -> None:
+        """Declare the handlers and crons of a router on this queue, also those it gets later."""
+        for handler in router.handlers.values():
+            self._refuse_second(handler)
+        if self in router._included_in:
+            raise InvalidInput("the queue already includes this router")
+        self.handlers.update(router.handlers)
+        self.crons.update(router.crons)
+        router._included_in.append(self)
+
+    @property
+    def _queue(self) -> MessageQueue:
+        return self
+
     # changing and copying
 
     def move(self, *, url: str | None = None, prefix: str | None = None) -> None:

@@ -137,7 +137,7 @@ Policy: TypeAlias = Delays | Exponential | ByError  # any retry policy
 Rule: TypeAlias = Waits | float | list[float] | tuple[float, ...] | None
 """The forms in which a rule of ByError can be given."""
 
-RetryOption: TypeAlias = Policy | Rule | Mapping[Any, Rule]
+RetryOption: TypeAlias = ByError | Rule | Mapping[Any, Rule]
 """What the option `retry` accepts; see `policy_of`."""
 
 
