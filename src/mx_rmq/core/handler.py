@@ -82,13 +82,13 @@ class Handler:
     @property
     def place(self) -> str:
         """Its name with the file and line of the function: `shop.mail.send (shop/mail.py:12)`."""
-        link = _chain(self.function)[-1]
-        code = getattr(_called(link), "__code__", None)
+        function = _called(_chain(self.function)[-1])
+        code = getattr(function, "__code__", None)
         if code is None:
             return self.name
         parts = code.co_filename.split("/")
-        depth = _called(link).__module__.count(".") + 1 + (parts[-1] == "__init__.py")
-        return f"{self.name} ({'/'.join(parts[-depth:])}:{code.co_firstlineno})"
+        folders = f"{function.__module__}".count(".") + (parts[-1] == "__init__.py")
+        return f"{self.name} ({'/'.join(parts[-1 - folders :])}:{code.co_firstlineno})"
 
     @property
     def ordered(self) -> bool:
@@ -246,10 +246,15 @@ def _is_delivery(parameter: inspect.Parameter) -> bool:
 
 
 def _accepts(annotation: Any, payload_type: Any) -> bool:
-    """Say whether a parameter may get a payload of this type. Only classes can be compared."""
+    """Say whether a parameter may get a payload of this type, as far as it can be known."""
+    if annotation in (Any, payload_type):
+        return True
     if not isinstance(annotation, type) or not isinstance(payload_type, type):
         return True
-    return annotation in payload_type.__mro__ or (annotation is float and payload_type is int)
+    try:
+        return issubclass(payload_type, annotation) or (annotation, payload_type) == (float, int)
+    except TypeError:  # a Protocol or a TypedDict
+        return True
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:
