@@ -15,6 +15,7 @@ if _typing.TYPE_CHECKING:
         DecodeError,
         EmbeddedServerError,
         InvalidInput,
+        MessageDied,
         MissingRights,
         MxRmqError,
         NewerLayout,
@@ -26,6 +27,8 @@ if _typing.TYPE_CHECKING:
         PayloadTooLarge,
         ProduceUnknown,
         QueueFull,
+        ResultTimeout,
+        ResultUnknown,
         ScriptFailed,
         ServerFull,
         ServerUnavailable,
@@ -38,6 +41,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import ByError, Delays, Exponential
+    from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
     from mx_rmq.router import Router
     from mx_rmq.topic import Topic
@@ -53,6 +57,7 @@ __all__ = [
     "Exponential",
     "HandlerTimeout",
     "InvalidInput",
+    "MessageDied",
     "MessageQueue",
     "Middleware",
     "MissingRights",
@@ -70,12 +75,15 @@ __all__ = [
     "ProduceUnknown",
     "QueueFull",
     "Reject",
+    "ResultTimeout",
+    "ResultUnknown",
     "Retry",
     "Router",
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
     "State",
+    "Status",
     "Topic",
     "UnsafeServer",
     "Worker",
@@ -98,6 +106,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "ByError": "core.retry",
         "Delays": "core.retry",
         "Exponential": "core.retry",
+        "Status": "core.status",
         "MessageQueue": "queue",
         "Router": "router",
         "Topic": "topic",
