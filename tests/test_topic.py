@@ -18,6 +18,7 @@ from mx_rmq import (
     NotOpen,
     PayloadTooLarge,
     Router,
+    State,
     Topic,
     Worker,
 )
@@ -160,6 +161,45 @@ async def test_a_misspelt_option_is_refused_with_the_list_of_options(mq: Message
         await topic.produce_many([1], **misspelt)
 
 
+# results
+
+
+@on_servers
+async def test_a_result_comes_back_as_the_type_of_the_topic(mq: MessageQueue) -> None:
+    orders = mq.topic("order", int, result=Order)
+
+    @orders.handler(result_ttl=60)
+    async def ship(number: int) -> Order:
+        return Order(number)
+
+    id = await orders.produce(1)
+    status = await orders.status(id)
+    assert status is not None
+    assert status.state == State.PENDING
+    async with Worker(mq):
+        assert await orders.result(id, timeout=30) == Order(1)
+    assert [status.state async for status in orders.watch(id)] == [State.COMPLETED]
+
+
+def test_a_result_comes_back_without_an_event_loop(
+    mx_rmq_use: Callable[..., MessageQueue],
+) -> None:
+    mq = mx_rmq_use(closed())
+    orders = mq.topic("order", int, result=Order)
+
+    @orders.handler(result_ttl=60)
+    def ship(number: int) -> Order:
+        return Order(number)
+
+    id = orders.sync.produce(1)
+    drain(mq)
+    assert orders.sync.result(id, timeout=30) == Order(1)
+    status = orders.sync.status(id)
+    assert status is not None
+    assert status.state == State.COMPLETED
+    assert list(orders.sync.watch(id)) == [status]
+
+
 # declaring
 
 
@@ -235,5 +275,4 @@ async def test_a_topic_of_a_router_produces_to_the_queue_that_includes_it(mq: Me
     router = Router()
     orders = router.topic("order", int)
     mq.include(router)
-    await orders.produce(1)
-    assert (await mq.admin.stats("order")).pending == 1
+    assert await mq.admin.get("order", await orders.produce(1)) is not None

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, assert_type
 
-from mx_rmq import ByError, Delays, Delivery, Exponential, MessageQueue, Priority, Router, Topic
+from mx_rmq import ByError, Delays, Delivery, Exponential, MessageQueue
+from mx_rmq import Priority, Router, Status, Topic
 
 
 @dataclass
@@ -87,6 +88,11 @@ def ship5(delivery: Delivery, order: Order) -> Receipt: ...
 @orders.handler()
 async def ship6(order: Order, note: str) -> Receipt: ...
 
+assert_type(await orders.result("1", timeout=5), Receipt)
+assert_type(orders.sync.result("1"), Receipt)
+assert_type(await orders.status("1"), Status | None)
+assert_type([one async for one in orders.watch("1")], list[Status])
+assert_type(list(orders.sync.watch("1")), list[Status])
 assert_type(await ship6(Order(1), note=""), Receipt)
 await plain.produce(Express(1, 2))
 await mq.produce("a", 1, retry=5)
@@ -116,6 +122,8 @@ def cases() -> Iterator[Case]:
         yield from producing(f"{topic}.sync.produce(", "Order(1)", "Receipt('')")
         yield from producing(f"await {topic}.produce_many(", "[Order(1)]", "[Receipt('')]")
         yield from producing(f"{topic}.sync.produce_many(", "[Order(1)]", "[Receipt('')]")
+        for result in (f"await {topic}.result('1')", f"{topic}.sync.result('1', timeout=5)"):
+            yield Case(f"receipt: Receipt = {result}", f"receipt: Order = {result}")
         yield from handling(topic)
     for owner in ("mq", "router"):
         yield from declaring(f'{owner}.handler("a", ', "def ship(order: Order) -> None: ...")

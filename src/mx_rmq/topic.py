@@ -26,11 +26,12 @@ from mx_rmq.core.outgoing import check_each
 from mx_rmq.core.payload import decoder, type_name, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.handler import HandlerOptions
     from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.core.status import Status
     from mx_rmq.router import Router
 
 P = TypeVar("P")  # the payload
@@ -83,6 +84,26 @@ class Topic(Generic[P, R]):
         return await self._router._queue.produce_many(
             self.name, payloads, ids=ids, keys=keys, **options
         )
+
+    async def result(
+        self,
+        id: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+    ) -> R:
+        """Wait until a message has completed; return its result. See `mq.result`."""
+        found: R = await self._router._queue.result(
+            self.name, id, timeout=timeout, type=self.result_type
+        )
+        return found
+
+    async def status(self, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return await self._router._queue.status(self.name, id)
+
+    def watch(self, id: str) -> AsyncGenerator[Status, None]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        return self._router._queue.watch(self.name, id)
 
     def check(self, payload: P) -> None:
         """Raise InvalidInput if a handler could not decode this payload."""
@@ -141,6 +162,22 @@ class SyncTopic(Generic[P, R]):
         return self._router._queue.sync.produce_many(
             topic.name, payloads, ids=ids, keys=keys, **options
         )
+
+    def result(self, id: str, *, timeout: float | None = None) -> R:
+        """Wait until a message has completed; return its result. See `mq.result`."""
+        topic = self._topic
+        found: R = self._router._queue.sync.result(
+            topic.name, id, timeout=timeout, type=topic.result_type
+        )
+        return found
+
+    def status(self, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return self._router._queue.sync.status(self._topic.name, id)
+
+    def watch(self, id: str) -> Iterator[Status]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        return self._router._queue.sync.watch(self._topic.name, id)
 
 
 class HandlerDecorator(Protocol[P, R]):
