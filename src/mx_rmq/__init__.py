@@ -43,6 +43,8 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.retry import ByError, Delays, Exponential
     from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
+    from mx_rmq.router import Router
+    from mx_rmq.topic import Topic
     from mx_rmq.worker import Drained, Worker
 
 __all__ = [
@@ -76,12 +78,14 @@ __all__ = [
     "ResultTimeout",
     "ResultUnknown",
     "Retry",
+    "Router",
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
     "Snooze",
     "State",
     "Status",
+    "Topic",
     "UnsafeServer",
     "Worker",
     "WorkerBroken",
@@ -106,6 +110,8 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "Exponential": "core.retry",
         "Status": "core.status",
         "MessageQueue": "queue",
+        "Router": "router",
+        "Topic": "topic",
         "Drained": "worker",
         "Worker": "worker",
     }

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
 from mx_rmq.admin import Admin
 from mx_rmq.core.codec import encode_payload
-from mx_rmq.core.cron import Cron
 from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
-from mx_rmq.core.handler import CronOptions, Handler, HandlerOptions
 from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
-from mx_rmq.core.names import check_id, check_options, check_topic
+from mx_rmq.core.names import check_id, check_options
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
+from mx_rmq.router import Router
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.event_log import LOGGED, EventLog
 from mx_rmq.runtime.produce_many import produce_many
@@ -35,16 +33,13 @@ from mx_rmq.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-    from datetime import tzinfo
 
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
     from mx_rmq.settings import QueueOptions
 
-F = TypeVar("F", bound="Callable[..., Any]")
 
-
-class MessageQueue:
+class MessageQueue(Router):
     """A queue on one server or a cluster. It connects in `async with mq:`, not when created."""
 
     def __init__(
@@ -54,13 +49,12 @@ class MessageQueue:
         middleware: Sequence[Middleware] = (),
         **settings: Unpack[QueueOptions],
     ) -> None:
+        super().__init__()
         self.settings = QueueSettings.load(url=url, **settings)
         check_url(self.settings.address)
         self._confirm = self.settings.confirmation()
         self.events = Events()
         """Subscribe here to learn what happens to messages and servers."""
-        self.handlers: dict[str, Handler] = {}
-        self.crons: dict[str, Cron] = {}
         self.on_close: list[Callable[[], Awaitable[object]]] = []
         """Called before the connection closes. Running workers add their `stop` here."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -71,62 +65,19 @@ class MessageQueue:
 
     # declaring
 
-    def handler(self, topic: str, **options: Unpack[HandlerOptions]) -> Callable[[F], F]:
-        """Declare a function as the handler of a topic. Options: see `HandlerOptions`.
+    def include(self, router: Router) -> None:
+        """Declare the handlers and crons of a router on this queue, also those it gets later."""
+        for handler in router.handlers.values():
+            self._refuse_second(handler)
+        if self in router._included_in:
+            raise InvalidInput("the queue already includes this router")
+        self.handlers.update(router.handlers)
+        self.crons.update(router.crons)
+        router._included_in.append(self)
 
-        With `partitions` and concurrency=1, all workers together handle the messages of a
-        partition one at a time and in order.
-        """
-        if callable(topic):
-            raise InvalidInput('@mq.handler needs a topic: @mq.handler("order.created")')
-        check_topic(topic)
-        check_options("handler", options, HandlerOptions)
-        names = sys._getframe(1).f_locals  # the handler's annotations may name local classes
-
-        def declare(function: F) -> F:
-            self._declare(Handler.of(topic, function, names=names, **options))
-            return function
-
-        return declare
-
-    def cron(
-        self,
-        expression: str,
-        *,
-        tz: str | tzinfo = "UTC",
-        missed: str = "skip",
-        topic: str | None = None,
-        concurrency: int = 1,
-        **options: Unpack[CronOptions],
-    ) -> Callable[[F], F]:
-        """Declare a function that runs at every tick, once across all workers."""
-        if callable(expression):
-            raise InvalidInput('@mq.cron needs a schedule: @mq.cron("*/5 * * * *")')
-        check_options("cron", options, CronOptions, "tz", "missed", "topic", "concurrency")
-        cron = Cron.of(topic or "cron", expression, tz, missed)
-        names = sys._getframe(1).f_locals
-
-        def declare(function: F) -> F:
-            name = topic or f"cron.{getattr(function, '__name__', 'function')}"
-            handler = Handler.of(
-                name, function, names=names, cron=True, concurrency=concurrency, **options
-            )
-            self._declare(handler)
-            self.crons[name] = replace(cron, topic=name)
-            return function
-
-        return declare
-
-    def _declare(self, handler: Handler) -> None:
-        known = self.handlers.get(handler.topic)
-        if known is not None:
-            raise InvalidInput(
-                f"topic {handler.topic!r} already has the handler {known.name}; "
-                f"{handler.name} needs a different topic"
-            )
-        if handler.ttl is None and self.settings.ttl is not None:
-            handler = replace(handler, ttl=self.settings.ttl)
-        self.handlers[handler.topic] = handler
+    @property
+    def _queue(self) -> MessageQueue:
+        return self
 
     # changing and copying
 

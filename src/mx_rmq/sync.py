@@ -11,14 +11,23 @@ import atexit
 import os
 import threading
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from mx_rmq.core.errors import NotOpen
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
+    from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
 
@@ -40,13 +49,29 @@ class SyncQueue:
         self._thread: threading.Thread | None = None
         self._mq: MessageQueue | None = None
 
-    def produce(self, topic: str, payload: Any, **options: Any) -> str:
+    def produce(
+        self,
+        topic: str,
+        payload: Any,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> str:
         """Produce a message and return its id. Same options as `mq.produce`."""
-        return self.call(lambda mq: mq.produce(topic, payload, **options))
+        return self.call(lambda mq: mq.produce(topic, payload, id=id, key=key, **options))
 
-    def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[str]:
+    def produce_many(
+        self,
+        topic: str,
+        payloads: Iterable[Any],
+        *,
+        ids: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> list[str]:
         """Produce many messages, return their ids. Same options as `mq.produce_many`."""
-        return self.call(lambda mq: mq.produce_many(topic, payloads, **options))
+        return self.call(lambda mq: mq.produce_many(topic, payloads, ids=ids, keys=keys, **options))
 
     def result(self, topic: str, id: str, *, timeout: float | None = None, type: Any = Any) -> Any:
         """Wait until a message has completed; return its result. See `mq.result`."""

@@ -13,7 +13,7 @@ import secrets
 import signal
 import socket
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mx_rmq.core import events
@@ -297,7 +297,12 @@ class Worker:
         known = self.mq.handlers
         if not known:
             raise InvalidInput("the queue has no handlers: declare one with @mq.handler(topic)")
-        wanted = self.settings.topics
+        ttl, wanted = self.mq.settings.ttl, self.settings.topics
+        if ttl is not None:
+            known = {
+                topic: replace(handler, ttl=ttl) if handler.ttl is None else handler
+                for topic, handler in known.items()
+            }
         if wanted is None:
             return dict(known)
         if unknown := [topic for topic in wanted if topic not in known]:

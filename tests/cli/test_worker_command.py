@@ -276,6 +276,12 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         (["app:nothing"], "module app has no 'nothing'; its queues are app:mq, app:empty"),
         (["app:make"], "app:make is a function, not a MessageQueue; its queues are"),
         (["app:empty"], "app:empty has no handlers: declare one with @empty.handler(topic)"),
+        (["app:empty", "--import", "os,json"], "app:empty has no handlers: declare one with"),
+        (["app", "--import", "tasks"], "no module 'tasks' in"),
+        (["app", "--import", "app.tasks"], "no module 'app.tasks' in"),
+        (["app", "--import", "tasks", "--processes", "2"], "no module 'tasks' in"),
+        (["app", "--import", "tasks.py"], "'tasks.py' is a file; pass its module: tasks"),
+        (["app", "--import", "a-b"], "--import 'a-b' is not the name of a module"),
         (["app.py"], "'app.py' is a file; pass its module: app:mq"),
         (["app:"], "'app:' must have the form module:attribute"),
         (
@@ -314,6 +320,97 @@ async def test_an_error_in_the_module_is_told_with_its_place(
 ) -> None:
     app.write(code)
     assert app.refused("app").startswith(f"Error: cannot import app: {line}")
+
+
+# handlers in other modules
+
+SHOP = {
+    "__init__.py": "",
+    "queue.py": "from mx_rmq import MessageQueue\n\nmq = MessageQueue()\n",
+    "handlers/__init__.py": (
+        "from shop.handlers import mail\nfrom shop.queue import mq\n\nmq.include(mail.router)\n"
+    ),
+    "handlers/mail.py": """
+from pathlib import Path
+
+from mx_rmq import Router
+
+router = Router()
+
+@router.handler("mail")
+async def send(address: str) -> None:
+    Path("sent").write_text(address)
+""",
+    "reports.py": """
+from pathlib import Path
+
+from shop.queue import mq
+
+@mq.handler("report")
+def write(name: str) -> None:
+    Path("written").write_text(name)
+""",
+}
+
+
+@pytest.fixture
+def shop(app: App) -> App:
+    for name, code in SHOP.items():
+        path = app.directory / "shop" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(code)
+    return app
+
+
+@pytest.mark.parametrize("words", [[], ["--processes", "2"]])
+async def test_handlers_of_imported_modules_run(
+    shop: App, mq: MessageQueue, words: list[str]
+) -> None:
+    await mq.produce("mail", "ann@example.org")
+    await mq.produce("report", "june")
+    worker = shop.working(
+        "shop.queue", "--import", "shop.handlers", "--import", "shop.reports", *words
+    )
+    until((shop.directory / "sent").exists)
+    until((shop.directory / "written").exists)
+    worker.terminate()
+    assert worker.wait(30) == 0
+
+
+async def test_a_changed_module_that_was_imported_restarts_the_worker(
+    shop: App, mq: MessageQueue
+) -> None:
+    outside = shop.directory / "lib" / "outside" / "__init__.py"
+    outside.parent.mkdir(parents=True)
+    outside.write_text("import shop.handlers\n")
+    path = os.pathsep.join((str(shop.directory / "lib"), os.environ.get("PYTHONPATH", "")))
+    worker = shop.working("shop.queue", "--reload", "--import", "outside", PYTHONPATH=path)
+    outside.write_text("import shop.handlers, shop.reports\n")
+    until(lambda: shop.said.count(" started; ") == 2)
+    await mq.produce("report", "june")
+    until((shop.directory / "written").exists)
+    worker.terminate()
+    assert worker.wait(30) == 0
+
+
+async def test_two_handlers_of_one_topic_are_told_with_both_places(shop: App) -> None:
+    (shop.directory / "more.py").write_text(
+        "from shop.queue import mq\n\n@mq.handler('mail')\ndef post(mail: str) -> None: ...\n"
+    )
+    line = shop.refused("shop.queue", "--import", "shop.handlers", "--import", "more")
+    assert line == (
+        "Error: cannot import more: more.py:3: InvalidInput: topic 'mail' already has the handler "
+        "shop.handlers.mail.send (shop/handlers/mail.py:8); more.post (more.py:3) needs a "
+        "different topic\n"
+    )
+
+
+async def test_a_queue_without_handlers_names_the_modules_that_were_imported(shop: App) -> None:
+    line = shop.refused("shop.queue", "--import", "shop")
+    assert line.endswith(
+        "or include a router with mq.include(router), in shop.queue, shop or in another "
+        "module that you pass with --import\n"
+    )
 
 
 @pytest.mark.parametrize("words", [[], ["--drain"], ["--processes", "3"]])

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq import Delivery, MessageQueue, MxRmqError, NotConfirmed, ProduceUnknown, Worker
+from mx_rmq.core.confirm import Level
 from mx_rmq.core.events import Completed
 from mx_rmq.core.partition import number_in
 
@@ -99,7 +100,7 @@ class Traffic:
     def note(self, event: Completed) -> None:
         self.completed.append((event.id, time.monotonic()))
 
-    async def produce(self, confirm: str | None, later: float) -> None:
+    async def produce(self, confirm: Level | None, later: float) -> None:
         number = 0
         while self.going:
             number += 1
@@ -145,7 +146,8 @@ async def traffic(
 
     async with mq, served, Worker(served):
         mq.store.partitions.pop(TOPIC, None)
-        producing = (seen.produce(confirm, later) for _ in range(PRODUCERS))
+        level = None if confirm is None else Level(confirm)
+        producing = (seen.produce(level, later) for _ in range(PRODUCERS))
         seen.producers = [asyncio.create_task(one) for one in producing]
         try:
             yield seen

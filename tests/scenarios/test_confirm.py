@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -169,7 +169,7 @@ async def test_what_a_server_can_never_confirm_is_refused_before_anything_is_sto
 
 
 @pytest.mark.parametrize("confirm", ["", "replicated!", 1, True])
-async def test_a_level_that_nobody_knows_is_refused(alone: Node, confirm: str) -> None:
+async def test_a_level_that_nobody_knows_is_refused(alone: Node, confirm: Any) -> None:
     async with MessageQueue(f"redis://{alone.address}") as mq:
         with pytest.raises(InvalidInput, match=r"confirm=.* is not one of stored, replicated"):
             await mq.produce(TOPIC, 1, confirm=confirm)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import mx_rmq
-from mx_rmq import Delivery, MessageQueue, Outgoing, Worker
+from mx_rmq import Delivery, MessageQueue, Outgoing, Router, Topic, Worker
 from mx_rmq.admin import (
     Admin,
     BulkOptions,
@@ -38,6 +38,7 @@ from mx_rmq.core.outgoing import ProduceOptions
 from mx_rmq.core.retry import ByError, Delays, Exponential
 from mx_rmq.settings import VARIABLE, QueueOptions, QueueSettings, WorkerSettings
 from mx_rmq.sync import SyncQueue
+from mx_rmq.topic import SyncTopic
 from mx_rmq.worker import Drained
 from tests.tour.pages import DOCS
 from tests.tour.walk import FENCE
@@ -242,6 +243,24 @@ def test_every_method_of_admin_is_there_with_its_parameters() -> None:
 
 def test_every_method_of_sync_is_there_with_its_parameters() -> None:
     assert _calls(tables("mq.sync")[0]) == _methods(SyncQueue)
+
+
+def test_every_parameter_and_method_of_a_topic_is_there() -> None:
+    made, methods = tables("mq.topic")
+    assert {code(row[0]): row[1] for row in made} == {
+        "name": "required",
+        "payload": "required",
+        "result": "`Any`",
+    }
+    assert set(parameters(MessageQueue.topic)) == {code(row[0]) for row in made}
+    assert _calls(methods) == _methods(SyncTopic) | {"handler(**options)", "check(payload)"}
+    for name in public(SyncTopic):
+        assert [*_shown(getattr(Topic, name))] == [*_shown(getattr(SyncTopic, name))]
+    assert public(Topic) <= words(section("mq.topic"))
+
+
+def test_every_public_name_of_a_router_is_there() -> None:
+    assert public(Router) | {"handlers", "crons"} <= words(section("Router"))
 
 
 def _calls(table: Table) -> set[str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FENCE: Final = re.compile(r"^```(\w[^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE: Final = re.compile(r"# (\w+\.\w+)(, continued)?\n")
+FILE: Final = re.compile(r"# ([\w/]+\.\w+)(, continued)?\n")
 BACKGROUND: Final = re.compile(r"^(?P<command>.+) &$", re.MULTILINE)
 
 BLOCK_WITHIN: Final = 30.0
@@ -66,7 +66,9 @@ def walk(page: Path, directory: Path) -> None:
             where = f"{page.name}:{block.line}"
             match block.language:
                 case "python" if file := FILE.match(block.text):
-                    with (home / file[1]).open("a" if file[2] else "w") as out:
+                    path = home / file[1]
+                    path.parent.mkdir(exist_ok=True)
+                    with path.open("a" if file[2] else "w") as out:
                         out.write("\n\n" + block.text[file.end() :] if file[2] else block.text)
                 case "python":
                     shell.run(f"python - <<'END'\n{block.text}END\n", where)

@@ -14,6 +14,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.text import storable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from mx_rmq.queue import MessageQueue
@@ -25,8 +26,8 @@ _STDLIB: Final = sysconfig.get_path("stdlib")
 _INSTALLED: Final = frozenset(("site-packages", "dist-packages"))
 
 
-def load(target: str) -> MessageQueue:
-    """Import a module and return its queue, which must have handlers."""
+def load(target: str, imports: Sequence[str] = ()) -> MessageQueue:
+    """Import a module, then `imports`, and return the module's queue, which must have handlers."""
     from mx_rmq.queue import MessageQueue
 
     name, attribute = parse(target)
@@ -41,10 +42,14 @@ def load(target: str) -> MessageQueue:
             f"{name}:{attribute} is a {type(found).__name__}, not a MessageQueue"
             + _queues_in(module)
         )
+    for one in imports:
+        _imported(one)
     if not found.handlers:
+        modules = ", ".join((name, *imports))
         raise InvalidInput(
             f"{name}:{attribute} has no handlers: declare one with @{attribute}.handler(topic), "
-            f"and let {name} import the modules that declare them"
+            f"or include a router with {attribute}.include(router), in {modules} or in another "
+            "module that you pass with --import"
         )
     return found
 
@@ -53,12 +58,23 @@ def parse(target: str) -> tuple[str, str]:
     """Return the names of module and attribute."""
     name, colon, attribute = target.partition(":")
     attribute = attribute if colon else "mq"
-    if name.endswith(".py") or os.sep in name:
-        module = name.removesuffix(".py").strip("./").replace(os.sep, ".")
-        raise InvalidInput(f"{name!r} is a file; pass its module: {module}:{attribute}")
+    _refuse_file(name, f":{attribute}")
     if not all(part.isidentifier() for part in (*name.split("."), attribute)):
         raise InvalidInput(f"{target!r} must have the form module:attribute")
     return name, attribute
+
+
+def check_module(name: str) -> None:
+    """Refuse what cannot be the name of a module."""
+    _refuse_file(name)
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise InvalidInput(f"--import {name!r} is not the name of a module, such as shop.handlers")
+
+
+def _refuse_file(name: str, attribute: str = "") -> None:
+    if name.endswith(".py") or os.sep in name:
+        module = name.removesuffix(".py").strip("./").replace(os.sep, ".")
+        raise InvalidInput(f"{name!r} is a file; pass its module: {module}{attribute}")
 
 
 def import_from_here() -> None:
@@ -77,7 +93,8 @@ def _imported(name: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{name}.".startswith(f"{missing}."):  # it, or a package around it
             raise InvalidInput(
-                f"no module {missing!r} in {Path.cwd()} or on Python's path"
+                f"no module {missing!r} in {Path.cwd()} or on Python's path; "
+                "start in the directory that contains it, or add that directory to PYTHONPATH"
             ) from None
         raise InvalidInput(f"cannot import {name}: {_described(error)}") from error
 

@@ -41,7 +41,7 @@ def run_worker(options: Options, grace: float, systemd: Systemd) -> int:
     lifeline = None if options.lifeline is None else Lifeline(options.lifeline)
     if lifeline is not None:
         lifeline.watch(grace)
-    mq = load(options.target)
+    mq = load(options.target, options.imports)
     mq.move(url=options.url, prefix=options.prefix)
     configure_logging(options.log_level, options.log_format, options.mask)
     if options.log_payloads:

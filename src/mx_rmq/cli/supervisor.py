@@ -222,10 +222,10 @@ async def _keep(processes: Processes, environment: dict[str, str], *, drain: boo
         pause = min(pause * 2, LONGEST_PAUSE)
 
 
-async def reload(command: Sequence[str], module: str, systemd: Systemd) -> int:
-    """Run one process until told to stop; restart it when the code changes."""
+async def reload(command: Sequence[str], modules: Sequence[str], systemd: Systemd) -> int:
+    """Run one process until told to stop; restart it when the code of these modules changes."""
     processes = Processes(command, systemd)
-    directories = directories_of(module)
+    directories = sorted({one for module in modules for one in directories_of(module)})
     logger.info("reloading when a .py file changes in %s", ", ".join(directories))
     while True:
         files = code_in(directories)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from mx_rmq.cli.load_queue import parse
+from mx_rmq.cli.load_queue import check_module, parse
 from mx_rmq.cli.logs import configure_logging, log_format, log_level, print_error
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.cli.supervisor import reload, supervise
@@ -23,6 +23,13 @@ from mx_rmq.settings import WorkerSettings
 
 @click.command
 @click.argument("target", metavar="MODULE[:ATTRIBUTE]")
+@click.option(
+    "--import",
+    "imports",
+    multiple=True,
+    metavar="MODULE",
+    help="Import this module too, because it declares handlers; comma-separated, or repeated.",
+)
 @click.option("--url", help="Use this server or cluster instead of the queue's.")
 @click.option("--prefix", help="Use this prefix instead of the queue's.")
 @click.option("--topics", multiple=True, help="Only these topics; comma-separated, or repeated.")
@@ -69,6 +76,7 @@ def worker(**given: Any) -> None:
     """
     systemd = Systemd.take_over()
     given["topics"] = _split(given["topics"]) if given["topics"] else None
+    given["imports"] = _split(given["imports"])
     given["mask"] = _split(given["mask"])
     options = Options(**given)
     try:
@@ -87,6 +95,7 @@ class Options:
     """The command line of `mx-rmq worker`. None: not given."""
 
     target: str
+    imports: tuple[str, ...]
     url: str | None
     prefix: str | None
     topics: tuple[str, ...] | None
@@ -113,11 +122,14 @@ class Options:
 def _run(options: Options, systemd: Systemd) -> int:
     """Run a worker in this process, or processes that run one; return the exit code."""
     settings = WorkerSettings.load(**options.settings())
+    for name in options.imports:
+        check_module(name)
     if options.reloads:
         if options.drain or options.processes not in (None, 1):
             raise InvalidInput("--reload cannot be combined with --drain or --processes")
         module, _ = parse(options.target)
-        supervised = reload(child_command("processes", "reloads"), module, systemd)
+        modules = (module, *options.imports)
+        supervised = reload(child_command("processes", "reloads"), modules, systemd)
     elif options.processes is not None:
         parse(options.target)
         supervised = supervise(

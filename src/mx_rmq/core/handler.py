@@ -29,14 +29,17 @@ from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
-from mx_rmq.core.payload import Decode, decoder
+from mx_rmq.core.payload import Decode, decoder, type_name
 from mx_rmq.core.retry import Exponential, Policy, policy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mx_rmq.core.retry import RetryOption
+
 MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
+_ANNOTATED: Final[Any] = object()  # the payload's type is its annotation
 _DEFAULT_RETRY: Final = Exponential()
 _VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -48,7 +51,7 @@ class CronOptions(TypedDict, total=False):
     ttl: Seconds | None
     max_attempts: int
     max_crashes: int
-    retry: Any
+    retry: RetryOption
 
 
 class HandlerOptions(CronOptions, total=False):
@@ -83,6 +86,17 @@ class Handler:
     """Seconds for which its results are kept; None: not at all."""
 
     @property
+    def place(self) -> str:
+        """Its name with the file and line of the function: `shop.mail.send (shop/mail.py:12)`."""
+        function = _called(_chain(self.function)[-1])
+        code = getattr(function, "__code__", None)
+        if code is None:
+            return self.name
+        parts = code.co_filename.split("/")
+        folders = f"{function.__module__}".count(".") + (parts[-1] == "__init__.py")
+        return f"{self.name} ({'/'.join(parts[-1 - folders :])}:{code.co_firstlineno})"
+
+    @property
     def ordered(self) -> bool:
         """Whether the messages of a partition are handled one at a time across all workers."""
         return self.partitions is not None and self.concurrency == 1
@@ -99,9 +113,14 @@ class Handler:
         *,
         names: Mapping[str, Any] | None = None,
         cron: bool = False,
+        payload_type: Any = _ANNOTATED,
         **options: Unpack[HandlerOptions],
     ) -> Handler:
-        """Make a handler of a function, or refuse it. `names`: its local namespace."""
+        """Make a handler of a function, or refuse it.
+
+        `names` is its local namespace. `payload_type` is that of a typed topic; without it, the
+        payload's annotation decides.
+        """
         check_topic(topic)
         if not callable(function) or inspect.isclass(function):
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
@@ -109,6 +128,13 @@ class Handler:
         name = _name(chain)
         shape = _shape(function, name, topic, cron, names or {})
         where = f"handler {name} of topic {topic!r}"
+        if payload_type is _ANNOTATED:
+            payload_type = shape.payload_type
+        elif not _accepts(shape.payload_type, payload_type):
+            raise InvalidInput(
+                f"{where}: it takes {type_name(shape.payload_type)}, "
+                f"but the topic's payload is {type_name(payload_type)}"
+            )
         return cls(
             topic=topic,
             function=function,
@@ -117,8 +143,8 @@ class Handler:
             wants_payload=not cron,
             wants_delivery=shape.delivery,
             delivery_first=shape.delivery_first,
-            payload_type=shape.payload_type,
-            decode=decoder(shape.payload_type, where),
+            payload_type=payload_type,
+            decode=decoder(payload_type, where),
             **{name: _checked(where, name, value) for name, value in options.items()},
         )
 
@@ -227,6 +253,18 @@ def _is_delivery(parameter: inspect.Parameter) -> bool:
     if get_origin(hint) in (Union, UnionType):
         return set(get_args(hint)) == {Delivery, NoneType}
     return hint is Delivery
+
+
+def _accepts(annotation: Any, payload_type: Any) -> bool:
+    """Say whether a parameter may get a payload of this type, as far as it can be known."""
+    if annotation in (Any, payload_type):
+        return True
+    if not isinstance(annotation, type) or not isinstance(payload_type, type):
+        return True
+    try:
+        return issubclass(payload_type, annotation) or (annotation, payload_type) == (float, int)
+    except TypeError:  # a Protocol or a TypedDict
+        return True
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:

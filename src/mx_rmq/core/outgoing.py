@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
@@ -17,6 +17,9 @@ from mx_rmq.core.text import shown
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from mx_rmq.core.confirm import Level
+    from mx_rmq.core.retry import RetryOption
+
 T = TypeVar("T")
 
 MAX_SECONDS: Final = 1e12  # about 30,000 years; larger numbers lose their milliseconds
@@ -27,12 +30,12 @@ class ProduceOptions(TypedDict, total=False):
 
     delay: Seconds | None
     at: datetime | float | None
-    priority: str
+    priority: Priority | Literal["high", "normal", "low"]
     ttl: Seconds | None
     headers: dict[str, str] | None
     max_attempts: int | None
-    retry: Any
-    confirm: str | None
+    retry: RetryOption
+    confirm: Level | Literal["stored", "replicated", "fsynced"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -139,6 +139,9 @@ Policy: TypeAlias = Delays | Exponential | ByError  # any retry policy
 Rule: TypeAlias = Waits | Seconds | list[Seconds] | tuple[Seconds, ...] | None
 """The forms in which a rule of ByError can be given."""
 
+RetryOption: TypeAlias = ByError | Rule | Mapping[Any, Rule]
+"""What the option `retry` accepts; see `policy_of`."""
+
 
 def policy_of(value: Any) -> Policy:
     """Return the policy for a value: a duration, a list of them, a dict of errors, or a policy."""

@@ -1,0 +1,208 @@
+"""Topic: a topic with the type of its payload and its result, for producers and handlers alike.
+
+A type checker compares both sides. At run time, a payload is checked by the decoder of the handler
+before it is sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.errors import InvalidInput, PayloadTooLarge
+from mx_rmq.core.names import check_topic
+from mx_rmq.core.outgoing import check_each
+from mx_rmq.core.payload import decoder, type_name, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+
+    from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.handler import HandlerOptions
+    from mx_rmq.core.outgoing import ProduceOptions
+    from mx_rmq.core.status import Status
+    from mx_rmq.router import Router
+
+P = TypeVar("P")  # the payload
+R = TypeVar("R")  # the result
+Q = ParamSpec("Q")  # what a handler takes besides the payload
+
+
+class Topic(Generic[P, R]):
+    """A topic whose payload and result have types. Made by `mq.topic` or `router.topic`."""
+
+    def __init__(self, router: Router, name: str, payload_type: Any, result_type: Any) -> None:
+        self.name = check_topic(name)
+        self.payload_type = payload_type
+        self.result_type = result_type
+        self._router = router
+        self._decode = decoder(payload_type, f"topic {name!r}")
+        decoder(result_type, f"the result of topic {name!r}")  # raises if it cannot be decoded
+
+    def handler(self, **options: Unpack[HandlerOptions]) -> HandlerDecorator[P, R]:
+        """Declare a function as the handler. Same options as `mq.handler`.
+
+        Its payload comes first, or second after the Delivery.
+        """
+        names = sys._getframe(1).f_locals
+        return self._router._decorator(self.name, options, names, payload_type=self.payload_type)
+
+    async def produce(
+        self,
+        payload: P,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> str:
+        """Produce a message and return its id. Same options as `mq.produce`."""
+        self.check(payload)
+        return await self._router._queue.produce(self.name, payload, id=id, key=key, **options)
+
+    async def produce_many(
+        self,
+        payloads: Iterable[P],
+        *,
+        ids: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> list[str]:
+        """Produce many messages and return their ids. Same options as `mq.produce_many`."""
+        payloads = list(payloads)
+        check_each(map(self.check, payloads))
+        return await self._router._queue.produce_many(
+            self.name, payloads, ids=ids, keys=keys, **options
+        )
+
+    async def result(
+        self,
+        id: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+    ) -> R:
+        """Wait until a message has completed; return its result. See `mq.result`."""
+        found: R = await self._router._queue.result(
+            self.name, id, timeout=timeout, type=self.result_type
+        )
+        return found
+
+    async def status(self, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return await self._router._queue.status(self.name, id)
+
+    def watch(self, id: str) -> AsyncGenerator[Status, None]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        return self._router._queue.watch(self.name, id)
+
+    def check(self, payload: P) -> None:
+        """Raise InvalidInput if a handler could not decode this payload."""
+        try:
+            data = encode_payload(payload, self._router._queue.settings.max_payload)
+        except PayloadTooLarge:
+            raise
+        except InvalidInput as error:
+            shown = type_name(self.payload_type)
+            raise InvalidInput(
+                f"topic {self.name!r}: payload does not fit {shown}: {error}"
+            ) from error
+        try:
+            self._decode(data)
+        except Exception as error:  # the type's own code may raise anything
+            reason = unreadable(error, self.payload_type, data).reason
+            raise InvalidInput(f"topic {self.name!r}: {reason}") from error
+
+    @property
+    def sync(self) -> SyncTopic[P, R]:
+        """The same topic for code without an event loop."""
+        return SyncTopic(self, self._router)
+
+
+class SyncTopic(Generic[P, R]):
+    """Calls a Topic from synchronous code, by `mq.sync`."""
+
+    def __init__(self, topic: Topic[P, R], router: Router) -> None:
+        self._topic = topic
+        self._router = router
+
+    def produce(
+        self,
+        payload: P,
+        *,
+        id: str | None = None,
+        key: str | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> str:
+        """Produce a message and return its id. Same options as `mq.produce`."""
+        topic = self._topic
+        topic.check(payload)
+        return self._router._queue.sync.produce(topic.name, payload, id=id, key=key, **options)
+
+    def produce_many(
+        self,
+        payloads: Iterable[P],
+        *,
+        ids: Sequence[str] | None = None,
+        keys: Sequence[str] | None = None,
+        **options: Unpack[ProduceOptions],
+    ) -> list[str]:
+        """Produce many messages and return their ids. Same options as `mq.produce_many`."""
+        topic, payloads = self._topic, list(payloads)
+        check_each(map(topic.check, payloads))
+        return self._router._queue.sync.produce_many(
+            topic.name, payloads, ids=ids, keys=keys, **options
+        )
+
+    def result(self, id: str, *, timeout: float | None = None) -> R:
+        """Wait until a message has completed; return its result. See `mq.result`."""
+        topic = self._topic
+        found: R = self._router._queue.sync.result(
+            topic.name, id, timeout=timeout, type=topic.result_type
+        )
+        return found
+
+    def status(self, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return self._router._queue.sync.status(self._topic.name, id)
+
+    def watch(self, id: str) -> Iterator[Status]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        return self._router._queue.sync.watch(self._topic.name, id)
+
+
+class HandlerDecorator(Protocol[P, R]):
+    """Takes a handler of a topic, and returns it unchanged.
+
+    A handler is async or plain. It takes the payload first, or second after the Delivery, and
+    returns the result.
+    """
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[P, Q], Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[P, Q], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # only if a result is a coroutine
+        self, function: Callable[Concatenate[Delivery, P, Q], Coroutine[Any, Any, R]], /
+    ) -> Callable[Concatenate[Delivery, P, Q], Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[P, Q], R], /
+    ) -> Callable[Concatenate[P, Q], R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Delivery, P, Q], R], /
+    ) -> Callable[Concatenate[Delivery, P, Q], R]: ...
