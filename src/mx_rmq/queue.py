@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Mapping
 from copy import copy
@@ -34,8 +35,10 @@ from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from datetime import tzinfo
 
+    from mx_rmq.core.dependencies import Overrides
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.settings import QueueOptions
 
@@ -50,6 +53,7 @@ class MessageQueue:
         url: str | None = None,
         *,
         middleware: Sequence[Middleware] = (),
+        lifespan: Callable[[MessageQueue], AbstractAsyncContextManager[Any]] | None = None,
         **settings: Unpack[QueueOptions],
     ) -> None:
         self.settings = QueueSettings.load(url=url, **settings)
@@ -64,6 +68,10 @@ class MessageQueue:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
         self.middleware = tuple(middleware)
+        self.lifespan = _checked(lifespan)
+        """Called with the queue: the async context manager around each of its workers."""
+        self.dependency_overrides: Overrides = {}
+        """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
 
     # declaring
@@ -320,3 +328,13 @@ class MessageQueue:
             return await produce_many(producer, messages, keys, confirms)
         (message,), (key,), (confirm,) = messages, keys, confirms
         return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
+
+
+def _checked(lifespan: Any) -> Any:
+    """Return a lifespan, or refuse it."""
+    if lifespan is None or (callable(lifespan) and not inspect.isasyncgenfunction(lifespan)):
+        return lifespan
+    raise InvalidInput(
+        f"lifespan={lifespan!r:.80} is not a function that takes the queue and returns an async "
+        "context manager: decorate it with contextlib.asynccontextmanager"
+    )

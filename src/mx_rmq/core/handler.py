@@ -9,6 +9,14 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
+from mx_rmq.core.dependencies import (
+    DELIVERY,
+    PAYLOAD,
+    Dependencies,
+    Depends,
+    depends_of,
+    read_dependencies,
+)
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
@@ -65,6 +73,7 @@ class Handler:
     delivery_first: bool  # true if the Delivery comes before the payload
     payload_type: Any  # the payload's annotation; Any: the decoded JSON, unchanged
     decode: Decode
+    dependencies: Dependencies | None = None  # None: it has no parameters with Depends
     concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
     timeout: float | None = None  # seconds for one attempt; None: no limit
     max_attempts: int = 5  # failed attempts after which a message is dead
@@ -93,18 +102,20 @@ class Handler:
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
         links = chain(function)
         name = name_of(links)
+        is_async = any(inspect.iscoroutinefunction(called(link)) for link in links)
         shape = _shape(function, name, topic, cron, names or {})
         where = f"handler {name} of topic {topic!r}"
         return cls(
             topic=topic,
             function=function,
             name=name,
-            is_async=any(inspect.iscoroutinefunction(called(link)) for link in links),
+            is_async=is_async,
             wants_payload=not cron,
             wants_delivery=shape.delivery,
             delivery_first=shape.delivery_first,
             payload_type=shape.payload_type,
             decode=decoder(shape.payload_type, where),
+            dependencies=read_dependencies(where, is_async, shape.parameters, names or {}),
             **{name: _checked(where, name, value) for name, value in options.items()},
         )
 
@@ -125,6 +136,7 @@ class _Shape(NamedTuple):
     payload_type: Any
     delivery: bool
     delivery_first: bool
+    parameters: list[tuple[inspect.Parameter, Depends | int | None]]  # with their sources
 
 
 def _shape(
@@ -142,12 +154,15 @@ def _shape(
     if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
         raise _refused(title, "is a generator function: calling it would not run it", cron)
     places: list[inspect.Parameter] = []
+    sources: dict[str, Depends | int | None] = {}
     for parameter in signature.parameters.values():
         if parameter.kind in VARIADIC:
             raise _refused(title, f"takes {shown(parameter)}", cron)
-        resolved = parameter.replace(
-            annotation=hint(parameter, f"handler {title}", function, names)
-        )
+        annotation = hint(parameter, f"handler {title}", function, names)
+        resolved = parameter.replace(annotation=annotation)
+        depends = sources[parameter.name] = depends_of(resolved, f"handler {title}")
+        if depends is not None:
+            continue
         if parameter.kind is not parameter.KEYWORD_ONLY:
             places.append(resolved)
         elif is_needed(resolved) or is_delivery(resolved):
@@ -163,6 +178,8 @@ def _shape(
     if len(deliveries) > 1:
         raise _refused(title, f"takes {len(deliveries)} parameters annotated Delivery", cron)
     taken = payloads + deliveries
+    sources |= {place.name: PAYLOAD for place in payloads}
+    sources |= {place.name: DELIVERY for place in deliveries}
     for place in places[len(taken) :]:
         if place in taken:
             raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
@@ -170,6 +187,7 @@ def _shape(
         payload_type=payloads[0].annotation if payloads else Any,
         delivery=bool(deliveries),
         delivery_first=bool(deliveries) and places[0] is deliveries[0],
+        parameters=[(one, sources[name]) for name, one in signature.parameters.items()],
     )
 
 
@@ -177,7 +195,8 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
     who, payload = ("a cron handler", "no") if cron else ("a handler", "one")
     return InvalidInput(
         f"handler {title}: {why}; "
-        f"{who} takes {payload} payload, and may take one parameter annotated Delivery"
+        f"{who} takes {payload} payload, and may take one parameter annotated Delivery "
+        "and others with Depends"
     )
 
 
