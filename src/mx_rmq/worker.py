@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mx_rmq.core import events
-from mx_rmq.core.errors import InvalidInput, WorkerBroken
+from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.names import check_worker
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
@@ -255,7 +255,10 @@ class Worker:
         lifespan = Lifespan(around())
         try:
             await lifespan.enter()
+        except MxRmqError:
+            raise
         except Exception as error:
+            logger.exception("the worker cannot start")
             raise WorkerBroken(f"the worker cannot start: {_in_lifespan(error)}") from error
         self._lifespan = lifespan
 

@@ -86,7 +86,8 @@ class Provider:
 class Argument(NamedTuple):
     """One parameter of a handler or a provider, and where its value comes from."""
 
-    name: str | None  # None: passed by position
+    name: str
+    by_position: bool
     source: Provider | int  # or PAYLOAD, or DELIVERY
 
 
@@ -136,7 +137,7 @@ class Dependencies:
         chosen: dict[Provider, Provider] = {}  # provider -> the first equal one, or its override
 
         def choose(arguments: tuple[Argument, ...], replaced: tuple[Any, ...]) -> None:
-            for _, source in arguments:
+            for _, _, source in arguments:
                 if isinstance(source, Provider) and source not in chosen:
                     chosen[source] = visit(source, replaced)
 
@@ -154,7 +155,7 @@ class Dependencies:
         in_loop = {one for one in providers if self.is_async or one.kind.is_async}
         for provider in reversed(providers):  # what a provider needs comes before it
             if provider in in_loop:
-                needed = [source for _, source in provider.arguments]
+                needed = [source for _, _, source in provider.arguments]
                 in_loop |= {chosen[one] for one in needed if isinstance(one, Provider)}
         of_worker = [one for one in providers if one.scope == "worker"]
         rest = [one for one in providers if one.scope == "message"]
@@ -164,12 +165,14 @@ class Dependencies:
 
         def arguments(given: tuple[Argument, ...]) -> Arguments:
             places = [
-                (name, place[chosen[source]] if isinstance(source, Provider) else source)
-                for name, source in given
+                place[chosen[source]] if isinstance(source, Provider) else source
+                for _, _, source in given
             ]
+            by_position = sum(one.by_position for one in given)
+            names = [one.name for one in given]
             return Arguments(
-                tuple(at for name, at in places if name is None),
-                tuple((name, at) for name, at in places if name is not None),
+                tuple(places[:by_position]),
+                tuple(zip(names[by_position:], places[by_position:], strict=True)),
             )
 
         def steps(ones: list[Provider]) -> tuple[PlanStep, ...]:
@@ -233,7 +236,7 @@ class _Reader:
                 given = self.provider(f"{title}: {parameter.name}", source)
             else:
                 given = source
-            found.append(Argument(None if by_position else parameter.name, given))
+            found.append(Argument(parameter.name, by_position, given))
         return tuple(found)
 
     def provider(self, where: str, depends: Depends) -> Provider:
@@ -301,15 +304,10 @@ class _Reader:
 
 
 def _check_worker_scope(title: str, arguments: tuple[Argument, ...]) -> None:
-    for name, source in arguments:
-        what = None
-        if not isinstance(source, Provider):
-            what = "Delivery"
-        elif source.scope == "message":
-            what = f"{source.name}, which is made for each message"
-        if what is not None:
+    for name, _, source in arguments:
+        if not isinstance(source, Provider) or source.scope == "message":
             raise InvalidInput(
-                f'{title} has scope="worker" but its {name or "parameter"} needs {what}'
+                f'{title} has scope="worker", but its parameter {name} differs with every message'
             )
 
 

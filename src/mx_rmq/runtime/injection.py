@@ -90,7 +90,8 @@ class Injection:
                 values.append(await _provide(step, values, opened))
             if handler.is_async:
                 result = await plan.handler.call(handler.function, values)
-                check_was_awaited(result, handler)
+                if result is not None:
+                    check_was_awaited(result, handler)
             else:
                 result = await in_thread(_in_thread(handler, plan, values))
         except GeneratorExit:
@@ -138,7 +139,8 @@ def _in_thread(handler: Handler, plan: _Ready, values: list[Any]) -> Call:
                 for step in plan.with_handler:
                     values.append(_provide_here(step, values, opened))
                 result = plan.handler.call(handler.function, values)
-                check_was_awaited(result, handler)
+                if result is not None:
+                    check_was_awaited(result, handler)
             finally:
                 call.end_interrupts()  # nothing interrupts a commit or a rollback
         except BaseException as raised:  # noqa: BLE001 - raised again below
