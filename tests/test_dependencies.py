@@ -366,21 +366,28 @@ async def test_a_generator_cannot_swallow_the_failure(
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("how", STYLES)
 @pytest.mark.parametrize("fails", ["before", "after"])
 async def test_a_provider_that_raises_fails_the_attempt_and_the_others_are_closed(
-    mq: MessageQueue, log: Log, style: str, fails: str
+    mq: MessageQueue, log: Log, style: str, how: str, fails: str
 ) -> None:
     seen = Seen(mq.events)
 
-    def broken() -> Iterator[None]:
+    def plain() -> Iterator[None]:
         if fails == "before":
             raise Reject("not now")
         yield
         raise Reject("not committed")
 
+    async def in_loop() -> AsyncIterator[None]:
+        for _ in plain():
+            yield
+
+    broken: Any = plain if how == "plain" else in_loop
+
     def handle(
         payload: int,
-        a: Annotated[str, Depends(log.generator("a"))],
+        a: Annotated[str, Depends(log.async_generator("a"))],
         _: Annotated[None, Depends(broken)],
     ) -> None:
         log.append("handle")
@@ -868,6 +875,28 @@ async def test_a_worker_that_is_stopped_while_its_lifespan_starts_leaves_it(
     assert running.cancelled()
     assert log == ["end"]
     assert not mq.is_open
+
+
+async def test_a_lifespan_that_does_not_end_can_be_cancelled(
+    raw: Redis, server: Server, log: Log
+) -> None:
+    @asynccontextmanager
+    async def lifespan(mq: MessageQueue) -> AsyncIterator[None]:
+        yield
+        log.append("ending")
+        await asyncio.sleep(60)
+
+    async with queue(server.url, lifespan=lifespan) as mq:
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None: ...
+
+        worker = Worker(mq)
+        await worker.start()
+        stopping = asyncio.create_task(worker.stop())
+        await until(lambda: "ending" in log)
+        worker.cancel()
+        assert await stopping
 
 
 async def unfinished(mq: MessageQueue) -> AsyncIterator[None]:

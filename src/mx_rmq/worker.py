@@ -294,9 +294,11 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Stop waiting for handlers: `stop` cancels them now."""
+        """Stop waiting for handlers: `stop` cancels them now, or the end of the lifespan."""
         if self._engine is not None:
             self._engine.hurry.set()
+        elif self._lifespan is not None:
+            self._lifespan.cancel()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -328,14 +330,15 @@ class Worker:
 
     async def _leave_lifespan(self) -> None:
         """Leave it. If that fails, `run`, `drain` and `async with` raise WorkerBroken."""
-        lifespan, self._lifespan = self._lifespan, None
-        if lifespan is None:
+        if self._lifespan is None:
             return
         try:
-            await lifespan.leave()
+            await self._lifespan.leave()
         except Exception as error:
             logger.exception("the worker has stopped, but not cleanly")
             self._broken = self._broken or f"the worker has failed: {_in_lifespan(error)}"
+        finally:
+            self._lifespan = None
 
     def _handlers(self) -> dict[str, Handler]:
         known = self.mq.handlers

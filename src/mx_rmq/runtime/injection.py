@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
 
     Opened = list[AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-    """Generators to close, the last one first. One is added before it starts: an interrupt could
-    come right after that. Closing it with an error does no harm if it never ran or has ended."""
+    """Generators to close, the last one first."""
 
 
 class _Ready(NamedTuple):
@@ -164,7 +163,7 @@ def _provide_here(
     """Return the value of a plain provider."""
     value = step.arguments.call(step.provider.open, values)
     if step.provider.kind is ProviderKind.GENERATOR:
-        opened.append(value)
+        opened.append(value)  # first, because an interrupt may come right after it has started
         return value.__enter__()
     if iscoroutine(value):
         value.close()
@@ -180,9 +179,10 @@ async def _provide(step: PlanStep, values: list[Any], opened: Opened) -> Any:
     if kind is ProviderKind.COROUTINE:
         return await step.arguments.call(step.provider.open, values)
     if kind is ProviderKind.ASYNC_GENERATOR:
-        value = step.arguments.call(step.provider.open, values)
-        opened.append(value)
-        return await value.__aenter__()
+        manager = step.arguments.call(step.provider.open, values)
+        value = await manager.__aenter__()
+        opened.append(manager)
+        return value
     return _provide_here(step, values, opened)  # type: ignore[arg-type]  # it only appends
 
 

@@ -55,6 +55,11 @@ class Lifespan:
             if not self._task.cancelled():
                 self._task.result()
 
+    def cancel(self) -> None:
+        """Cancel what it does at its end."""
+        if self._leave.is_set() and self._task is not None:
+            self._task.cancel()
+
     async def _stay(self) -> None:
         async with self._around:
             self._entered.set_result(None)
