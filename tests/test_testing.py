@@ -598,4 +598,4 @@ def test_the_examples_of_the_page_run_as_printed(pytester: pytest.Pytester) -> N
     for name, text in files.items():
         Path(name).write_text(text)
     result = pytester.runpytest_subprocess("-W", "error", timeout=100)
-    result.assert_outcomes(passed=3)
+    result.assert_outcomes(passed=4)

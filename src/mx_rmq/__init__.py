@@ -11,6 +11,7 @@ from importlib import import_module as _import_module
 if _typing.TYPE_CHECKING:
     from mx_rmq.core import events
     from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.dependencies import Depends
     from mx_rmq.core.errors import (
         DecodeError,
         EmbeddedServerError,
@@ -52,6 +53,7 @@ __all__ = [
     "DecodeError",
     "Delays",
     "Delivery",
+    "Depends",
     "Drained",
     "EmbeddedServerError",
     "Exponential",
@@ -96,6 +98,7 @@ __all__ = [
 if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
     _MODULES = {
         "Delivery": "core.delivery",
+        "Depends": "core.dependencies",
         "Priority": "core.message",
         "State": "core.message",
         "Middleware": "core.middleware",

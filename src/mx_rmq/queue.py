@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
@@ -33,7 +34,9 @@ from mx_rmq.waiters import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
+    from mx_rmq.core.dependencies import Overrides
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
     from mx_rmq.settings import QueueOptions
@@ -47,6 +50,7 @@ class MessageQueue(Router):
         url: str | None = None,
         *,
         middleware: Sequence[Middleware] = (),
+        lifespan: Callable[[MessageQueue], AbstractAsyncContextManager[Any]] | None = None,
         **settings: Unpack[QueueOptions],
     ) -> None:
         super().__init__()
@@ -61,6 +65,10 @@ class MessageQueue(Router):
         self._producer: Producer | None = None
         self._waiters: Waiters | None = None
         self.middleware = tuple(middleware)
+        self.lifespan = _checked(lifespan)
+        """Called with the queue: the async context manager around each of its workers."""
+        self.dependency_overrides: Overrides = {}
+        """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
 
     # declaring
@@ -319,3 +327,13 @@ class MessageQueue(Router):
             return await produce_many(producer, messages, keys, confirms)
         (message,), (key,), (confirm,) = messages, keys, confirms
         return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
+
+
+def _checked(lifespan: Any) -> Any:
+    """Return a lifespan, or refuse it."""
+    if lifespan is None or (callable(lifespan) and not inspect.isasyncgenfunction(lifespan)):
+        return lifespan
+    raise InvalidInput(
+        f"lifespan={lifespan!r:.80} is not a function that takes the queue and returns an async "
+        "context manager: decorate it with contextlib.asynccontextmanager"
+    )

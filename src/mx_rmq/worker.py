@@ -12,23 +12,29 @@ import re
 import secrets
 import signal
 import socket
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from mx_rmq.core import events
-from mx_rmq.core.errors import InvalidInput, WorkerBroken
+from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.names import check_worker
+from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
+from mx_rmq.runtime.injection import Injection
+from mx_rmq.runtime.lifespan import Lifespan
+from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import Handler
     from mx_rmq.queue import MessageQueue
+
+logger = get_logger(__name__)
 
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -71,6 +77,7 @@ class Worker:
         self.name = check_worker(self.settings.name) if self.settings.name else _name()
         self.mq = mq
         self._engine: Engine | None = None
+        self._lifespan: Lifespan | None = None
         self._runs = False
         self._opened = False
         self._broken = ""  # why the worker failed; empty: it did not
@@ -157,8 +164,12 @@ class Worker:
         await starting
         return True
 
-    async def drain(self, *, delayed: bool = False) -> Drained:
-        """Work until nothing is pending or running; with `delayed`, until nothing waits at all."""
+    async def drain(self, *, delayed: bool = False, inline: bool = False) -> Drained:
+        """Work until nothing is pending or running; with `delayed`, until nothing waits at all.
+
+        With `inline`, plain handlers and providers run in this thread, for tests with transactions.
+        Then a handler's `timeout` cannot interrupt them.
+        """
         counts = dict.fromkeys(
             (
                 events.Completed,
@@ -175,7 +186,7 @@ class Worker:
 
         unsubscribe = self.mq.events.subscribe(count, *counts)
         try:
-            engine = await self._start()
+            engine = await self._start(inline=inline)
             try:
                 await engine.until_empty(delayed=delayed)
             finally:
@@ -190,9 +201,9 @@ class Worker:
         """Start to work. Installs no signal handlers."""
         await self._start()
 
-    async def _start(self) -> Engine:
+    async def _start(self, *, inline: bool = False) -> Engine:
         if self._loop is not None and self._loop.is_closed():  # it was never stopped
-            self._engine = self._stopping = self._loop = None
+            self._engine = self._lifespan = self._stopping = self._loop = None
             self._runs = self._opened = False
         if self._runs:
             raise InvalidInput(f"worker {self.name} is already running")
@@ -206,6 +217,8 @@ class Worker:
             if not mq.is_open:
                 await mq.open()
                 self._opened = True
+            injection = Injection(lambda: mq.dependency_overrides)
+            await self._enter_lifespan(injection, handlers)
             before = current.worker.set(self.name)  # all tasks of the engine inherit it
             try:
                 engine = Engine(
@@ -214,15 +227,19 @@ class Worker:
                     handlers,
                     crons=[cron for topic, cron in mq.crons.items() if topic in handlers],
                     middleware=mq.middleware,
+                    injection=injection,
                     settings=self.settings,
                     lease=mq.settings.lease,
                     name=self.name,
+                    inline=inline,
                 )
                 await engine.start()
             finally:
                 current.worker.reset(before)
             self._engine = engine
             engine.failed.add_done_callback(self._on_failed)
+            if self._lifespan is not None:
+                self._lifespan.when_it_ends(engine.fail)
             mq.on_close.append(self.stop)
         except BaseException:
             await self._close()
@@ -231,6 +248,28 @@ class Worker:
             self._starting = None
             starting.set_result(None)
         return engine
+
+    async def _enter_lifespan(self, injection: Injection, handlers: dict[str, Handler]) -> None:
+        if self.mq.lifespan is None and not any(map(_has_dependencies, handlers.values())):
+            return
+
+        @asynccontextmanager
+        async def around() -> AsyncIterator[None]:
+            async with AsyncExitStack() as stack:
+                if self.mq.lifespan is not None:
+                    await stack.enter_async_context(self.mq.lifespan(self.mq))
+                await stack.enter_async_context(injection.worker_scope(handlers.values()))
+                yield
+
+        lifespan = Lifespan(around())
+        try:
+            await lifespan.enter()
+        except MxRmqError:
+            raise
+        except Exception as error:
+            logger.exception("the worker cannot start")
+            raise WorkerBroken(f"the worker cannot start: {_in_lifespan(error)}") from error
+        self._lifespan = lifespan
 
     def _on_failed(self, failed: asyncio.Future[str]) -> None:
         """Stop cleanly: a part keeps dying."""
@@ -264,9 +303,11 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Stop waiting for handlers: `stop` cancels them now."""
+        """Stop waiting for handlers: `stop` cancels them now, or the end of the lifespan."""
         if self._engine is not None:
             self._engine.hurry.set()
+        elif self._lifespan is not None:
+            self._lifespan.cancel()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -287,11 +328,26 @@ class Worker:
 
     async def _close(self) -> None:
         try:
-            if self._opened:
-                self._opened = False
-                await self.mq.close()
+            await self._leave_lifespan()
         finally:
-            self._runs = False
+            try:
+                if self._opened:
+                    self._opened = False
+                    await self.mq.close()
+            finally:
+                self._runs = False
+
+    async def _leave_lifespan(self) -> None:
+        """Leave it. If that fails, `run`, `drain` and `async with` raise WorkerBroken."""
+        if self._lifespan is None:
+            return
+        try:
+            await self._lifespan.leave()
+        except Exception as error:
+            logger.exception("the worker has stopped, but not cleanly")
+            self._broken = self._broken or f"the worker has failed: {_in_lifespan(error)}"
+        finally:
+            self._lifespan = None
 
     def _handlers(self) -> dict[str, Handler]:
         known = self.mq.handlers
@@ -311,6 +367,14 @@ class Worker:
                 + ", ".join(known)
             )
         return {topic: known[topic] for topic in wanted}
+
+
+def _has_dependencies(handler: Handler) -> bool:
+    return handler.dependencies is not None
+
+
+def _in_lifespan(error: Exception) -> str:
+    return f"its lifespan or a provider raised {type(error).__name__}: {text_of(error)}"
 
 
 @contextmanager

@@ -81,6 +81,42 @@ async def test_one_sigterm_stops_all_processes_in_good_order(app: App, mq: Messa
     assert (await mq.admin.stats("orders")).total == 0
 
 
+WITH_LIFESPAN = """
+from contextlib import asynccontextmanager
+from typing import Annotated
+from mx_rmq import Depends
+
+@asynccontextmanager
+async def lifespan(mq):
+    note("order", f"{os.getpid()} begin")
+    yield
+    note("order", f"{os.getpid()} end")
+
+def engine():
+    note("order", f"{os.getpid()} open")
+    yield "engine"
+    note("order", f"{os.getpid()} close")
+
+mq.lifespan = lifespan
+
+@mq.handler("engine")
+def use(payload, engine: Annotated[str, Depends(engine, scope="worker")]):
+    note("order", f"{os.getpid()} use")
+"""
+
+
+@one_kind
+async def test_each_process_has_its_own_lifespan_and_providers(app: App, mq: MessageQueue) -> None:
+    app.write(CODE + WITH_LIFESPAN)
+    supervisor = app.start("app", "--processes", "2")
+    until(lambda: app.said.count(" started; ") == 2)
+    supervisor.terminate()
+    assert supervisor.wait(30) == 0
+    for pid in app.noted("started"):
+        lines = [line for line in app.noted("order") if line.startswith(f"{pid} ")]
+        assert lines == [f"{pid} {what}" for what in ("begin", "open", "close", "end")]
+
+
 @one_kind
 async def test_a_second_signal_is_passed_on_too(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", "forever")

@@ -172,6 +172,26 @@ async def test_a_module_alone_means_its_mq_and_topics_choose(app: App, mq: Messa
     assert "1 completed, 0 retried, 0 dead, 0 quarantined\n" in app.said
 
 
+async def test_a_lifespan_that_fails_stops_the_worker_and_is_named(app: App) -> None:
+    app.write(
+        CODE
+        + """
+from contextlib import asynccontextmanager
+
+@asynccontextmanager
+async def lifespan(mq):
+    raise OSError("no database")
+    yield
+
+mq.lifespan = lifespan
+"""
+    )
+    assert app.start("app").wait(30) != 0
+    why = "the worker cannot start: its lifespan or a provider raised OSError: no database\n"
+    assert app.said.endswith(f"Error: {why}")
+    assert 'raise OSError("no database")' in app.said
+
+
 async def test_topics_may_be_repeated_or_separated_by_commas(app: App, mq: MessageQueue) -> None:
     app.working("app", "--topics", "other, orders", "--topics", "plain", "--concurrency", "7")
     assert "topics: other, orders, plain; concurrency: 7" in app.said

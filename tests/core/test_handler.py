@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from mx_rmq.core.errors import DecodeError
 
 HERE = __name__
-ONE = "a handler takes one payload, and may take one parameter annotated Delivery"
-NONE = "a cron handler takes no payload, and may take one parameter annotated Delivery"
+REST = "may take one parameter annotated Delivery and others with Depends"
+ONE = f"a handler takes one payload, and {REST}"
+NONE = f"a cron handler takes no payload, and {REST}"
 
 DELIVERY = Delivery(
     id="a",

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import mx_rmq
-from mx_rmq import Delivery, MessageQueue, Outgoing, Router, Topic, Worker
+from mx_rmq import Delivery, Depends, MessageQueue, Outgoing, Router, Topic, Worker
 from mx_rmq.admin import (
     Admin,
     BulkOptions,
@@ -148,7 +148,7 @@ def settings(kind: type[QueueSettings | WorkerSettings]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("title", "kind", "settings_of", "more"),
     [
-        ("MessageQueue", MessageQueue, QueueSettings, {"middleware": ()}),
+        ("MessageQueue", MessageQueue, QueueSettings, {"middleware": (), "lifespan": None}),
         ("Worker", Worker, WorkerSettings, {"mq": REQUIRED}),
     ],
 )
@@ -186,6 +186,7 @@ def test_every_public_name_of_queue_and_worker_is_there(monkeypatch: pytest.Monk
         ("mq.cron", MessageQueue.cron),
         ("mq.produce", MessageQueue.produce),
         ("mq.produce_many", MessageQueue.produce_many),
+        ("Depends", Depends),
     ],
 )
 def test_every_parameter_is_there_with_its_default(title: str, method: Callable[..., Any]) -> None:

@@ -5,43 +5,46 @@ Registering a handler validates everything: its signature, its options and its p
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 from dataclasses import dataclass
-from types import NoneType, UnionType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Final,
-    NamedTuple,
-    TypedDict,
-    Union,
-    Unpack,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
-from mx_rmq.core.delivery import Delivery
+from mx_rmq.core.dependencies import (
+    DELIVERY,
+    PAYLOAD,
+    Dependencies,
+    Depends,
+    depends_of,
+    read_dependencies,
+)
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder, type_name
 from mx_rmq.core.retry import Exponential, Policy, policy_of
+from mx_rmq.core.signature import (
+    VARIADIC,
+    called,
+    chain,
+    hint,
+    is_delivery,
+    is_needed,
+    name_of,
+    shown,
+    signature_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.retry import RetryOption
 
 MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the handler overrides it
 
 _ANNOTATED: Final[Any] = object()  # the payload's type is its annotation
 _DEFAULT_RETRY: Final = Exponential()
-_VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CronOptions(TypedDict, total=False):
@@ -75,6 +78,7 @@ class Handler:
     delivery_first: bool  # true if the Delivery comes before the payload
     payload_type: Any  # the payload's annotation; Any: the decoded JSON, unchanged
     decode: Decode
+    dependencies: Dependencies | None = None  # None: it has no parameters with Depends
     concurrency: int | None = None  # messages at a time per worker; None: the worker's own limit
     timeout: float | None = None  # seconds for one attempt; None: no limit
     ttl: float | None = None  # seconds until a message without its own ttl expires; None: never
@@ -88,7 +92,7 @@ class Handler:
     @property
     def place(self) -> str:
         """Its name with the file and line of the function: `shop.mail.send (shop/mail.py:12)`."""
-        function = _called(_chain(self.function)[-1])
+        function = called(chain(self.function)[-1])
         code = getattr(function, "__code__", None)
         if code is None:
             return self.name
@@ -124,8 +128,9 @@ class Handler:
         check_topic(topic)
         if not callable(function) or inspect.isclass(function):
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
-        chain = _chain(function)
-        name = _name(chain)
+        links = chain(function)
+        name = name_of(links)
+        is_async = any(inspect.iscoroutinefunction(called(link)) for link in links)
         shape = _shape(function, name, topic, cron, names or {})
         where = f"handler {name} of topic {topic!r}"
         if payload_type is _ANNOTATED:
@@ -139,12 +144,13 @@ class Handler:
             topic=topic,
             function=function,
             name=name,
-            is_async=any(inspect.iscoroutinefunction(_called(link)) for link in chain),
+            is_async=is_async,
             wants_payload=not cron,
             wants_delivery=shape.delivery,
             delivery_first=shape.delivery_first,
             payload_type=payload_type,
             decode=decoder(payload_type, where),
+            dependencies=read_dependencies(where, is_async, shape.parameters, names or {}),
             **{name: _checked(where, name, value) for name, value in options.items()},
         )
 
@@ -165,6 +171,7 @@ class _Shape(NamedTuple):
     payload_type: Any
     delivery: bool
     delivery_first: bool
+    parameters: list[tuple[inspect.Parameter, Depends | int | None]]  # with their sources
 
 
 def _shape(
@@ -172,35 +179,42 @@ def _shape(
 ) -> _Shape:
     """Read a signature, or refuse it."""
     try:
-        signature = _signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError) as error:
         title = f"{name}(…) of topic {topic!r}"
         raise _refused(title, "its signature cannot be inspected", cron) from error
-    shown = ", ".join(map(_shown, signature.parameters.values()))
-    title = f"{name}({shown}) of topic {topic!r}"
-    runs = _called(function)
+    listed = ", ".join(map(shown, signature.parameters.values()))
+    title = f"{name}({listed}) of topic {topic!r}"
+    runs = called(function)
     if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
         raise _refused(title, "is a generator function: calling it would not run it", cron)
     places: list[inspect.Parameter] = []
+    sources: dict[str, Depends | int | None] = {}
     for parameter in signature.parameters.values():
-        if parameter.kind in _VARIADIC:
-            raise _refused(title, f"takes {_shown(parameter)}", cron)
-        resolved = parameter.replace(annotation=_hint(parameter, title, function, names))
+        if parameter.kind in VARIADIC:
+            raise _refused(title, f"takes {shown(parameter)}", cron)
+        annotation = hint(parameter, f"handler {title}", function, names)
+        resolved = parameter.replace(annotation=annotation)
+        depends = sources[parameter.name] = depends_of(resolved, f"handler {title}")
+        if depends is not None:
+            continue
         if parameter.kind is not parameter.KEYWORD_ONLY:
             places.append(resolved)
-        elif _is_needed(resolved) or _is_delivery(resolved):
+        elif is_needed(resolved) or is_delivery(resolved):
             raise _refused(
                 title, f"{parameter.name} is keyword-only; handlers are called by position", cron
             )
-    deliveries = [place for place in places if _is_delivery(place)]
-    payloads = [place for place in places if not _is_delivery(place)]
-    payloads = [place for place in payloads if _is_needed(place)] or payloads[: 0 if cron else 1]
+    deliveries = [place for place in places if is_delivery(place)]
+    payloads = [place for place in places if not is_delivery(place)]
+    payloads = [place for place in payloads if is_needed(place)] or payloads[: 0 if cron else 1]
     if len(payloads) != (0 if cron else 1):
         count = f"{len(payloads) or 'no'} payload parameter{'' if len(payloads) == 1 else 's'}"
         raise _refused(title, f"takes {count}", cron)
     if len(deliveries) > 1:
         raise _refused(title, f"takes {len(deliveries)} parameters annotated Delivery", cron)
     taken = payloads + deliveries
+    sources |= {place.name: PAYLOAD for place in payloads}
+    sources |= {place.name: DELIVERY for place in deliveries}
     for place in places[len(taken) :]:
         if place in taken:
             raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
@@ -208,6 +222,7 @@ def _shape(
         payload_type=payloads[0].annotation if payloads else Any,
         delivery=bool(deliveries),
         delivery_first=bool(deliveries) and places[0] is deliveries[0],
+        parameters=[(one, sources[name]) for name, one in signature.parameters.items()],
     )
 
 
@@ -215,44 +230,9 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
     who, payload = ("a cron handler", "no") if cron else ("a handler", "one")
     return InvalidInput(
         f"handler {title}: {why}; "
-        f"{who} takes {payload} payload, and may take one parameter annotated Delivery"
+        f"{who} takes {payload} payload, and may take one parameter annotated Delivery "
+        "and others with Depends"
     )
-
-
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    if sys.version_info >= (3, 14):  # annotations are evaluated lazily: here, not by the signature
-        import annotationlib
-
-        return inspect.signature(function, annotation_format=annotationlib.Format.FORWARDREF)
-    return inspect.signature(function)
-
-
-def _hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping[str, Any]) -> Any:
-    """Return a parameter's annotation, resolved if it is a text."""
-    if parameter.annotation is parameter.empty:
-        return Any
-    around = getattr(_called(_chain(function)[-1]), "__globals__", {})
-    around = {"Delivery": Delivery, **around}  # it may be imported under TYPE_CHECKING only
-
-    def probe() -> None: ...
-
-    probe.__annotations__ = {"hint": parameter.annotation}
-    try:
-        return get_type_hints(probe, around, dict(names), include_extras=True)["hint"]
-    except Exception as error:  # the text of an annotation may hold any expression
-        raise InvalidInput(
-            f"handler {title}: the annotation {parameter.annotation!r:.80} of {parameter.name} "
-            f"cannot be resolved: {error}"
-        ) from error
-
-
-def _is_delivery(parameter: inspect.Parameter) -> bool:
-    hint = parameter.annotation
-    if get_origin(hint) is Annotated:
-        hint = get_args(hint)[0]
-    if get_origin(hint) in (Union, UnionType):
-        return set(get_args(hint)) == {Delivery, NoneType}
-    return hint is Delivery
 
 
 def _accepts(annotation: Any, payload_type: Any) -> bool:
@@ -265,42 +245,6 @@ def _accepts(annotation: Any, payload_type: Any) -> bool:
         return issubclass(payload_type, annotation) or (annotation, payload_type) == (float, int)
     except TypeError:  # a Protocol or a TypedDict
         return True
-
-
-def _is_needed(parameter: inspect.Parameter) -> bool:
-    return parameter.default is parameter.empty
-
-
-def _shown(parameter: inspect.Parameter) -> str:
-    stars = _VARIADIC.index(parameter.kind) + 1 if parameter.kind in _VARIADIC else 0
-    return "*" * stars + parameter.name
-
-
-def _chain(function: Any) -> list[Any]:
-    """Return what is called and what it wraps in turn, by partial or functools.wraps."""
-    chain = [function]
-    while len(chain) < sys.getrecursionlimit():  # a wrapper may claim to wrap itself
-        inside = getattr(function, "func" if _is_partial(function) else "__wrapped__", None)
-        if inside is None:
-            break
-        chain.append(function := inside)
-    return chain
-
-
-def _called(link: Any) -> Any:
-    """Return the function that runs when this is called."""
-    while _is_partial(link):
-        link = link.func
-    return link if inspect.isroutine(link) else type(link).__call__
-
-
-def _is_partial(link: Any) -> bool:
-    return isinstance(link, functools.partial)
-
-
-def _name(chain: list[Any]) -> str:
-    named = next((link for link in chain if hasattr(link, "__qualname__")), type(chain[-1]))
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 # the options

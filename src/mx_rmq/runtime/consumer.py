@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, Middleware
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
+    from mx_rmq.runtime.injection import Injection
     from mx_rmq.runtime.lifecycle import Lifecycle
     from mx_rmq.runtime.progress import Progresses
     from mx_rmq.runtime.slots import HeldMessage, Slots
@@ -92,6 +93,7 @@ class Consumer:
         middleware: Sequence[Middleware],
         progress: Progresses,
         max_result: int,
+        injection: Injection,
     ) -> None:
         self._slots = slots
         self._progress = progress
@@ -103,6 +105,7 @@ class Consumer:
         self._worker = worker
         self._lease = lease
         self._middleware = middleware
+        self._injection = injection
         self._timeouts = Timeouts()
         self.running: dict[asyncio.Task[None], HeldMessage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -302,14 +305,16 @@ class Consumer:
     # calling a handler
 
     def _how_to_call(self, handler: Handler) -> _Call:
-        """Return the cheapest way to call a handler: most need no Delivery and no middleware."""
+        """Return the cheapest way to call a handler: most need only their payload."""
         function, arguments = handler.function, handler.arguments
         innermost = self._innermost(handler)
         handle = around_handle(self._middleware, innermost)
-        if handle is not innermost or handler.wants_delivery:
+        if handle is not innermost or handler.wants_delivery or handler.dependencies is not None:
             return lambda held, message, payload: self._deliver(held, message, payload, handle)
         if not handler.is_async:
-            return lambda held, _, payload: self._in_thread(held, arguments(payload, None))
+            return lambda held, _, payload: self._in_thread(
+                held, Call(function, arguments(payload, None))
+            )
         if handler.wants_payload:
             return lambda held, message, payload: function(payload)
         return lambda held, message, payload: function()
@@ -355,29 +360,31 @@ class Consumer:
         """Return the function inside all middleware, which calls the handler."""
 
         def call(delivery: Delivery) -> Any:
-            given = handler.arguments(delivery.payload, delivery)
             held = self._delivered[delivery.topic, delivery.id, delivery.fence]
-            running = self._not_awaited[held] = self._run(held, given)
+            running = self._not_awaited[held] = self._run(held, delivery)
             return running
 
         return call
 
-    async def _run(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
+    async def _run(self, held: HeldMessage, delivery: Delivery) -> Any:
         """Run a handler inside middleware, which may drop its result."""
         self._not_awaited.pop(held, None)
         handler = held.topic.handler
+        if handler.dependencies is not None:
+            return await self._injection.run(
+                handler, delivery, lambda call: self._in_thread(held, call)
+            )
+        given = handler.arguments(delivery.payload, delivery)
         if handler.is_async:
             result = await handler.function(*given)
         else:
-            result = await self._in_thread(held, given)
+            result = await self._in_thread(held, Call(handler.function, given))
         if result is not None:
             check_was_awaited(result, handler)
         return result
 
-    async def _in_thread(self, held: HeldMessage, given: tuple[Any, ...]) -> Any:
-        handler = held.topic.handler
-        call = Call(handler.function, given)
-        if (timeout := handler.timeout) is not None:
+    async def _in_thread(self, held: HeldMessage, call: Call) -> Any:
+        if (timeout := held.topic.handler.timeout) is not None:
 
             def wait() -> None:  # the timeout starts only when the call gets a thread
                 self._timeouts.clear(held)

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.runtime.event_bus import Events
+    from mx_rmq.runtime.injection import Injection
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
 
@@ -59,9 +60,11 @@ class Engine:
         *,
         crons: Iterable[Cron],
         middleware: Sequence[Middleware],
+        injection: Injection,
         settings: WorkerSettings,
         lease: float,
         name: str,
+        inline: bool,
     ) -> None:
         self.hurry = asyncio.Event()  # set: do not wait for handlers any longer
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -73,7 +76,7 @@ class Engine:
         self._handlers = handlers
         self._crons = tuple(crons)
         self.slots = Slots(concurrency=settings.concurrency, prefetch=settings.prefetch)
-        self._threads = Threads(settings.concurrency)
+        self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
         self._progress = Progresses(store, self.slots, worker=name)
@@ -87,6 +90,7 @@ class Engine:
             middleware=middleware,
             progress=self._progress,
             max_result=store.limits.max_payload,
+            injection=injection,
         )
         self._lease_keeper = LeaseKeeper(
             store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
@@ -102,7 +106,7 @@ class Engine:
             bus,
             on_check=self._on_check,
             on_change=self._registry_loop.wake,
-            on_failed=self._on_failed,
+            on_failed=self.fail,
         )
         self.watchdog.watch(
             self._lease_keeper,
@@ -235,7 +239,8 @@ class Engine:
                 site.check_now()
         self._dispatcher.on_hold = on_hold
 
-    def _on_failed(self, why: str) -> None:
+    def fail(self, why: str) -> None:
+        """Let the worker stop, and say why."""
         if not self.failed.done():
             self.failed.set_result(why)
 

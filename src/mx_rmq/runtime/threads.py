@@ -76,6 +76,15 @@ class Call:
             os._exit(0)  # a child that the handler has forked must not go on as a second worker
         self.report(result, error)
 
+    def run_inline(self) -> Any:
+        """Run the function in this thread, as if it had no event loop: Django checks that."""
+        self.began = True
+        asyncio._set_running_loop(None)
+        try:
+            return self._context.run(self._function, *self._arguments)
+        finally:
+            asyncio._set_running_loop(self._loop)
+
     def interrupt(self) -> None:
         """Raise Interrupted in the thread. A call that has not begun never runs."""
         with self._lock:
@@ -130,9 +139,10 @@ class Call:
         except (StopIteration, GeneratorExit) as error:  # a future cannot carry them
             raise RuntimeError(f"the handler raised {type(error).__name__}") from error
         finally:
-            self._leave()
+            self.end_interrupts()
 
-    def _leave(self) -> None:
+    def end_interrupts(self) -> None:
+        """Let the rest of the call run without interruptions; called in the thread."""
         with self._lock:
             if self._thread is not None and self._interrupted:
                 _receive_interrupt(self._thread)  # else it could hit a later call
@@ -153,13 +163,15 @@ class Call:
 class Threads:
     """The threads of one worker: as many as it has slots, started when they are needed.
 
-    They are daemons: a handler that never returns must not keep its process alive.
+    They are daemons: a handler that never returns must not keep its process alive. If `inline`,
+    there are none, and functions run in the thread of the event loop.
     """
 
     name = "thread pool"
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, inline: bool = False) -> None:
         self._size = size
+        self._inline = inline
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._open: set[Call] = set()
         self._started = 0
@@ -174,6 +186,8 @@ class Threads:
 
         Returns only when the thread has left the function: a slot is free when its thread is.
         """
+        if self._inline:
+            return call.run_inline()
         if len(self._open) >= self._started < self._size:
             try:
                 self.start()

@@ -50,8 +50,8 @@ def use(
 
     Its messages go to the server at `url`, under a random prefix; without a URL, to a server that
     runs only for the block. Everything it produces is recorded for `assert_produced`. At the end
-    every topic is audited, the keys are deleted, and the queue is restored: handlers declared in
-    the block are gone. Crons do not tick.
+    every topic is audited, the keys are deleted, and the queue is restored: handlers declared and
+    `dependency_overrides` set in the block are gone. Crons do not tick.
 
     `instant_retries`: retries do not wait. `instant_delays`: messages produced with `delay` or `at`
     do not wait either. With both, `drain` leaves nothing behind and never waits. `produce` never
@@ -96,7 +96,7 @@ def _used(
     with ExitStack() as stack:
         url = url or stack.enter_context(server())
         _close_sync(mq)
-        before = mq.settings, mq.middleware, mq.handlers, mq.crons
+        before = mq.settings, mq.middleware, mq.handlers, mq.crons, mq.dependency_overrides
         settings = mq.settings = replace(
             mq.settings,
             url=url,
@@ -109,6 +109,7 @@ def _used(
         change = partial(_without_waits, retries=instant_retries, delays=instant_delays)
         mq.middleware = (*mq.middleware, ProduceRecorder(change))
         mq.handlers, mq.crons = dict(mq.handlers), {}
+        mq.dependency_overrides = dict(mq.dependency_overrides)
         if instant_retries:
             mq.middleware = (_InstantRetry(), *mq.middleware)
             mq.handlers = _InstantHandlers(mq.handlers)
@@ -120,7 +121,7 @@ def _used(
             if mq._producer is not None:  # is_open is False if the queue's loop has ended
                 mq._producer = mq._loop = None  # without its loop it cannot be closed
                 problems = ["the test left the queue open: put `async with mq:` around its use"]
-            mq.settings, mq.middleware, mq.handlers, mq.crons = before
+            mq.settings, mq.middleware, mq.handlers, mq.crons, mq.dependency_overrides = before
             return problems + run(clean(settings))
 
         try:
@@ -187,11 +188,13 @@ def _without_waits(message: Outgoing, *, retries: bool, delays: bool) -> Outgoin
 # without an event loop
 
 
-def drain(mq: MessageQueue, *, delayed: bool = False, **options: Any) -> Drained:
+def drain(
+    mq: MessageQueue, *, delayed: bool = False, inline: bool = False, **options: Any
+) -> Drained:
     """Run `await Worker(mq, **options).drain()` for a sync test, and return its result.
 
     If the queue is open in another thread, for example by a web framework's test client, it is
-    drained there.
+    drained there. With `inline`, it must not be, and plain handlers run in this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -200,6 +203,11 @@ def drain(mq: MessageQueue, *, delayed: bool = False, **options: Any) -> Drained
     else:
         raise InvalidInput("drain would block this event loop: use `await Worker(mq).drain()`")
     worker = Worker(mq, **options)
+    if inline and mq.is_open:
+        raise InvalidInput("the queue is open in another thread: inline cannot use this one")
+    if inline:
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return runner.run(worker.drain(delayed=delayed, inline=True))
     if mq._loop is None:
         return run(worker.drain(delayed=delayed))
     if not mq._loop.is_running():
