@@ -128,6 +128,14 @@ async def test_a_wrong_payload_is_refused_at_the_call_with_topic_type_and_reason
         await topic.produce(wrong)
 
 
+async def test_one_text_is_not_a_list_of_texts() -> None:
+    topic = closed().topic("word", str)
+    with pytest.raises(InvalidInput, match="takes a list of payloads, not one str"):
+        await topic.produce_many("abc")
+    with pytest.raises(InvalidInput, match="takes a list of payloads, not one str"):
+        topic.sync.produce_many("abc")
+
+
 def test_a_payload_that_is_too_large_is_refused_as_such() -> None:
     with pytest.raises(PayloadTooLarge):
         closed().topic("order", str).check("x" * 1000)

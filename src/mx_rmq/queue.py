@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options
-from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each
+from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each, payload_list
 from mx_rmq.core.partition import check_key
 from mx_rmq.net.url import check_url
 from mx_rmq.router import Router
@@ -252,11 +251,7 @@ class MessageQueue(Router):
         later call fails, `PartlyProduced` says which messages are stored.
         """
         check_options("produce_many", options, ProduceOptions, "ids", "keys")
-        if isinstance(payloads, str | bytes | bytearray | Mapping):
-            raise InvalidInput(
-                f"produce_many takes a list of payloads, not one {type(payloads).__name__}"
-            )
-        payloads = list(payloads)
+        payloads = payload_list(payloads)
         if ids is not None and len(ids) != len(payloads):
             raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
         if keys is not None and len(keys) != len(payloads):

@@ -22,7 +22,7 @@ from typing import (
 from mx_rmq.core.codec import encode_payload
 from mx_rmq.core.errors import InvalidInput, PayloadTooLarge
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.outgoing import check_each
+from mx_rmq.core.outgoing import check_each, payload_list
 from mx_rmq.core.payload import decoder, type_name, unreadable
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
     from mx_rmq.router import Router
+    from mx_rmq.sync import SyncQueue
 
 P = TypeVar("P")  # the payload
 R = TypeVar("R")  # the result
@@ -79,7 +80,7 @@ class Topic(Generic[P, R]):
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages and return their ids. Same options as `mq.produce_many`."""
-        payloads = list(payloads)
+        payloads = payload_list(payloads)
         check_each(map(self.check, payloads))
         return await self._router._queue.produce_many(
             self.name, payloads, ids=ids, keys=keys, **options
@@ -125,15 +126,19 @@ class Topic(Generic[P, R]):
     @property
     def sync(self) -> SyncTopic[P, R]:
         """The same topic for code without an event loop."""
-        return SyncTopic(self, self._router)
+        return SyncTopic(self)
 
 
 class SyncTopic(Generic[P, R]):
     """Calls a Topic from synchronous code, by `mq.sync`."""
 
-    def __init__(self, topic: Topic[P, R], router: Router) -> None:
+    def __init__(self, topic: Topic[P, R]) -> None:
         self._topic = topic
-        self._router = router
+        self._name = topic.name
+
+    @property
+    def _queue(self) -> SyncQueue:
+        return self._topic._router._queue.sync
 
     def produce(
         self,
@@ -144,9 +149,8 @@ class SyncTopic(Generic[P, R]):
         **options: Unpack[ProduceOptions],
     ) -> str:
         """Produce a message and return its id. Same options as `mq.produce`."""
-        topic = self._topic
-        topic.check(payload)
-        return self._router._queue.sync.produce(topic.name, payload, id=id, key=key, **options)
+        self._topic.check(payload)
+        return self._queue.produce(self._name, payload, id=id, key=key, **options)
 
     def produce_many(
         self,
@@ -157,27 +161,23 @@ class SyncTopic(Generic[P, R]):
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages and return their ids. Same options as `mq.produce_many`."""
-        topic, payloads = self._topic, list(payloads)
-        check_each(map(topic.check, payloads))
-        return self._router._queue.sync.produce_many(
-            topic.name, payloads, ids=ids, keys=keys, **options
-        )
+        payloads = payload_list(payloads)
+        check_each(map(self._topic.check, payloads))
+        return self._queue.produce_many(self._name, payloads, ids=ids, keys=keys, **options)
 
     def result(self, id: str, *, timeout: float | None = None) -> R:
         """Wait until a message has completed; return its result. See `mq.result`."""
-        topic = self._topic
-        found: R = self._router._queue.sync.result(
-            topic.name, id, timeout=timeout, type=topic.result_type
-        )
+        kind = self._topic.result_type
+        found: R = self._queue.result(self._name, id, timeout=timeout, type=kind)
         return found
 
     def status(self, id: str) -> Status | None:
         """Return where a message is; None: nothing is known of it."""
-        return self._router._queue.sync.status(self._topic.name, id)
+        return self._queue.status(self._name, id)
 
     def watch(self, id: str) -> Iterator[Status]:
         """Return where a message is, now and whenever that changes, until it has ended."""
-        return self._router._queue.sync.watch(self._topic.name, id)
+        return self._queue.watch(self._name, id)
 
 
 class HandlerDecorator(Protocol[P, R]):

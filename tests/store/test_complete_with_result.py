@@ -73,7 +73,7 @@ async def test_without_the_lease_no_result_is_kept(store: Store, raw: Redis) -> 
 async def test_a_result_replaces_that_of_an_earlier_message_with_the_same_id(
     store: Store, raw: Redis, clock: Clock
 ) -> None:
-    store.limits = Limits(dedup=0, results_max=2)
+    store.limits = Limits(dedup=0, results_max=3)
     others = await leased(store, 1)
     await complete(store, others, result=b"0")
     for result in (b"1", b'"a longer one"', b"3"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
@@ -102,6 +103,15 @@ class Outgoing:
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
         )
+
+
+def payload_list(payloads: Iterable[T]) -> list[T]:
+    """Collect the payloads of a `produce_many`; refuse a single one that can be iterated over."""
+    if isinstance(payloads, str | bytes | bytearray | Mapping):
+        raise InvalidInput(
+            f"produce_many takes a list of payloads, not one {type(payloads).__name__}"
+        )
+    return list(payloads)
 
 
 def check_each(checked: Iterable[T]) -> list[T]:
