@@ -116,6 +116,16 @@ def test_after_many_few_have_lines_again(stage: Stage, caplog: pytest.LogCapture
     assert not stage.calls
 
 
+def test_each_is_in_a_line_or_in_a_summary_never_in_both(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(FEW + 5):
+        stage.bus.emit(Released("t", str(number)))
+    stage.wait(2)
+    assert len(caplog.messages) == FEW + 1
+    assert caplog.messages[-1] == "t: 5 released in 2 s"
+
+
 def test_a_worker_that_stops_says_what_was_not_summed_up_yet(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,9 +98,7 @@ async def test_show_tells_the_life_of_a_message_also_when_it_is_gone(
     assert document["state"] is None
     assert [one["what"] for one in document["history"]] == ["produced", "dispatched", "completed"]
     assert document["history_begins"] == document["history"][0]["at"]
-    unknown = await run(server, "show", "unknown")
-    assert unknown.exit_code == 1
-    assert "The history reaches back to 20" in unknown.stderr
+    assert (await run(server, "show", "unknown")).exit_code == 1
 
 
 async def test_show_says_how_far_back_the_history_reaches(

@@ -154,8 +154,23 @@ async def test_a_message_has_a_history_also_when_it_is_finished(
     text = text_of(await visitor.page(f"/topics/mails/message?id={id}"))
     assert "no longer in the topic" in text
     assert re.search(r"produced .* dispatched by w-1 .* completed by w-1", text)
+    assert re.search(r"The history of this topic reaches back to 20\S+ ", text)
     answer = await visitor.get(f"/find?id={id}", 303)
     assert answer.headers["location"] == f"/topics/mails/message?id={id}"
+
+
+async def test_a_message_that_is_older_than_the_history_says_so(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    id = await mq.produce("mails", "hello")
+    key = mq.store.keys.of("mails").history
+    await mq.store.caller.command("XTRIM", key, "MAXLEN", "0")
+    page = f"/topics/mails/message?id={id}"
+    assert "No history: it is empty or turned off." in text_of(await visitor.page(page))
+    await asyncio.sleep(0.002)  # the next one has a later millisecond
+    await mq.produce("mails", "hello")
+    told = text_of(await visitor.page(page))
+    assert "No history: the message is older than the history of its topic." in told
 
 
 async def test_a_huge_payload_is_shown_in_part_and_not_decoded(

@@ -76,7 +76,11 @@ class Handled:
         self._start_lines()
 
     def _start_lines(self) -> None:
-        self._end_lines = self._bus.subscribe(_log_line, events.Completed, events.Released)
+        self._end_lines = self._bus.subscribe(self._line, events.Completed, events.Released)
+
+    def _line(self, event: events.Completed | events.Released) -> None:
+        if self._end_lines is not None:  # else this event was the one too many, and is counted
+            _log_line(event)
 
     def _count_completed(self, topic: str, seconds: list[float]) -> None:
         self._see(len(seconds))

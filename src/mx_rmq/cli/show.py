@@ -49,26 +49,26 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
     message = await (admin.get(topic[0], id) if topic else _find(admin, id))
     topics = [message.topic] if message else topic or await admin.topics()
     history = await _history(admin, topics, id)
-    topics = [history[0].topic] if history else topics
-    begins = {one: await admin.history_begins(one) for one in topics}
+    topic = [history[0].topic] if history else [message.topic] if message else topic
+    begins = await admin.history_begins(topic[0]) if topic else None
     if as_json:
         print_json(_document(message, history, begins))
     elif message is not None:
         _print_facts(message)
         _print_failures(message)
-        print_history(history, begins[message.topic], await admin.now(), message.created_at)
+        print_history(history, begins, await admin.now(), message.created_at)
         click.echo("bytes:" if message.unreadable else "payload:")
         for line in lines(payload_text(message, indent=2)):
             click.echo("  " + line)
     elif history:
         last = history[-1].what
         _print({"id": id, "topic": history[0].topic, "state": last if last in ENDS else "gone"})
-        print_history(history, begins[topics[0]], await admin.now())
+        print_history(history, begins, await admin.now())
     else:
         where = f"in topic {topic[0]!r}" if topic else "in any topic"
         say("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
-        if reached := [at for at in begins.values() if at is not None]:
-            since = reach(max(reached), await admin.now())
+        if begins is not None:
+            since = reach(begins, await admin.now())
             say(f"The history reaches back to {since}; it may have finished before.", err=True)
     return int(message is None and not history)
 
@@ -90,7 +90,7 @@ async def _history(admin: Admin, topics: list[str], id: str) -> list[Happening]:
 
 
 def _document(
-    message: MessageView | None, history: list[Happening], begins: dict[str, float | None]
+    message: MessageView | None, history: list[Happening], begins: float | None
 ) -> dict[str, Any] | None:
     if message is not None:
         about = message_document(message, raw=True)
@@ -100,7 +100,7 @@ def _document(
     else:
         return None
     events = history_document(history)
-    return {**about, "history": events, "history_begins": begins[about["topic"]]}
+    return {**about, "history": events, "history_begins": begins}
 
 
 def _print_facts(message: MessageView) -> None:

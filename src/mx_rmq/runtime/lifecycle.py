@@ -194,9 +194,10 @@ class Lifecycle:
         if refused_at is not None:
             seconds = time.monotonic() - refused_at
             logger.info("messages of topic %s can be settled again, after %.1f s", topic, seconds)
-        if kind is Complete and self._bus.counters:
+        event = _KINDS[kind].event
+        if event is events.Completed and self._bus.counters:
             self._bus.emit_completed(batch[0].topic.topic, _durations(batch, answers))
-        wanted = _KINDS[kind].event in self._bus.wanted
+        wanted = event in self._bus.wanted
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:
                 self._forget_lost(held, refused=_KINDS[kind].word)
