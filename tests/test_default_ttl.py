@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,7 +48,7 @@ async def is_dead(mq: MessageQueue, id: str, topic: str = "t") -> bool:
 
 
 async def expiries(mq: MessageQueue, raw: Redis, topic: str = "t") -> dict[str, float]:
-    found = await raw.zrange(mq.store.keys.of(topic).expiry, 0, -1, withscores=True)
+    found: Any = await raw.zrange(mq.store.keys.of(topic).expiry, 0, -1, withscores=True)
     return {id.decode(): at for id, at in found}
 
 
@@ -154,7 +155,7 @@ async def test_it_expires_in_a_paused_topic(
         ids.append(await old(mq, "t/2", **fields))
     async with Worker(mq):
         for id in ids:
-            await until_so(lambda id=id: is_dead(mq, id))
+            await until_so(partial(is_dead, mq, id))
 
 
 async def test_it_expires_behind_others_that_never_end(mq: MessageQueue) -> None:
@@ -165,7 +166,7 @@ async def test_it_expires_behind_others_that_never_end(mq: MessageQueue) -> None
     ids = [await old(mq) for _ in range(3)]
     async with Worker(mq, concurrency=1, prefetch=0, grace=0):
         for id in ids[1:]:
-            await until_so(lambda id=id: is_dead(mq, id))
+            await until_so(partial(is_dead, mq, id))
         assert not await is_dead(mq, ids[0])  # it runs
 
 

@@ -11,7 +11,7 @@ from mx_rmq import MessageQueue, Reject, Worker, testing
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partition, partitions
-from mx_rmq.runtime import producer, registry
+from mx_rmq.runtime import producer, registry, site
 from tests.cli.calls import run, run_json
 from tests.lab.cluster import Cluster
 from tests.lab.nodes import until_true
@@ -224,3 +224,44 @@ async def test_a_login_is_taken_from_the_settings_and_never_shown(
         failed = await run(url, "stats")
         assert failed.exit_code == 2
         assert "wrong" not in failed.output
+
+
+async def test_ids_and_topics_with_every_allowed_character_work_in_a_cluster(
+    mq: MessageQueue,
+) -> None:
+    topic, ids = "shop:orders", [f"tenant:{n}/order+1=~a@b.c-{n}.3" for n in range(30)]
+    await mq.store.register_topics({topic: COUNT})
+    assert await mq.produce_many(topic, range(30), ids=ids) == ids
+    seen = []
+
+    @mq.handler(topic)
+    async def handle(number: int) -> None:
+        seen.append(number)
+
+    for id in ids:
+        view = await mq.admin.get(topic, id)
+        assert view is not None
+        assert view.id == id
+    assert (await Worker(mq).drain()).completed == 30
+    assert sorted(seen) == [*range(30)]
+
+
+async def test_a_default_ttl_is_declared_and_kept_in_a_cluster(
+    cluster: Cluster, mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "SURVEY_EVERY", 0.2)
+    old = [await mq.produce(TOPIC, number) for number in range(20)]
+    await mq.admin.pause(TOPIC)
+
+    @mq.handler(TOPIC, ttl=1)
+    async def handle(number: int) -> None:
+        raise AssertionError("an expired message was handled")
+
+    async with Worker(mq), MessageQueue(cluster.url) as other:
+        new = [await other.produce(TOPIC, number) for number in range(20)]
+        assert other.store.ttls == {TOPIC: 1000}
+
+        async def all_expired() -> bool:
+            return (await mq.admin.stats(TOPIC)).dead == len(old) + len(new)
+
+        await until_true(all_expired, "every message expires")

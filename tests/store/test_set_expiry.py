@@ -10,6 +10,7 @@ import pytest
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store import upkeep_calls as upkeep
+from mx_rmq.store.results import Undated
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import TOPIC, Priority, bring, delayed, draft, leased, pending, take
@@ -116,7 +117,7 @@ async def test_every_waiting_message_without_a_time_is_found_and_no_other(
             await delayed(store, 9000, priority=level, ttl=9500)
     assert sorted(await undated(store)) == sorted(wanted)
     await store.set_expiry(TOPIC, [(id, clock.now) for id in wanted])
-    assert await store.undated_messages(TOPIC, 1, 0) == upkeep.Undated([], None)
+    assert await store.undated_messages(TOPIC, 1, 0) == Undated([], None)
     assert len(held) == 2
 
 

@@ -202,9 +202,9 @@ def test_every_field_of_a_retry_policy_is_there_with_its_default() -> None:
     }
 
 
-def test_retry_and_reject_are_called_as_shown() -> None:
-    shown = [code(row[0]) for row in tables("Retry and Reject")[0][:2]]
-    for text, kind in zip(shown, (mx_rmq.Retry, mx_rmq.Reject), strict=True):
+def test_what_a_handler_raises_is_called_as_shown() -> None:
+    shown = [code(row[0]) for row in tables("Retry, Snooze and Reject")[0][:3]]
+    for text, kind in zip(shown, (mx_rmq.Retry, mx_rmq.Snooze, mx_rmq.Reject), strict=True):
         signature = inspect.signature(kind)
         plain = signature.replace(
             parameters=[one.replace(annotation=one.empty) for one in signature.parameters.values()],
