@@ -106,7 +106,7 @@ async def call(
 ) -> dict[str, Any]:
     """Produce and wait for the result, one by one, by one caller or by several at once.
 
-    Blocking callers are threads. After so many seconds no caller begins another one.
+    Blocking callers are threads. After `seconds` no caller begins another one.
     """
     await adapter.open()
     if callers > 1:

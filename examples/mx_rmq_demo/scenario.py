@@ -181,7 +181,7 @@ class Scenario:
         async for status in self._mq.watch("reports", second):
             self._screen.report(second, status.reason or status.note)
             if status.progress:
-                await self._mq.admin.abort("reports", second, "nobody needs it any more")
+                await self._mq.admin.abort("reports", second, "it takes too long")
         self._screen.report(second, f"ended as {status.state}, {status.reason}", ended=True)
         async for status in self._mq.watch("reports", first):
             self._screen.report(first, f"{status.progress or 0:.0%}, {status.note}")

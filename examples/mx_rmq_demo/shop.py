@@ -112,7 +112,7 @@ async def remind(reminder: Reminder) -> None:
 
 @mq.handler("reports", result_ttl=600)
 async def write(report: Report, delivery: Delivery) -> str:
-    """Write a report, and tell how far it is. The queue keeps the result for whoever waits."""
+    """Write a report, and tell how far it is. What it returns is kept for ten minutes."""
     for page in range(1, report.pages + 1):
         await asyncio.sleep(0.2)
         delivery.progress(page / report.pages, f"page {page} of {report.pages}")

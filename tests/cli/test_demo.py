@@ -40,7 +40,7 @@ def test_the_demo_kills_a_worker_loses_nothing_leaves_nothing_and_names_what_wor
         assert numbers is not None
         assert int(numbers[1]) == int(numbers[2]) + 4
         assert "report-1: completed, its result: 10 pages about teapots\n" in out
-        assert "report-2: ended as dead, aborted: nobody needs it any more\n" in out
+        assert "report-2: ended as dead, aborted: it takes too long\n" in out
         assert "payment-void: exhausted: failed 3 times, last by " in out
         assert "payment-stolen: rejected: the card is stolen\n" in out
         assert "order-broken: payload does not fit" in out
