@@ -46,7 +46,10 @@ WRITES: Final = {
 }
 """The writing commands, likewise; '': any type."""
 
-NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM"}
+CHANNEL: Final = "PUBLISH"
+"""The command whose first word is a channel and no key; a note, too."""
+
+NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM", CHANNEL: ""}
 """Commands that only tell of what was done: they come by pcall, and may fail."""
 
 KEYLESS: Final = ("TIME",)
@@ -318,7 +321,7 @@ def _commands(reading: Reading) -> Iterator[Problem]:
     for line, command, keys in reading.commands:
         if command not in (None, *KEYLESS, *READS, *WRITES, *NOTES):
             yield line, f"{command} is neither a known read nor a known write"
-        elif command not in (None, *KEYLESS) and not keys:
+        elif command not in (None, *KEYLESS, CHANNEL) and not keys:
             yield line, f"the key of {command} is not one of KEYS"
 
 

@@ -124,6 +124,11 @@ class Views:
             },
         )
 
+    async def result_ttl(self, topic: str) -> int | None:
+        """Return for how long a topic's results are kept, ms; None: none ever was."""
+        ttl = await self._caller.command("HGET", self._keys.of(topic).meta, "result_ttl")
+        return _number(ttl) or None
+
     async def record(self, topic: str, id: str) -> bytes | None:
         data: bytes | None = await self._caller.command("HGET", self._keys.of(topic).payload, id)
         return data
