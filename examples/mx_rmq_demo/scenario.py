@@ -19,6 +19,7 @@ from mx_rmq_demo.tally import Tally
 from mx_rmq_demo.workers import WorkerProcesses
 
 if TYPE_CHECKING:
+    from mx_rmq import Status
     from mx_rmq_demo.screen import Screen
     from mx_rmq_demo.workers import WorkerProcess
 
@@ -83,6 +84,10 @@ def _short(path: str) -> str:
     """Return a path relative to the current directory, if it is below."""
     here = Path.cwd()
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
+def _how_far(status: Status) -> str:
+    return f"{status.progress:.0%}, {status.note}" if status.progress else status.state
 
 
 async def _unless(event: asyncio.Event, scenario: asyncio.Task[Tally]) -> Tally | None:
@@ -179,12 +184,12 @@ class Scenario:
         await self._produce("reports", shop.Report(PAGES), first)
         await self._produce("reports", shop.Report(100 * PAGES), second)
         async for status in self._mq.watch("reports", second):
-            self._screen.report(second, status.reason or status.note)
+            self._screen.report(second, _how_far(status))
             if status.progress:
                 await self._mq.admin.abort("reports", second, "it takes too long")
         self._screen.report(second, f"ended as {status.state}, {status.reason}", ended=True)
         async for status in self._mq.watch("reports", first):
-            self._screen.report(first, f"{status.progress or 0:.0%}, {status.note}")
+            self._screen.report(first, _how_far(status))
         result = await self._mq.result("reports", first)
         self._screen.report(first, f"completed, its result: {result}", ended=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
@@ -181,7 +182,7 @@ class Terminal:
 
 
 class Pipe:
-    """Plain lines: one per phase, and one per second."""
+    """Plain lines: one per phase, and one or two per second."""
 
     def __init__(self) -> None:
         self._console = Console(
@@ -192,7 +193,7 @@ class Pipe:
             emoji=False,
             soft_wrap=True,
         )
-        self._next = 0.0
+        self._next = self._next_report = 0.0
         self._console.print(TITLE)
 
     def begin(self, number: int, text: str) -> None:
@@ -205,7 +206,8 @@ class Pipe:
         self._console.print(f"  {text}")
 
     def report(self, name: str, text: str, *, ended: bool = False) -> None:
-        if ended:
+        if ended or time.monotonic() > self._next_report:
+            self._next_report = time.monotonic() + 1
             self._console.print(f"  {name}: {text}")
 
     def show(self, view: View) -> None:

@@ -16,13 +16,11 @@ pytest_plugins = ["mx_rmq.testing"]
 EXAMPLES = ROOT / "examples"
 
 
-def test_it_follows_a_report_reads_it_and_aborts_another(
-    mx_rmq_url: str, short_path: Path
-) -> None:
+def test_it_follows_a_report_reads_it_and_aborts_another(mx_rmq_url: str, short_path: Path) -> None:
     words = ("worker", "plain_script:mq", "--url", mx_rmq_url)
     program = [sys.executable, str(EXAMPLES / "plain_script.py")]
     with (
-        running(short_path, *words, PYTHONPATH=str(EXAMPLES)),
+        running(short_path, *words),
         running(short_path, program=program, MX_RMQ_URL=mx_rmq_url) as script,
     ):
         code, out, err = script.end(within=60)
