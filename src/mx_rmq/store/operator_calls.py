@@ -8,13 +8,14 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
 from mx_rmq.core.text import brief
 from mx_rmq.store.arguments import check_level, check_same
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from mx_rmq.core.message import Message, State
+    from mx_rmq.core.message import Message
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
 
@@ -136,6 +137,8 @@ async def _operate(
     maker: str | None = None,
     **named: Value,
 ) -> Settled:
+    if archive is State.COMPLETED:
+        raise InvalidInput("a completed message cannot be requeued or discarded")
     named["by"] = brief(by)
     answer = await store.run(name, topic, named, archive=archive, maker=maker)
     return Settled(answer.decode())
