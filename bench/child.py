@@ -186,8 +186,8 @@ def main() -> None:
         messages, warm_up, interval, delay = rest
         result = run(paced(adapter, int(messages), int(warm_up), float(interval), float(delay)))
     elif role == "call":
-        *counts, seconds = rest
-        result = run(call(adapter, *map(int, counts), float(seconds)))
+        messages, warm_up, callers, seconds = rest
+        result = run(call(adapter, int(messages), int(warm_up), int(callers), float(seconds)))
     else:
         result = describe(adapter)
     print(json.dumps(result))
