@@ -1,7 +1,7 @@
 """The web side: order a report, follow its progress, read it, abort it."""
 
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Final
@@ -20,21 +20,17 @@ CODES: Final = {ResultUnknown: 404, ResultTimeout: 409, MessageDied: 410, Invali
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Open the queue. With REPORTS_WORKER=inside, this process also writes the reports."""
-    inside = os.environ.get("REPORTS_WORKER") == "inside"
-    async with mq, Worker(mq) if inside else nullcontext():
+    async with mq, Worker(mq) if os.environ.get("REPORTS_WORKER") == "inside" else nullcontext():
         yield
 
 
-def answer(code: int) -> Callable[[Request, Exception], JSONResponse]:
-    """Return a function that answers with this status code, and with the text of an error."""
-    return lambda _, error: JSONResponse({"detail": str(error)}, code)
+async def refuse(request: Request, error: Exception) -> JSONResponse:
+    """Answer with the status code of an error, and with its text."""
+    code = next(code for kind, code in CODES.items() if isinstance(error, kind))
+    return JSONResponse({"detail": str(error)}, code)
 
 
-app = FastAPI(
-    title="Reports",
-    lifespan=lifespan,
-    exception_handlers={kind: answer(code) for kind, code in CODES.items()},
-)
+app = FastAPI(title="Reports", lifespan=lifespan, exception_handlers=dict.fromkeys(CODES, refuse))
 
 
 @app.get("/")
