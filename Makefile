@@ -37,7 +37,7 @@ fix: $(INSTALLED) ## Fix what ruff can fix, and format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: tools ## Measure us and our peers side by side (25 minutes; ARGS=--quick)
+bench: tools ## Measure us and our peers side by side (30 minutes; ARGS=--quick)
 	$(BIN)/pytest -m measures
 	$(BIN)/python -m bench $(ARGS)
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bench.handler import port
+from bench.handler import keeps_results, port
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -30,6 +30,10 @@ class BaseAdapter(ABC):
     """The best for handlers that do nothing."""
     chunk: ClassVar[int] = 500
     """How many payloads `produce_many` is given at a time."""
+    results: ClassVar[str] = ""
+    """By what a caller gets a handler's result, in a line; empty if there is no such thing."""
+    poll: float = 0.001
+    """Seconds between two looks at a result, for a queue whose callers must look."""
     bulk: ClassVar[str]
     """By what `produce_many` is done, in a line."""
     packages: ClassVar[tuple[str, ...]]
@@ -40,6 +44,7 @@ class BaseAdapter(ABC):
     def __init__(self) -> None:
         self.port = port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        self.keeps_results = keeps_results()
 
     @abstractmethod
     async def open(self) -> None: ...
@@ -55,6 +60,10 @@ class BaseAdapter(ABC):
         await asyncio.gather(*(self.produce(payload) for payload in payloads))
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
+        raise NotImplementedError
+
+    async def call(self, payload: Payload) -> Any:
+        """Produce one, wait for its handler, and return the result."""
         raise NotImplementedError
 
     @abstractmethod

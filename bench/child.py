@@ -3,6 +3,7 @@
     python -m bench.child ADAPTER produce MESSAGES WARM_UP CALLERS
     python -m bench.child ADAPTER produce_many MESSAGES
     python -m bench.child ADAPTER paced MESSAGES WARM_UP INTERVAL DELAY
+    python -m bench.child ADAPTER call MESSAGES WARM_UP CALLERS SECONDS
     python -m bench.child ADAPTER work CONCURRENCY
     python -m bench.child ADAPTER describe
 
@@ -19,6 +20,7 @@ import logging
 import platform
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from bench.adapter import BaseAdapter, run
@@ -99,6 +101,50 @@ async def paced(
     return {}
 
 
+async def call(
+    adapter: BaseAdapter, messages: int, warm_up: int, callers: int, seconds: float
+) -> dict[str, Any]:
+    """Produce and wait for the result, one by one, by one caller or by several at once.
+
+    Blocking callers are threads. After `seconds` no caller begins another one.
+    """
+    await adapter.open()
+    if callers > 1:
+        adapter.poll *= 5  # the best for a hundred of them
+    took: list[float] = []
+
+    async def caller(indexes: range, until: float) -> None:
+        for index in indexes:
+            began = time.monotonic()
+            if began > until:
+                break
+            assert await adapter.call(payload(index)) == index
+            took.append(time.monotonic() - began)
+
+    with ThreadPoolExecutor(callers) as threads:
+
+        async def all_of_them(first: int, last: int, within: float) -> None:
+            until = time.monotonic() + within
+            work = [caller(range(first + one, last, callers), until) for one in range(callers)]
+            if not adapter.is_async and callers > 1:
+                run_in = asyncio.get_running_loop().run_in_executor
+                await asyncio.gather(*(run_in(threads, asyncio.run, one) for one in work))
+            else:
+                await asyncio.gather(*work)
+
+        await all_of_them(0, warm_up, WARM_UP_SECONDS)
+        took.clear()
+        measured = await _timed(all_of_them(warm_up, warm_up + messages, seconds))
+    await adapter.close()
+    took.sort()
+    return {
+        **measured,
+        "messages": len(took),
+        "p50": took[len(took) // 2] * 1000,
+        "p99": took[int(len(took) * 0.99)] * 1000,
+    }
+
+
 def describe(adapter: BaseAdapter) -> dict[str, Any]:
     """Say what this is, and how it is set."""
     versions = {}
@@ -113,6 +159,7 @@ def describe(adapter: BaseAdapter) -> dict[str, Any]:
         "concurrency": adapter.concurrency,
         "settings": adapter.settings,
         "bulk": adapter.bulk,
+        "results": adapter.results,
         "is_async": adapter.is_async,
         "has_delay": adapter.has_delay,
     }
@@ -138,6 +185,9 @@ def main() -> None:
     elif role == "paced":
         messages, warm_up, interval, delay = rest
         result = run(paced(adapter, int(messages), int(warm_up), float(interval), float(delay)))
+    elif role == "call":
+        messages, warm_up, callers, seconds = rest
+        result = run(call(adapter, int(messages), int(warm_up), int(callers), float(seconds)))
     else:
         result = describe(adapter)
     print(json.dumps(result))

@@ -33,6 +33,8 @@ TIMED: dict[str, Callable[[Bench, System], Figures]] = {
     "drain_slow": workloads.drain_slow,
     "latency": workloads.latency,
     "delayed": workloads.delayed,
+    "round_trip": workloads.round_trip,
+    "round_trip_callers": workloads.round_trip_callers,
 }
 ONCE = ("memory", "idle", "crash")
 WORKLOADS = (*TIMED, *ONCE)
@@ -79,6 +81,8 @@ def takes_part(workload: str, system: System, about: dict[str, Any]) -> bool:
         return workload in ("drain", "drain_two")
     if workload in ("callers", "drain_slow"):
         return bool(about["is_async"])
+    if workload in ("round_trip", "round_trip_callers"):
+        return bool(about["results"])
     return workload != "delayed" or bool(about["has_delay"])
 
 

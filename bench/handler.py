@@ -19,6 +19,7 @@ RECORD = "BENCH_RECORD"
 MESSAGES = "BENCH_MESSAGES"
 SLEEP = "BENCH_SLEEP"
 PORT = "BENCH_PORT"
+RESULTS = "BENCH_RESULTS"
 
 
 def port() -> int:
@@ -26,13 +27,18 @@ def port() -> int:
     return int(os.environ[PORT])
 
 
+def keeps_results() -> bool:
+    """Say whether results are kept in this measurement."""
+    return os.environ.get(RESULTS) == "1"
+
+
 def record() -> Record:
     """Return the record of this measurement."""
     return Record(Path(os.environ[RECORD]), int(os.environ[MESSAGES]))
 
 
-def async_handler() -> Callable[[Payload], Awaitable[None]]:
-    """Return the handler as a coroutine function."""
+def async_handler() -> Callable[[Payload], Awaitable[int | None]]:
+    """Return the handler as a coroutine function. Where results are kept, it returns one."""
     entered, flags, seconds = _where()
 
     async def nothing(payload: dict[str, Any]) -> None:
@@ -47,11 +53,17 @@ def async_handler() -> Callable[[Payload], Awaitable[None]]:
         await asyncio.sleep(seconds)
         flags[index] |= DONE
 
+    async def answer(payload: dict[str, Any]) -> int:
+        await nothing(payload)
+        return int(payload["i"])
+
+    if keeps_results():
+        return answer
     return sleep if seconds else nothing
 
 
-def sync_handler() -> Callable[[Payload], None]:
-    """Return the handler as a plain function."""
+def sync_handler() -> Callable[[Payload], int | None]:
+    """Return the handler as a plain function. Where results are kept, it returns one."""
     entered, flags, seconds = _where()
 
     def nothing(payload: dict[str, Any]) -> None:
@@ -66,6 +78,12 @@ def sync_handler() -> Callable[[Payload], None]:
         time.sleep(seconds)
         flags[index] |= DONE
 
+    def answer(payload: dict[str, Any]) -> int:
+        nothing(payload)
+        return int(payload["i"])
+
+    if keeps_results():
+        return answer
     return sleep if seconds else nothing
 
 

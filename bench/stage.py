@@ -33,10 +33,17 @@ class Stage:
     """One queue on one server, empty at first."""
 
     def __init__(
-        self, system: System, environments: Environments, server: Server, messages: int
+        self,
+        system: System,
+        environments: Environments,
+        server: Server,
+        messages: int,
+        *,
+        results: bool,
     ) -> None:
         self.system = system
         self.messages = messages
+        self.results = results
         self._environments = environments
         self._port = server.port
         self._directory = server.directory
@@ -109,17 +116,25 @@ class Stage:
             handler.RECORD: str(self._directory / "record"),
             handler.MESSAGES: str(self.messages),
             handler.SLEEP: str(sleep),
+            handler.RESULTS: str(int(self.results)),
         }
 
 
 @contextmanager
-def stage(system: System, environments: Environments, kind: Kind, messages: int) -> Iterator[Stage]:
+def stage(
+    system: System,
+    environments: Environments,
+    kind: Kind,
+    messages: int,
+    *,
+    results: bool = False,
+) -> Iterator[Stage]:
     """Start a server, and set the stage on it."""
     with (
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
         Server(kind, Path(directory), port=free_port()) as server,
     ):
-        set_up = Stage(system, environments, server, messages)
+        set_up = Stage(system, environments, server, messages, results=results)
         try:
             yield set_up
         finally:

@@ -50,6 +50,7 @@ def tables(results: Results) -> list[Table]:
         _threads(results),
         _cost(results),
         _lateness(results),
+        _round_trips(results),
         _crash(results),
     )
     return [table for table in made if table.rows]
@@ -149,6 +150,31 @@ def _lateness(results: Results) -> Table:
     )
 
 
+def _round_trips(results: Results) -> Table:
+    rows = []
+    for key, found in results["systems"].items():
+        if not any(workload in found for workload in ("round_trip", "round_trip_callers")):
+            continue
+        ours = {} if key == OURS else results["systems"].get(OURS, {})
+        rows.append(
+            [
+                found["name"],
+                _time(found, ours, "round_trip", "p50"),
+                _time(found, {}, "round_trip", "p99"),
+                _rate(found, ours, "round_trip_callers", "rate"),
+                _time(found, {}, "round_trip_callers", "p50"),
+                _time(found, {}, "round_trip_callers", "p99"),
+            ]
+        )
+    return Table(
+        "Round trips",
+        "Produce, handler, result returned; times in milliseconds. In brackets: how many times as "
+        "fast mx-rmq was.",
+        ["", "one caller: p50", "p99", "100 callers: /s", "100: p50", "100: p99"],
+        rows,
+    )
+
+
 def _crash(results: Results) -> Table:
     rows = []
     for found in results["systems"].values():
@@ -199,8 +225,19 @@ def _rate(found: dict[str, Any], ours: dict[str, Any], workload: str, name: str)
     rate = found[workload][name]
     if workload not in ours:
         return f"{rate:,.0f}"
-    times = ours[workload][name] / rate
-    return f"{rate:,.0f} ({times:.0f}×)" if times >= 10 else f"{rate:,.0f} ({times:.1f}×)"
+    return f"{rate:,.0f} ({_times(ours[workload][name] / rate)})"
+
+
+def _time(found: dict[str, Any], ours: dict[str, Any], workload: str, name: str) -> str:
+    if workload not in found:
+        return NONE
+    took = found[workload][name]
+    time = f"{took:,.2f}" if took < 10 else f"{took:,.0f}"
+    return f"{time} ({_times(took / ours[workload][name])})" if workload in ours else time
+
+
+def _times(times: float) -> str:
+    return f"{times:.0f}×" if times >= 10 else f"{times:.1f}×"
 
 
 def _conditions(results: Results) -> str:
@@ -222,9 +259,10 @@ def _settings(results: Results) -> list[str]:
         about = found["about"]
         versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
         drained = found.get("drain", {}).get("messages")
+        trips = f" Results: {about['results']}." if "round_trip" in found else ""
         count = f" {drained:,} messages drained." if drained else ""
         lines.append(
-            f"- **{found['name']}**: {about['settings']}. Bulk: {about['bulk']}. "
+            f"- **{found['name']}**: {about['settings']}. Bulk: {about['bulk']}.{trips} "
             f"{about['runtime']}, {versions}.{count}"
         )
     return lines

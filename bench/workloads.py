@@ -25,9 +25,12 @@ SLOW_CONCURRENCY = 500
 LATE = 2.0
 WARM_UP = 10
 SETTLE = 0.5
+START_SECONDS = 30.0
 STUCK = 12.0
 DRAIN_SECONDS = 90.0
 PACED_SECONDS = 30.0
+TRIP_SECONDS = 5.0
+"""After that no caller begins another round trip: slow queues make fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,40 @@ def _paced(bench: Bench, system: System, messages: int, interval: float, delay: 
             "p99": late[int(len(late) * 0.99)],
             "min": late[0],
             "max": late[-1],
+        }
+
+
+def round_trip(bench: Bench, system: System) -> Figures:
+    """One caller: produce, handler, result returned, one after the other."""
+    return _round_trip(bench, system, bench.messages(1_000), callers=1)
+
+
+def round_trip_callers(bench: Bench, system: System) -> Figures:
+    """The same by a hundred callers at once."""
+    return _round_trip(bench, system, bench.messages(20_000), callers=CALLERS)
+
+
+def _round_trip(bench: Bench, system: System, messages: int, callers: int) -> Figures:
+    warm_up = max(2 * callers, WARM_UP)
+    total = warm_up + messages
+    with (
+        stage(system, bench.environments, bench.kind, total, results=True) as on,
+        on.workers() as pids,
+    ):
+        on.play("produce_many", 1)
+        _until(on, pids, on.record.any_seen, START_SECONDS)
+        time.sleep(SETTLE)  # until the worker has done what it does at its start
+        worker, server = cpu_seconds(pids), on.server_cpu()
+        made = on.play("call", messages, warm_up, callers, TRIP_SECONDS)
+        called = made["messages"] + warm_up
+        return {
+            "messages": made["messages"],
+            "rate": made["messages"] / made["seconds"],
+            "p50": made["p50"],
+            "p99": made["p99"],
+            "client_cpu": made["cpu"] / made["messages"] * 1e6,
+            "worker_cpu": (cpu_seconds(pids) - worker) / called * 1e6,
+            "server_cpu": (on.server_cpu() - server) / called * 1e6,
         }
 
 

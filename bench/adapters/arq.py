@@ -19,6 +19,10 @@ class Adapter(BaseAdapter):
     chunk = 50
     bulk = "no bulk call: gather of enqueue_job, 50 at a time"
     packages = ("arq",)
+    results = (
+        "keep_result=60, job.result(poll_delay=0.001, or 0.005 for 100 callers), "
+        "poll_delay=0.002 of the worker"
+    )
     settings = "max_jobs=100, poll_delay=0.05 (default 0.5), keep_result=0, log_results=False"
 
     async def open(self) -> None:
@@ -33,19 +37,23 @@ class Adapter(BaseAdapter):
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         await self.pool.enqueue_job("task", payload, _defer_by=delay)
 
+    async def call(self, payload: Payload) -> Any:
+        job = await self.pool.enqueue_job("task", payload)
+        return await job.result(timeout=30, poll_delay=self.poll)
+
     def work(self, concurrency: int) -> None:
         handle = async_handler()
 
-        async def task(_: Any, payload: Payload) -> None:
-            await handle(payload)
+        async def task(_: Any, payload: Payload) -> int | None:
+            return await handle(payload)
 
         async def main() -> None:
             worker = Worker(
                 functions=[func(task, name="task")],
                 redis_settings=RedisSettings(host="127.0.0.1", port=self.port),
                 max_jobs=concurrency,
-                poll_delay=0.05,
-                keep_result=0,
+                poll_delay=0.002 if self.keeps_results else 0.05,
+                keep_result=60 if self.keeps_results else 0,
                 log_results=False,
                 handle_signals=False,
             )

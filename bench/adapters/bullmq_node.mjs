@@ -5,7 +5,7 @@ import path from "node:path";
 
 const packages = process.env.BENCH_NODE;
 const require = createRequire(path.join(packages, "package.json"));
-const { Queue, Worker } = require("bullmq");
+const { Queue, QueueEvents, Worker } = require("bullmq");
 
 const CONCURRENCY = 100;
 const CHUNK = 500;
@@ -112,6 +112,36 @@ const paced = async (count, warmUp, interval, delay) => {
   return {};
 };
 
+const call = async (count, warmUp, callers, seconds) => {
+  const queue = new Queue("bench", { connection });
+  const events = new QueueEvents("bench", { connection });
+  await events.waitUntilReady();
+  const took = [];
+  const caller = async (first, last, until) => {
+    for (let i = first; i < last; i += callers) {
+      const began = now();
+      if (began > until) break;
+      const job = await queue.add("bench", payload(i), { removeOnComplete: { age: 60 } });
+      const result = await job.waitUntilFinished(events, 30000);
+      if (result !== i) throw new Error(`${result} is not ${i}`);
+      took.push(now() - began);
+    }
+  };
+  const allOfThem = async (first, last, within) => {
+    const until = now() + within;
+    const share = (_, one) => caller(first + one, last, until);
+    await Promise.all(Array.from({ length: callers }, share));
+  };
+  await allOfThem(0, warmUp, 30);
+  took.length = 0;
+  const measured = await timed(() => allOfThem(warmUp, warmUp + count, seconds));
+  await events.close();
+  await queue.close();
+  took.sort((a, b) => a - b);
+  const at = (part) => took[Math.floor(took.length * part)] * 1000;
+  return { ...measured, messages: took.length, p50: at(0.5), p99: at(0.99) };
+};
+
 const work = (concurrency) => {
   file = fs.openSync(process.env.BENCH_RECORD, "r+");
   const seconds = Number(process.env.BENCH_SLEEP || "0");
@@ -120,6 +150,10 @@ const work = (concurrency) => {
     noteTime(1, i);
     noteFlag(i, (flags[i] + 1) | DONE);
   };
+  const answer = async (job) => {
+    await nothing(job);
+    return job.data.i;
+  };
   const sleeping = async (job) => {
     const i = job.data.i;
     noteTime(1, i);
@@ -127,7 +161,8 @@ const work = (concurrency) => {
     await sleep(seconds);
     noteFlag(i, flags[i] | DONE);
   };
-  new Worker("bench", seconds ? sleeping : nothing, {
+  const plain = seconds ? sleeping : nothing;
+  new Worker("bench", process.env.BENCH_RESULTS === "1" ? answer : plain, {
     connection,
     concurrency: concurrency || CONCURRENCY,
   });
@@ -142,6 +177,7 @@ const describe = () => {
     concurrency: CONCURRENCY,
     settings: "concurrency=100, removeOnComplete",
     bulk: "Queue.addBulk, 500 at a time",
+    results: "job.waitUntilFinished, removeOnComplete={age: 60}",
     is_async: true,
     has_delay: true,
   };
@@ -151,4 +187,5 @@ if (role === "work") work(...numbers);
 else if (role === "produce") console.log(JSON.stringify(await produce(...numbers)));
 else if (role === "produce_many") console.log(JSON.stringify(await produceMany(...numbers)));
 else if (role === "paced") console.log(JSON.stringify(await paced(...numbers)));
+else if (role === "call") console.log(JSON.stringify(await call(...numbers)));
 else console.log(JSON.stringify(describe()));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery  # type: ignore[import-not-found]  # in its own environment
 
@@ -20,12 +20,15 @@ class Adapter(BaseAdapter):
     concurrency = 1
     bulk = "no bulk call: apply_async with one producer, one after the other"
     packages = ("celery", "kombu")
+    results = "Redis result backend (pub/sub), result.get(), result_expires=60"
     settings = "pool=solo (the fastest here), ignore_result, no gossip, no mingle, no heartbeat"
 
-    def _task(self, handle: Callable[[Payload], None]) -> None:
-        self.app = Celery("bench", broker=self.url)
+    def _task(self, handle: Callable[[Payload], int | None]) -> None:
+        backend = self.url if self.keeps_results else None
+        self.app = Celery("bench", broker=self.url, backend=backend)
         self.app.conf.update(
-            task_ignore_result=True,
+            task_ignore_result=not self.keeps_results,
+            result_expires=60,
             worker_hijack_root_logger=False,
             broker_connection_retry_on_startup=True,
         )
@@ -49,6 +52,9 @@ class Adapter(BaseAdapter):
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         self.task.apply_async((payload,), countdown=delay, producer=self.producer)
+
+    async def call(self, payload: Payload) -> Any:
+        return self.task.delay(payload).get(timeout=30)
 
     def work(self, concurrency: int) -> None:
         self._task(sync_handler())

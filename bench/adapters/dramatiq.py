@@ -11,6 +11,8 @@ from dramatiq import (  # type: ignore[import-not-found]  # in its own environme
     set_broker,
 )
 from dramatiq.brokers.redis import RedisBroker  # type: ignore[import-not-found]  # the same
+from dramatiq.results import Results  # type: ignore[import-not-found]  # the same
+from dramatiq.results.backends import RedisBackend  # type: ignore[import-not-found]  # the same
 
 from bench.adapter import BaseAdapter
 from bench.handler import sync_handler
@@ -26,15 +28,24 @@ class Adapter(BaseAdapter):
     concurrency = 8
     bulk = "no bulk call: send, one after the other"
     packages = ("dramatiq",)
+    results = (
+        "RedisBackend, message.get_result(block=True), result_ttl=60 s, worker_timeout=1 ms "
+        "(default 1,000: how long it sleeps at most while nothing comes)"
+    )
     settings = (
         "worker_threads=8 (default), dramatiq_queue_prefetch=1000 (default 16, a third slower; "
         "16 in the crash test), default middleware"
     )
 
-    def _actor(self, handle: Callable[[Payload], None]) -> Any:
+    def _actor(self, handle: Callable[[Payload], int | None]) -> Any:
         self.broker = RedisBroker(host="127.0.0.1", port=self.port)
         set_broker(self.broker)
-        return actor(handle, actor_name="bench", queue_name="bench")
+        options = {}
+        if self.keeps_results:
+            self.backend = RedisBackend(host="127.0.0.1", port=self.port)
+            self.broker.add_middleware(Results(backend=self.backend))
+            options = {"store_results": True, "result_ttl": 60_000}
+        return actor(handle, actor_name="bench", queue_name="bench", **options)
 
     async def open(self) -> None:
         def nothing(payload: Payload) -> None: ...
@@ -54,9 +65,13 @@ class Adapter(BaseAdapter):
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         self.actor.send_with_options(args=(payload,), delay=int(delay * 1000))
 
+    async def call(self, payload: Payload) -> Any:
+        return self.actor.send(payload).get_result(block=True, timeout=30_000)
+
     def work(self, concurrency: int) -> None:
         self._actor(sync_handler())
-        worker = Worker(self.broker, worker_threads=concurrency)
+        options = {"worker_timeout": 1} if self.keeps_results else {}
+        worker = Worker(self.broker, worker_threads=concurrency, **options)
         if concurrency == self.concurrency:
             worker.queue_prefetch = 1_000
         worker.start()

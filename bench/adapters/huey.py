@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from huey import RedisHuey  # type: ignore[import-not-found]  # in its own environment
 
@@ -20,13 +20,17 @@ class Adapter(BaseAdapter):
     concurrency = 4
     bulk = "no bulk call: task(), one after the other"
     packages = ("huey",)
+    results = "RedisHuey(notify_result=True), result.get(blocking=True)"
     settings = "RedisHuey(results=False), 4 worker threads"
 
-    def _task(self, handle: Callable[[Payload], None]) -> None:
-        self.huey = RedisHuey("bench", host="127.0.0.1", port=self.port, results=False)
+    def _task(self, handle: Callable[[Payload], int | None]) -> None:
+        keeps = self.keeps_results
+        self.huey = RedisHuey(
+            "bench", host="127.0.0.1", port=self.port, results=keeps, notify_result=keeps
+        )
 
-        def bench(payload: Payload) -> None:  # it goes by module and name
-            handle(payload)
+        def bench(payload: Payload) -> int | None:  # it goes by module and name
+            return handle(payload)
 
         self.task = self.huey.task()(bench)
 
@@ -46,6 +50,9 @@ class Adapter(BaseAdapter):
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         self.task.schedule((payload,), delay=delay)
+
+    async def call(self, payload: Payload) -> Any:
+        return self.task(payload).get(blocking=True, timeout=30)
 
     def work(self, concurrency: int) -> None:
         self._task(sync_handler())

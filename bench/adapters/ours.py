@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.adapter import BaseAdapter, run
 from bench.handler import async_handler
@@ -19,6 +19,7 @@ class Adapter(BaseAdapter):
     chunk = 1_000
     bulk = "produce_many, 1,000 at a time"
     packages = ("mx-rmq", "msgspec")
+    results = "result_ttl=60, mq.result"
     settings = "Worker(concurrency=200), the rest at its defaults"
 
     async def open(self) -> None:
@@ -37,13 +38,17 @@ class Adapter(BaseAdapter):
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         await self.mq.produce("bench", payload, delay=delay)
 
+    async def call(self, payload: Payload) -> Any:
+        id = await self.mq.produce("bench", payload)
+        return await self.mq.result("bench", id, timeout=30)
+
     def handler(self) -> Callable[[Payload], object]:
         return async_handler()
 
     def work(self, concurrency: int) -> None:
         async def main() -> None:
             mq = MessageQueue(self.url)
-            mq.handler("bench")(self.handler())
+            mq.handler("bench", result_ttl=60 if self.keeps_results else None)(self.handler())
             await Worker(mq, concurrency=concurrency).run()
 
         run(main())

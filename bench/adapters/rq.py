@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from redis import Redis
 from rq import Queue, SimpleWorker  # type: ignore[import-not-found]  # in its own environment
@@ -22,9 +22,9 @@ TASK = "bench.adapters.rq.task"
 _handler = cache(sync_handler)
 
 
-def task(payload: Payload) -> None:
+def task(payload: Payload) -> int | None:
     """Run the handler. RQ finds it by name."""
-    _handler()(payload)
+    return _handler()(payload)
 
 
 class Adapter(BaseAdapter):
@@ -32,6 +32,7 @@ class Adapter(BaseAdapter):
     concurrency = 1
     bulk = "Queue.enqueue_many (one pipeline), 500 at a time"
     packages = ("rq",)
+    results = "job.latest_result(timeout=30), result_ttl=60"
     settings = "SimpleWorker, result_ttl=0 (no results), log_job_description=False, with_scheduler"
 
     async def open(self) -> None:
@@ -54,6 +55,10 @@ class Adapter(BaseAdapter):
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         self.queue.enqueue_in(timedelta(seconds=delay), TASK, payload, result_ttl=0)
+
+    async def call(self, payload: Payload) -> Any:
+        job = self.queue.enqueue(TASK, payload, result_ttl=60)
+        return job.latest_result(timeout=30).return_value
 
     def work(self, concurrency: int) -> None:
         self._connect()

@@ -18,6 +18,7 @@ class Adapter(BaseAdapter):
     chunk = 100
     bulk = "no bulk call: gather of enqueue, 100 at a time"
     packages = ("saq",)
+    results = "ttl=60, queue.apply(poll_interval=0.001, or 0.005 for 100 callers)"
     settings = "concurrency=100, ttl=-1 (no results), max_concurrent_ops=100"
 
     async def open(self) -> None:
@@ -37,11 +38,14 @@ class Adapter(BaseAdapter):
         due = int(time.time() + delay) + 1
         await self.queue.enqueue("task", payload=payload, ttl=-1, scheduled=due)
 
+    async def call(self, payload: Payload) -> Any:
+        return await self.queue.apply("task", payload=payload, poll_interval=self.poll, ttl=60)
+
     def work(self, concurrency: int) -> None:
         handle = async_handler()
 
-        async def task(_: Any, *, payload: Payload) -> None:
-            await handle(payload)
+        async def task(_: Any, *, payload: Payload) -> int | None:
+            return await handle(payload)
 
         async def main() -> None:
             await Worker(self._queue(), [("task", task)], concurrency=concurrency).start()

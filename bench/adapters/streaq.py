@@ -19,15 +19,19 @@ if TYPE_CHECKING:
 class Adapter(BaseAdapter):
     bulk = "Worker.enqueue_many (one pipeline), 500 at a time"
     packages = ("streaq", "coredis")
+    results = "task.result(), ttl=60, max_connections=300 (each caller needs one or two)"
     settings = "concurrency=100, prefetch=100, ttl=0 (no results), silent tasks, uvloop"
 
     def _worker(self, concurrency: int) -> Worker:
         return Worker(
-            redis_url=self.url, concurrency=concurrency, anyio_kwargs={"use_uvloop": True}
+            redis_url=self.url,
+            redis_kwargs={"max_connections": 300} if self.keeps_results else None,
+            concurrency=concurrency,
+            anyio_kwargs={"use_uvloop": True},
         )
 
-    def _task(self, worker: Worker, handle: Callable[[Payload], Awaitable[None]]) -> Any:
-        return worker.task(name="bench", silent=True, ttl=0)(handle)
+    def _task(self, worker: Worker, handle: Callable[[Payload], Awaitable[int | None]]) -> Any:
+        return worker.task(name="bench", silent=True, ttl=60 if self.keeps_results else 0)(handle)
 
     async def open(self) -> None:
         async def nothing(payload: Payload) -> None: ...
@@ -47,6 +51,10 @@ class Adapter(BaseAdapter):
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         await self.task.enqueue(payload).start(delay=timedelta(seconds=delay))
+
+    async def call(self, payload: Payload) -> Any:
+        task = await self.task.enqueue(payload)
+        return (await task.result(30)).result
 
     def work(self, concurrency: int) -> None:
         worker = self._worker(concurrency)

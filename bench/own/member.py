@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LARGE: Final = "large"
 LARGE_BYTES: Final = 1_000_000
 BURST: Final = 10
+RESULT_TTL: Final = 60
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     topics: list[str]
     handler: str = "nothing"
-    """nothing, thread, wait or late; or none, and it produces bursts of large payloads."""
+    """nothing, thread, wait, late or answer; or none: it produces bursts of large payloads."""
     concurrency: int = 200
     every: float = 0.5
     """Seconds between two bursts."""
@@ -117,14 +118,20 @@ class Member:
             if "due" in payload:  # a large one is not late
                 note(now() - payload["due"])
 
+        async def answer(payload: dict[str, Any]) -> int:
+            note(now())
+            return int(payload["order"])
+
         handlers: dict[str, Callable[..., Any]] = {
             "nothing": nothing,
             "thread": thread,
             "wait": wait,
             "late": late,
+            "answer": answer,
         }
         if self._duty.handler in handlers:
-            mq.handler(topic)(handlers[self._duty.handler])
+            kept = RESULT_TTL if self._duty.handler == "answer" else None
+            mq.handler(topic, result_ttl=kept)(handlers[self._duty.handler])
 
     async def _produce(self, mq: MessageQueue) -> None:
         """Produce bursts of large payloads until told to stop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.own import drain, growth, idle, large, latency, many, memory, produce
+from bench.own import drain, growth, idle, large, latency, many, memory, produce, round_trip
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -21,6 +21,7 @@ PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
     "two": drain.measure_two,
     "latency": latency.measure,
     "delayed": latency.measure_delayed,
+    "round-trip": round_trip.measure,
     "memory": memory.measure,
     "in-flight": growth.measure_in_flight,
     "pending": growth.measure_pending,

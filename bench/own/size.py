@@ -21,6 +21,8 @@ class Size:
     drained: int = 60_000
     paced: int = 500
     """Messages that come one by one, for latencies."""
+    trips: int = 20_000
+    """Round trips of many callers; one alone makes a 20th of them."""
     stored: int = 100_000
     """Messages by which memory is measured."""
     ratios: int = 7
@@ -52,6 +54,7 @@ QUICK: Final = Size(
     produced=6_000,
     drained=6_000,
     paced=100,
+    trips=2_000,
     stored=20_000,
     ratios=3,
     rounds=10,

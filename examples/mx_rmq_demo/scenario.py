@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq import MessageQueue, State
 from mx_rmq_demo import shop
-from mx_rmq_demo.screen import Row, View, open_screen
+from mx_rmq_demo.screen import REPORTS, Row, View, open_screen
 from mx_rmq_demo.tally import Tally
 from mx_rmq_demo.workers import WorkerProcesses
 
 if TYPE_CHECKING:
+    from mx_rmq import Status
     from mx_rmq_demo.screen import Screen
     from mx_rmq_demo.workers import WorkerProcess
 
 TOPICS: Final = tuple(shop.mq.handlers)
-DOOMED: Final = frozenset(("payment-void", "payment-stolen", "order-broken"))
+DOOMED: Final = frozenset(("payment-void", "payment-stolen", "order-broken", "report-2"))
 """Messages that no handler can complete."""
 
+PAGES: Final = 10  # of the report that is awaited; the other one is aborted
 ORDERS_PER_TICK: Final = 5  # a little less than two workers can handle
 BUSY: Final = 10  # messages that a worker must be running when it is killed
 
@@ -84,6 +86,10 @@ def _short(path: str) -> str:
     return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
+def _how_far(status: Status) -> str:
+    return f"{status.progress:.0%}, {status.note}" if status.progress else status.state
+
+
 async def _unless(event: asyncio.Event, scenario: asyncio.Task[Tally]) -> Tally | None:
     """Return the tally of a scenario; None if the event came first."""
     waiting = asyncio.create_task(event.wait(), name="stop")
@@ -127,6 +133,7 @@ class Scenario:
             watching = group.create_task(self._watch(), name="watch")
             self._screen.begin(1, "two workers at work")
             ordering = group.create_task(self._order(), name="producer")
+            reporting = group.create_task(self._reports(), name="reports")
             await asyncio.sleep(KILL_AFTER)
 
             killed_at, held = await self._kill(first)
@@ -137,6 +144,7 @@ class Scenario:
             self._screen.begin(3, f"their leases run out, and {second.name} takes over")
             await self._take_over(first, second, killed_at, len(held))
             await ordering
+            await reporting
             while await self._refresh():
                 self._check()
                 await asyncio.sleep(REFRESH)
@@ -169,6 +177,21 @@ class Scenario:
                 reminder = shop.Reminder(number)
                 await self._produce("reminders", reminder, f"reminder-{number}", delay=REMIND_AFTER)
             await asyncio.sleep(due - asyncio.get_running_loop().time())
+
+    async def _reports(self) -> None:
+        """Follow a report until its result is here; abort the other one when it has begun."""
+        first, second = REPORTS
+        await self._produce("reports", shop.Report(PAGES), first)
+        await self._produce("reports", shop.Report(100 * PAGES), second)
+        async for status in self._mq.watch("reports", second):
+            self._screen.report(second, _how_far(status))
+            if status.progress:
+                await self._mq.admin.abort("reports", second, "it takes too long")
+        self._screen.report(second, f"ended as {status.state}, {status.reason}", ended=True)
+        async for status in self._mq.watch("reports", first):
+            self._screen.report(first, _how_far(status))
+        result = await self._mq.result("reports", first)
+        self._screen.report(first, f"completed, its result: {result}", ended=True)
 
     async def _produce(
         self, topic: str, payload: object, id: str, *, delay: float | None = None

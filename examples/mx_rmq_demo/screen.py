@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mx_rmq.admin import Stats
 
 TITLE: Final = "mx-rmq: a small shop, two workers, one kill -9"
+REPORTS: Final = ("report-1", "report-2")
 PHASES: Final = ("two workers at work", "kill -9 one of them", "the other takes over", "tally")
 
 COLUMNS: Final = {
@@ -74,6 +76,9 @@ class Screen(Protocol):
     def conclude(self, text: str) -> None:
         """Show the result of the phase."""
 
+    def report(self, name: str, text: str, *, ended: bool = False) -> None:
+        """Show how far a report is, or what became of it."""
+
     def show(self, view: View) -> None:
         """Show the current numbers."""
 
@@ -99,6 +104,7 @@ class Terminal:
         self._live = live
         self._phases = list(PHASES)
         self._phase = 0
+        self._reports = dict.fromkeys(REPORTS, "")
         self._view: View | None = None
         unicode = live.console.encoding.startswith("utf")
         self._over, self._now, self._none = "✓▸·" if unicode else "+>."
@@ -115,6 +121,10 @@ class Terminal:
 
     def conclude(self, text: str) -> None:
         self.progress(text)
+
+    def report(self, name: str, text: str, *, ended: bool = False) -> None:
+        self._reports[name] = text
+        self._refresh()
 
     def show(self, view: View) -> None:
         self._view = view
@@ -136,6 +146,7 @@ class Terminal:
         if self._view is not None:
             workers = self._view.workers
             below = [Text(), *(Text(line, "dim" if "killed" in line else "") for line in workers)]
+            below += [Text(f"{name}  {text}") for name, text in self._reports.items()]
         for part in (*parts, *below):
             part.no_wrap, part.overflow = True, self._overflow
         table = [] if self._view is None else [self._table(self._view)]
@@ -171,7 +182,7 @@ class Terminal:
 
 
 class Pipe:
-    """Plain lines: one per phase, and one per second."""
+    """Plain lines: one per phase, and one or two per second."""
 
     def __init__(self) -> None:
         self._console = Console(
@@ -182,7 +193,7 @@ class Pipe:
             emoji=False,
             soft_wrap=True,
         )
-        self._next = 0.0
+        self._next = self._next_report = 0.0
         self._console.print(TITLE)
 
     def begin(self, number: int, text: str) -> None:
@@ -193,6 +204,11 @@ class Pipe:
 
     def conclude(self, text: str) -> None:
         self._console.print(f"  {text}")
+
+    def report(self, name: str, text: str, *, ended: bool = False) -> None:
+        if ended or time.monotonic() > self._next_report:
+            self._next_report = time.monotonic() + 1
+            self._console.print(f"  {name}: {text}")
 
     def show(self, view: View) -> None:
         if view.seconds < self._next:

@@ -70,6 +70,11 @@ class Reminder:
     order: int
 
 
+@dataclass
+class Report:
+    pages: int
+
+
 # The handlers.
 
 
@@ -103,3 +108,12 @@ async def charge(payment: Payment, delivery: Delivery) -> None:
 async def remind(reminder: Reminder) -> None:
     """Remind a customer some seconds after the order: the message was produced with a delay."""
     await asyncio.sleep(0.1)
+
+
+@mq.handler("reports", result_ttl=600)
+async def write(report: Report, delivery: Delivery) -> str:
+    """Write a report, and tell how far it is. What it returns is kept for ten minutes."""
+    for page in range(1, report.pages + 1):
+        await asyncio.sleep(0.2)
+        delivery.progress(page / report.pages, f"page {page} of {report.pages}")
+    return f"{report.pages} pages about teapots"

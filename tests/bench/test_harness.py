@@ -12,7 +12,7 @@ from bench.environments import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-WORKLOADS = "produce,drain,latency,memory"
+WORKLOADS = "produce,drain,latency,round_trip,round_trip_callers,memory"
 
 
 def test_a_small_run_measures_us_and_writes_what_it_found(tmp_path: Path) -> None:
@@ -33,6 +33,8 @@ def test_a_small_run_measures_us_and_writes_what_it_found(tmp_path: Path) -> Non
     assert ours["drain"]["repeated"] == 0
     assert ours["memory"]["bytes"] > 200
     assert ours["latency"]["p50"] > 0
+    assert 0 < ours["round_trip"]["p50"] <= ours["round_trip"]["p99"]
+    assert ours["round_trip_callers"]["rate"] > 0
     assert results["server"].startswith("Redis 7.0")
     assert "Worker(concurrency=" in written.with_suffix(".md").read_text()
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")

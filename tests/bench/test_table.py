@@ -22,6 +22,7 @@ def _system(name: str, rate: float, *, is_async: bool = True, back: int = 50) ->
             "concurrency": 100,
             "settings": "defaults",
             "bulk": "one by one",
+            "results": "a call that waits",
             "is_async": is_async,
             "has_delay": True,
         },
@@ -33,6 +34,8 @@ def _system(name: str, rate: float, *, is_async: bool = True, back: int = 50) ->
             "server_cpu": 9.6,
             "reads": 0.02,
         },
+        "round_trip": {"messages": 1000, "rate": rate / 100, "p50": 64_000 / rate, "p99": 123.4},
+        "round_trip_callers": {"messages": 1000, "rate": rate / 8, "p50": 12.0, "p99": 34.0},
         "crash": {
             "messages": 500,
             "held": 50,
@@ -81,6 +84,11 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert _row("Messages", "repid & co")[1] == "–"
 
 
+def test_a_round_trip_says_how_many_times_as_fast_we_were() -> None:
+    assert _row("Round", "mx-rmq")[1:4] == ["1.00", "123", "8,000"]
+    assert _row("Round", "Huey")[1:4] == ["32 (32×)", "123", "250 (32×)"]
+
+
 def test_the_crash_table_says_what_came_back_and_when() -> None:
     assert _row("A worker", "mx-rmq")[1:5] == ["500 of 500", "50", "50", "30 s"]
     assert _row("A worker", "Huey")[1:5] == ["450 of 500", "50", "0", "–"]
@@ -92,7 +100,14 @@ def test_a_table_without_rows_is_left_out() -> None:
 
 def test_the_report_tells_conditions_and_settings() -> None:
     for report in (markdown(RESULTS), text(RESULTS)):
-        for fact in ("Redis 7.0.15", "2 cores", "200 bytes", "24.5 minutes", "**Huey**: defaults"):
+        for fact in (
+            "Redis 7.0.15",
+            "2 cores",
+            "200 bytes",
+            "24.5 minutes",
+            "**Huey**: defaults",
+            "that waits",
+        ):
             assert fact in report
 
 
@@ -130,12 +145,15 @@ def test_medians_keep_all_rates() -> None:
 
 def test_a_workload_is_only_for_those_who_can() -> None:
     ours, threads, *_ = SYSTEMS
-    plain = {"is_async": False, "has_delay": False}
+    plain = {"is_async": False, "has_delay": False, "results": ""}
     assert takes_part("drain", ours, plain)
     assert takes_part("drain", threads, plain)
     assert not takes_part("latency", threads, plain)
     assert not takes_part("callers", ours, plain)
     assert not takes_part("delayed", ours, plain)
+    assert not takes_part("round_trip", ours, plain)
+    assert takes_part("round_trip_callers", ours, {**plain, "results": "a call"})
+    assert not takes_part("round_trip", threads, {**plain, "results": "a call"})
 
 
 def test_only_takes_keys_in_the_order_given() -> None:

@@ -35,10 +35,12 @@ def test_the_demo_kills_a_worker_loses_nothing_leaves_nothing_and_names_what_wor
         assert int(held[1]) > 0
         assert f"worker-2 has taken over {held[1]} of {held[1]}, " in out
         numbers = re.search(
-            r"^(\d+) produced = (\d+) completed \+ 2 dead \+ 1 q", out, re.MULTILINE
+            r"^(\d+) produced = (\d+) completed \+ 3 dead \+ 1 q", out, re.MULTILINE
         )
         assert numbers is not None
-        assert int(numbers[1]) == int(numbers[2]) + 3
+        assert int(numbers[1]) == int(numbers[2]) + 4
+        assert "report-1: completed, its result: 10 pages about teapots\n" in out
+        assert "report-2: ended as dead, aborted: it takes too long\n" in out
         assert "payment-void: exhausted: failed 3 times, last by " in out
         assert "payment-stolen: rejected: the card is stolen\n" in out
         assert "order-broken: payload does not fit" in out

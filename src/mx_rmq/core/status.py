@@ -8,15 +8,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
 import msgspec
 
 from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.message import State  # noqa: TC001 - FastAPI reads the annotations of Status
 from mx_rmq.core.text import storable
-
-if TYPE_CHECKING:
-    from mx_rmq.core.message import State
 
 MAX_NOTE: Final = 200  # characters of a note about progress
 

@@ -1,0 +1,1 @@
+"""A web application that has reports written by a worker: reports.py, app.py and page.html."""
