@@ -30,7 +30,8 @@ local redis = (function(server)
   for _, key in ipairs(KEYS) do declared[key] = true end
   local function guard(run)
     return function(command, key, ...)
-      if keyless[command] then return run(command) end
+      if keyless[command] and not key then return run(command) end
+      if keyless[command] then return run(command, key, ...) end
       if not declared[key] then error(command .. ' on a key that is not declared: ' .. key) end
       if reads[command] then
         if written then error(command .. ' reads after ' .. written .. ' has written') end
@@ -48,7 +49,8 @@ local redis = (function(server)
     end
   end
   return {{
-    call = guard(server.call), pcall = guard(server.pcall), acl_check_cmd = server.acl_check_cmd
+    call = guard(server.call), pcall = guard(server.pcall), acl_check_cmd = server.acl_check_cmd,
+    sha1hex = server.sha1hex
   }}
 end)(redis)
 """

@@ -49,7 +49,7 @@ WRITES: Final = {
 NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM"}
 """Commands that only tell of what was done: they come by pcall, and may fail."""
 
-KEYLESS: Final = ("TIME",)
+KEYLESS: Final = ("TIME", "PUBLISH")
 
 PROBES: Final = {
     "preflight": "tries each command, named by its arguments, on a key of its own, to see it fail"
@@ -60,6 +60,7 @@ NAMES: Final = {
     *("ARGV", "KEYS", "ipairs", "tonumber", "type", "unpack", "table.concat"),
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
     "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
+    "redis.sha1hex",
     *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""
@@ -345,7 +346,7 @@ def _notes(source: str) -> Iterator[Problem]:
     """A command that may fail must not end the script."""
     for line, text in enumerate(source.splitlines(), 1):
         for command in re.findall(r"redis\.call\('(\w+)'", text):
-            if command in NOTES:
+            if command in (*NOTES, "PUBLISH"):
                 yield line, f"{command} is a note, which may fail: use redis.pcall"
 
 

@@ -80,6 +80,16 @@ class TopicKeys:
     def receipt(self, lane: str) -> str:
         return self._receipt + lane
 
+    @property
+    def aborts_channel(self) -> str:
+        """Where workers learn which of the messages that they hold were aborted: `token id`."""
+        return self.payload.removesuffix("payload") + "aborts"
+
+    @property
+    def results_channel(self) -> str:
+        """Where callers that wait for a result learn which messages ended: `id`."""
+        return self.payload.removesuffix("payload") + "results"
+
     def archive_of(self, state: State) -> tuple[str, str]:
         """Return the index and the contents of the dead letters or of the quarantine."""
         if state == State.DEAD:

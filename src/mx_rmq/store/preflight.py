@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 
+_NOT_TRIED: Final = {"SADD", "SREM", "PUBLISH"}
+"""The script itself uses the first two. Without PUBLISH everything works, but news comes late."""
+
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
@@ -87,7 +90,7 @@ async def check_server(caller: Caller, keys: Keys, scratch: str) -> Preflight:
 
 async def _missing(caller: Caller, keys: Keys, scratch: str) -> dict[str, str]:
     script = load("preflight")
-    wanted = sorted(set().union(*(load(name).commands for name in names())) - {"SADD", "SREM"})
+    wanted = sorted(set().union(*(load(name).commands for name in names())) - _NOT_TRIED)
     try:
         reply = await caller.run(script, [scratch], script.arguments({}, list(wanted)))
     except ScriptFailed as error:

@@ -6,13 +6,11 @@ These functions do not decode records. Callers do, and pass what they cannot dec
 
 from __future__ import annotations
 
-from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Message, State
 from mx_rmq.core.text import brief
-from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.arguments import (
     MAX_BATCH,
     check_level,
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
     from mx_rmq.net.connection import Value
     from mx_rmq.store.quarantine import QuarantineReason
     from mx_rmq.store.store import Store
-
-CENTURY: Final = 100 * 365 * 86_400  # seconds; servers refuse a much longer TTL of a hash field
 
 
 # pending -> processing
@@ -176,9 +172,7 @@ async def _archive(
     named: dict[str, Value],
 ) -> Settled:
     limits = await store.archive_limits(topic, state)
-    ttl, hexpire = ceil(limits["ttl_ms"] / 1000), 0  # seconds; 0: the server itself drops nothing
-    if store.hexpire and ttl:
-        hexpire = min(ttl + SECOND_NET, CENTURY)
-    named |= {"worker": worker, "id": claim.id, "token": claim.token, "hexpire_s": hexpire}
-    answer = await store.run(name, topic, {**named, **limits}, archive=state)
+    named |= {"worker": worker, "id": claim.id, "token": claim.token}
+    named |= {**limits, "hexpire_s": store.field_ttl(limits["ttl_ms"])}
+    answer = await store.run(name, topic, named, archive=state)
     return Settled(answer.decode())
