@@ -50,6 +50,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
         self.on_late: Callable[[], object] | None = None  # called repeatedly while a reply is late
+        self.on_push: Callable[[list[Any]], None] | None = None  # gets what nobody asked for
         self._connection = connection
         self._transport = transport
         self._loop = asyncio.get_running_loop()
@@ -151,8 +152,10 @@ class Wire(asyncio.BufferedProtocol):
             while (reply := self._replies.gets()) is not _NOT_YET:
                 if not isinstance(reply, hiredis.PushNotification):
                     self._take(reply)
+                elif self.on_push is not None:
+                    self.on_push(reply)
         except redis_errors.InvalidResponse as error:
-            self._answer(redis_errors.ConnectionError(f"the reply cannot be read: {error}"))
+            self.answer(redis_errors.ConnectionError(f"the reply cannot be read: {error}"))
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -164,7 +167,7 @@ class Wire(asyncio.BufferedProtocol):
         why = f": {exc}" if exc is not None else ""
         lost = redis_errors.ConnectionError(f"the connection was lost{why}")
         lost.__cause__ = exc
-        self._answer(lost)
+        self.answer(lost)
         self._close_client()
 
     def _close_client(self) -> None:
@@ -174,13 +177,14 @@ class Wire(asyncio.BufferedProtocol):
     def _take(self, reply: Any) -> None:
         """Deliver a reply, or collect it if more are expected."""
         if self._expected is None:
-            self._answer(reply)
+            self.answer(reply)
             return
         self._received.append(reply)
         if len(self._received) == self._expected:
-            self._answer(self._received)
+            self.answer(self._received)
 
-    def _answer(self, reply: Any) -> None:
+    def answer(self, reply: Any) -> None:
+        """End the pending call with this reply, or with this error."""
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
@@ -213,7 +217,7 @@ class Wire(asyncio.BufferedProtocol):
                     self.on_late()
             self._set_timer()
             return
-        self._answer(redis_errors.TimeoutError(f"no reply within {self._within:g} s"))
+        self.answer(redis_errors.TimeoutError(f"no reply within {self._within:g} s"))
         self.close()
 
 
