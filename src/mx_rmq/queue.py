@@ -34,7 +34,7 @@ from mx_rmq.sync import SyncQueue
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
-    from datetime import tzinfo
+    from datetime import datetime, tzinfo
 
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.settings import QueueOptions
@@ -309,6 +309,20 @@ class MessageQueue:
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
+
+    async def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
+
+        False: a worker has it, or it is gone. Its ttl does not change.
+        """
+        return await self.admin.reschedule(topic, id, delay=delay, at=at)
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""

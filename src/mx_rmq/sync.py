@@ -18,6 +18,7 @@ from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from datetime import datetime
 
     from mx_rmq.queue import MessageQueue
 
@@ -46,6 +47,17 @@ class SyncQueue:
     def produce_many(self, topic: str, payloads: Iterable[Any], **options: Any) -> list[str]:
         """Produce many messages, return their ids. Same options as `mq.produce_many`."""
         return self.call(lambda mq: mq.produce_many(topic, payloads, **options))
+
+    def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time. Same as `mq.reschedule`."""
+        return self.call(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
 
     def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
         """Run anything that needs the queue: `mq.sync.call(lambda mq: mq.admin.topics())`."""

@@ -474,9 +474,9 @@ MUTANTS = [
     ),
     Mutant("a resent abort strikes again", "abort_message", _RECEIPT, ""),
     Mutant(
-        "abort does not count a death",
+        "an aborted message still expires",
         "abort_message",
-        "redis.pcall('HINCRBY', totals, 'died', 1)\n",
+        "if waits and expires then redis.call('ZREM', expiry, id) end\n",
         "",
     ),
     Mutant(

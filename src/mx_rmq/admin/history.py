@@ -38,6 +38,8 @@ class What(StrEnum):
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
+    ABORTED = "aborted"  # dead-lettered by an operator
+    RESCHEDULED = "rescheduled"  # given another due time
     TRIMMED = "trimmed"  # dropped from an archive, for its age or because it was full
     REPAIRED = "repaired"  # brought back into exactly one state by an operator
     PAUSED = "paused"
@@ -65,6 +67,8 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
         delay, _, error = about.partition(" ")
         if is_number(delay):
             about = f"retrying in {int(delay) / 1000:g} s: {error}"
+    if what is What.RESCHEDULED and is_number(about):
+        about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)
     return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
 

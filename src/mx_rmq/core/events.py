@@ -1,7 +1,7 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
+message   Completed, Retried, Died, Quarantined, Released, Postponed, Aborted, Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PARTS: Final = (
+    "abort listener",
     "caretaker",
     "consumer",
     "crons",
@@ -113,6 +114,17 @@ class Postponed:
     delay: float
     """Seconds until it is offered to a worker again."""
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """An operator aborted a message that this worker held: it is in the dead letters."""
+
+    topic: str
+    id: str
+    handler: str
+    seconds: float | None = None
+    """How long the handler ran until it stopped; None: it had not started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +233,7 @@ Event = (
     | Quarantined
     | Released
     | Postponed
+    | Aborted
     | Due
     | LeaseLost
     | TakenOver

@@ -110,7 +110,8 @@ class Message(
     errors: list[Failure] = []  # the latest failures, oldest first, at most MAX_ERRORS
     reason: str = ""  # why it is in the dead letters
     delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
-    due: int | None = None  # server time, ms: when to run it (`at`), or when it was requeued
+    due: int | None = None
+    """Server time, ms: when to run it (`at`, or rescheduled), or when it was requeued."""
 
     @classmethod
     def new(
@@ -175,7 +176,9 @@ class Message(
     def ready_at(self) -> int | None:
         """Server time from which it could be handled, ms; None: unknown."""
         if self.attempts:
-            return self.errors[-1].at + self.delay if self.errors else None
+            if not self.errors:
+                return None
+            return max(self.errors[-1].at + self.delay, self.due or 0)
         return self.created_at + self.delay if self.due is None else self.due
 
     @property

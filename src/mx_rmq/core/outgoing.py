@@ -88,6 +88,15 @@ class Outgoing:
         )
 
 
+def new_due_time(
+    delay: float | None, at: datetime | float | None
+) -> tuple[int, int | None]:
+    """Return another due time for a message, ms: from now, or since 1970 if not None."""
+    if (delay is None) == (at is None):
+        raise InvalidInput(f"pass either delay or at, not delay={delay!r} and at={at!r}")
+    return _ms("delay", delay) or 0, _ms("at", _timestamp(at))
+
+
 def check_each(checked: Iterable[T]) -> list[T]:
     """Collect one result per message of a `produce_many`. An error says which one is wrong."""
     found: list[T] = []

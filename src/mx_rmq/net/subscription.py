@@ -189,6 +189,7 @@ class _Line:
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
                     pause = min(pause * 2, LONGEST_PAUSE)
         finally:
+            self.heard.clear()
             self._owner.ended(self)
             await self._hang_up()
 
