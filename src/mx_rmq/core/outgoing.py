@@ -88,9 +88,7 @@ class Outgoing:
         )
 
 
-def new_due_time(
-    delay: float | None, at: datetime | float | None
-) -> tuple[int, int | None]:
+def new_due_time(delay: float | None, at: datetime | float | None) -> tuple[int, int | None]:
     """Return another due time for a message, ms: from now, or since 1970 if not None."""
     if (delay is None) == (at is None):
         raise InvalidInput(f"pass either delay or at, not delay={delay!r} and at={at!r}")
