@@ -47,7 +47,10 @@ class Subscription:
         caller: Caller,
         on_message: Callable[[str, bytes], None],
         on_gap: Callable[[str], None],
+        *,
+        ping_every: float = PING_EVERY,
     ) -> None:
+        self.ping_every = ping_every
         self._servers = caller.servers
         self._on_message = on_message
         self._on_gap = on_gap
@@ -209,7 +212,7 @@ class _Line:
             self.heard.add(channel)
             self._owner.heard(channel)
         try:
-            async with asyncio.timeout(PING_EVERY):
+            async with asyncio.timeout(self._owner.ping_every):
                 await self.changed.wait()
         except TimeoutError:
             await wire.ask(pack(("PING",)), WITHIN)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
     from mx_rmq.store import Store
 
-CHECK_EVERY: Final = 10.0  # seconds after which channels that are not heard are tried again
+CHECK_EVERY: Final = 10.0
+"""Seconds after which a silent connection is checked, and channels that are not heard are tried
+again. The lease keeper asks the server no more often, so a shorter time would gain little."""
 
 LOOK_AGAIN: Final = 0.5
 """Seconds after which we look once more for a message that we do not hold: the news of its abort
@@ -44,7 +46,9 @@ class AbortListener:
     async def listen(self) -> float:
         """Listen to every topic that is not heard yet."""
         if self._subscription is None:
-            self._subscription = Subscription(self._store.caller, self._heard, self._missed)
+            self._subscription = Subscription(
+                self._store.caller, self._heard, self._missed, ping_every=CHECK_EVERY
+            )
         await asyncio.gather(*map(self._subscription.add, self._topics))
         return CHECK_EVERY
 
