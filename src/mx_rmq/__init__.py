@@ -15,6 +15,7 @@ if _typing.TYPE_CHECKING:
         DecodeError,
         EmbeddedServerError,
         InvalidInput,
+        MessageDied,
         MissingRights,
         MxRmqError,
         NewerLayout,
@@ -26,6 +27,8 @@ if _typing.TYPE_CHECKING:
         PayloadTooLarge,
         ProduceUnknown,
         QueueFull,
+        ResultTimeout,
+        ResultUnknown,
         ScriptFailed,
         ServerFull,
         ServerUnavailable,
@@ -38,6 +41,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry
     from mx_rmq.core.outgoing import Outgoing
     from mx_rmq.core.retry import ByError, Delays, Exponential
+    from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
     from mx_rmq.worker import Drained, Worker
 
@@ -51,6 +55,7 @@ __all__ = [
     "Exponential",
     "HandlerTimeout",
     "InvalidInput",
+    "MessageDied",
     "MessageQueue",
     "Middleware",
     "MissingRights",
@@ -68,11 +73,14 @@ __all__ = [
     "ProduceUnknown",
     "QueueFull",
     "Reject",
+    "ResultTimeout",
+    "ResultUnknown",
     "Retry",
     "ScriptFailed",
     "ServerFull",
     "ServerUnavailable",
     "State",
+    "Status",
     "UnsafeServer",
     "Worker",
     "WorkerBroken",
@@ -94,6 +102,7 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
         "ByError": "core.retry",
         "Delays": "core.retry",
         "Exponential": "core.retry",
+        "Status": "core.status",
         "MessageQueue": "queue",
         "Drained": "worker",
         "Worker": "worker",

@@ -31,12 +31,14 @@ from mx_rmq.runtime.producer import Producer
 from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
 from mx_rmq.sync import SyncQueue
+from mx_rmq.waiters import Waiters
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
     from datetime import datetime, tzinfo
 
     from mx_rmq.core.middleware import Middleware
+    from mx_rmq.core.status import Status
     from mx_rmq.settings import QueueOptions
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -63,6 +65,7 @@ class MessageQueue:
         """Called before the connection closes. Running workers add their `stop` here."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._producer: Producer | None = None
+        self._waiters: Waiters | None = None
         self.middleware = tuple(middleware)
         self.events.subscribe(EventLog().log, *LOGGED)
 
@@ -139,7 +142,7 @@ class MessageQueue:
         other = copy(self)
         other.__dict__.pop("sync", None)
         other.on_close = []
-        other._loop = other._producer = None
+        other._loop = other._producer = other._waiters = None
         other.middleware = self.middleware
         return other
 
@@ -177,12 +180,15 @@ class MessageQueue:
             self.events.emit(ServerBack(seconds))
 
         store.links.on_back = on_back
-        self._loop, self._producer = asyncio.get_running_loop(), producer
+        self._loop, self._producer, self._waiters = asyncio.get_running_loop(), producer, None
 
     async def close(self) -> None:
         """Stop the workers of this queue, finish pending produces, and disconnect."""
         for stop in list(self.on_close):
             await stop()
+        waiters, self._waiters = self._waiters, None
+        if waiters is not None:
+            await waiters.close()
         producer, self._producer, self._loop = self._producer, None, None
         if producer is not None:
             try:
@@ -323,6 +329,38 @@ class MessageQueue:
         False: a worker has it, or it is gone. Its ttl does not change.
         """
         return await self.admin.reschedule(topic, id, delay=delay, at=at)
+
+    # waiting
+
+    async def result(
+        self,
+        topic: str,
+        id: str,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+        type: Any = Any,
+    ) -> Any:
+        """Wait until a message has completed; return what its handler returned, as `type`.
+
+        Its handler needs a `result_ttl`. Raises `MessageDied` if the message is dead or
+        quarantined, `ResultTimeout` after `timeout` seconds, and `ResultUnknown` if nothing is
+        known of it.
+        """
+        return await self._open_waiters().result(topic, id, timeout=timeout, type=type)
+
+    async def status(self, topic: str, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return await self._open_waiters().status(topic, id)
+
+    def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        return self._open_waiters().watch(topic, id)
+
+    def _open_waiters(self) -> Waiters:
+        store = self.store
+        if self._waiters is None:
+            self._waiters = Waiters(store)
+        return self._waiters
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""

@@ -80,6 +80,11 @@ class Limits:
     quarantine_max_bytes: int | None = None
     """Bytes of quarantined messages kept per topic, shared by its partitions; the oldest are
     dropped first. None: 64 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
+    results_max: int = 10_000
+    """Results kept per topic, of handlers with a `result_ttl`; the oldest are dropped first."""
+    results_bytes: int | None = None
+    """Bytes of results kept per topic, shared by its partitions; the oldest are dropped first.
+    None: 64 MiB, with the same limit by maxmemory as `dlq_max_bytes`."""
     history: int = 10_000
     """Entries kept of a topic's history, shared by its partitions; the oldest are dropped first.
     One entry covers up to 25 messages."""
@@ -165,6 +170,8 @@ class QueueOptions(TypedDict, total=False):
     quarantine_ttl: float | None
     quarantine_bytes: int | None
     quarantine_max_bytes: int | None
+    results_max: int | None
+    results_bytes: int | None
     history: int | None
 
 

@@ -17,9 +17,10 @@ from mx_rmq.core.errors import NotOpen
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator
     from datetime import datetime
 
+    from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
 
 T = TypeVar("T")
@@ -58,6 +59,30 @@ class SyncQueue:
     ) -> bool:
         """Give a pending or delayed message another due time. Same as `mq.reschedule`."""
         return self.call(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
+
+    def result(self, topic: str, id: str, *, timeout: float | None = None, type: Any = Any) -> Any:
+        """Wait until a message has completed; return its result. See `mq.result`."""
+        return self.call(lambda mq: mq.result(topic, id, timeout=timeout, type=type))
+
+    def status(self, topic: str, id: str) -> Status | None:
+        """Return where a message is; None: nothing is known of it."""
+        return self.call(lambda mq: mq.status(topic, id))
+
+    def watch(self, topic: str, id: str) -> Iterator[Status]:
+        """Return where a message is, now and whenever that changes, until it has ended."""
+        watching: AsyncGenerator[Status, None] | None = None
+
+        async def next_one(mq: MessageQueue) -> Status | None:
+            nonlocal watching
+            watching = watching or mq.watch(topic, id)
+            return await anext(watching, None)
+
+        try:
+            while (status := self.call(next_one)) is not None:
+                yield status
+        finally:
+            if watching is not None and self._loop is not None:
+                self.call(lambda _: watching.aclose())
 
     def call(self, function: Callable[[MessageQueue], Awaitable[T]]) -> T:
         """Run anything that needs the queue: `mq.sync.call(lambda mq: mq.admin.topics())`."""

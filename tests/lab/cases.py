@@ -17,7 +17,7 @@ from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Placed, RetryRequest, Settled, Ticked
 from tests.lab.archives import find_archived
 from tests.lab.clock import Clock
-from tests.lab.messages import FAILURE, LEASE, draft, renamed
+from tests.lab.messages import FAILURE, LEASE, RESULT_TTL, draft, kept, renamed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -201,6 +201,18 @@ async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settl
     return await store.complete_message(topic, WORKER, [one.claim for one in taken[1:]] + [STALE])
 
 
+async def _complete_with_result(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    results = [(one.claim, kept()) for one in taken[1:]]
+    return await store.complete_with_result(
+        topic, WORKER, [*results, (STALE, kept())], ttl=RESULT_TTL
+    )
+
+
+async def _note_progress(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    said = [(one.claim, b"{}") for one in taken[1:]]
+    return await store.note_progress(topic, WORKER, [*said, (STALE, b"{}")], keep=DELAY)
+
+
 async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
     messages = [codec.decode(one.record).failed(FAILURE) for one in taken]
     retries = [
@@ -319,6 +331,8 @@ CASES: Final = (
     _case("dispatch_message", Stage.pending, _dispatch, _TAKEN, _TAKEN),
     _case("dispatch_message, alone", Stage.pending, _dispatch_alone, _TAKEN, _TAKEN),
     _case("complete_message", Stage.leased, _complete, _DONE, _REPEATED),
+    _case("complete_with_result", Stage.leased, _complete_with_result, _DONE, _REPEATED),
+    _case("note_progress", Stage.leased, _note_progress, _DONE, _DONE),
     _case("retry_message", Stage.leased, _retry, _DONE, _REPEATED),
     _case("release_message", Stage.leased, _release, _DONE, _REPEATED),
     _case("extend_lease", Stage.leased, _extend, [STALE], [STALE]),

@@ -46,10 +46,13 @@ WRITES: Final = {
 }
 """The writing commands, likewise; '': any type."""
 
-NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM"}
+CHANNEL: Final = "PUBLISH"
+"""The command whose first word is a channel and no key; a note, too."""
+
+NOTES: Final = {"HINCRBY": "HASH", "XADD": "STREAM", CHANNEL: ""}
 """Commands that only tell of what was done: they come by pcall, and may fail."""
 
-KEYLESS: Final = ("TIME", "PUBLISH")
+KEYLESS: Final = ("TIME",)
 
 PROBES: Final = {
     "preflight": "tries each command, named by its arguments, on a key of its own, to see it fail"
@@ -319,7 +322,7 @@ def _commands(reading: Reading) -> Iterator[Problem]:
     for line, command, keys in reading.commands:
         if command not in (None, *KEYLESS, *READS, *WRITES, *NOTES):
             yield line, f"{command} is neither a known read nor a known write"
-        elif command not in (None, *KEYLESS) and not keys:
+        elif command not in (None, *KEYLESS, CHANNEL) and not keys:
             yield line, f"the key of {command} is not one of KEYS"
 
 
@@ -346,7 +349,7 @@ def _notes(source: str) -> Iterator[Problem]:
     """A command that may fail must not end the script."""
     for line, text in enumerate(source.splitlines(), 1):
         for command in re.findall(r"redis\.call\('(\w+)'", text):
-            if command in (*NOTES, "PUBLISH"):
+            if command in NOTES:
                 yield line, f"{command} is a note, which may fail: use redis.pcall"
 
 

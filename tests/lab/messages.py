@@ -9,6 +9,7 @@ import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Failure, Message, Priority, State
+from mx_rmq.core.status import Kept
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import HandedBack, Leased, Placed, RetryRequest
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
 TOPIC = "orders"
 LEASE = 30_000
+RESULT_TTL = 3_600_000
 FAILURE = Failure(type="ValueError", text="no", at=1)
+
+
+def kept(result: bytes = b"1", ttl: int = RESULT_TTL) -> bytes:
+    """Return a result as it is stored."""
+    return Kept(attempt=1, created_at=1, ttl=ttl, worker="w1").with_result(result)
 
 
 def draft(payload: Any = 1, **fields: Any) -> Message:
@@ -93,6 +100,9 @@ async def settle(store: Store, one: Leased, state: State | None) -> None:
     elif state is State.QUARANTINED:
         why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
         assert await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+    elif state is State.COMPLETED:
+        done = await store.complete_with_result(TOPIC, "w1", [(one.claim, kept())], ttl=RESULT_TTL)
+        assert done == ["1"]
 
 
 async def bring(store: Store, state: State | None, **fields: Any) -> Leased:
@@ -113,6 +123,7 @@ async def dead(store: Store, count: int = 1, **fields: Any) -> list[str]:
 __all__ = [
     "FAILURE",
     "LEASE",
+    "RESULT_TTL",
     "TOPIC",
     "Priority",
     "bring",
@@ -120,6 +131,7 @@ __all__ = [
     "delayed",
     "draft",
     "drafts",
+    "kept",
     "leased",
     "message",
     "pending",

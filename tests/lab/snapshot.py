@@ -33,6 +33,8 @@ class Snapshot:
     dead_letters: dict[str, bytes] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, bytes] = field(default_factory=dict)
+    completed: dict[str, int] = field(default_factory=dict)
+    results: dict[str, bytes] = field(default_factory=dict)
     rung: bool = False
     """Whether the doorbell has a ring."""
     rung_delay: bool = False
@@ -44,10 +46,11 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     """Read a quiet topic whole, in one round trip."""
     keys = Keys(prefix).of(topic)
     pipe = raw.pipeline(transaction=False)
-    hashes = [keys.payload, keys.processing, keys.dlq_payload, keys.error_parse_payload, keys.meta]
+    hashes = [keys.payload, keys.processing, keys.dlq_payload, keys.error_parse_payload]
+    hashes += [keys.results_payload, keys.meta]
     lists = [keys.pending_high, keys.pending, keys.pending_low, keys.doorbell, keys.doorbell_delay]
     sets = [keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low, keys.expire_monitor]
-    sets += [keys.dlq, keys.error_parse_queue, keys.recent, keys.expiry]
+    sets += [keys.dlq, keys.error_parse_queue, keys.results, keys.recent, keys.expiry]
     for key in hashes:
         pipe.execute_command("HGETALL", key)
     for key in lists:
@@ -56,13 +59,13 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
     pipe.execute_command("SMEMBERS", keys.cancelled)
     found = iter(await pipe.execute())
-    records, leases, dead_letters, quarantined, meta = (
+    records, leases, dead_letters, quarantined, results, meta = (
         {_text(id): data for id, data in next(found).items()} for _ in hashes
     )
     high, normal, low, rings, rings_delay = (
         [_text(id) for id in reversed(next(found))] for _ in lists
     )
-    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, recent, expiries = (
+    delayed_high, delayed, delayed_low, deadlines, dead, quarantine, completed, recent, expiries = (
         {_text(id): int(score) for id, score in next(found)} for _ in sets
     )
     return Snapshot(
@@ -81,6 +84,8 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
         dead_letters=dead_letters,
         quarantine=quarantine,
         quarantined=quarantined,
+        completed=completed,
+        results=results,
         rung=bool(rings),
         rung_delay=bool(rings_delay),
         meta={name: _text(value) for name, value in meta.items()},

@@ -182,7 +182,7 @@ async def test_the_channels_tell_of_it(store: Store, raw: Redis) -> None:
     (held,) = await leased(store)
     (waiting,) = await pending(store)
     async with raw.pubsub() as heard:
-        await heard.subscribe(keys.aborts_channel, keys.results_channel)
+        await heard.subscribe(keys.aborts_channel, keys.channel)
         for _ in range(2):
             await heard.get_message(timeout=5)
         await abort(store, TOPIC, held.id)
@@ -190,8 +190,8 @@ async def test_the_channels_tell_of_it(store: Store, raw: Redis) -> None:
         told = [await heard.get_message(timeout=5) for _ in range(3)]
     assert [(one["channel"].decode(), one["data"].decode()) for one in told if one] == [
         (keys.aborts_channel, f"{held.token} {held.id}"),
-        (keys.results_channel, held.id),
-        (keys.results_channel, waiting),
+        (keys.channel, f"dead {len(held.id)} -1\n{held.id}"),
+        (keys.channel, f"dead {len(waiting)} -1\n{waiting}"),
     ]
 
 

@@ -17,6 +17,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, NewerRecord
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of, topic_of
+from mx_rmq.core.status import Kept
 from mx_rmq.store.quarantine import read
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ class MessageView:
     id: str
     topic: str
     state: State
-    raw: bytes = field(repr=False)  # the record as stored; if quarantined, the bytes set aside
+    raw: bytes = field(repr=False)  # the record as stored, the bytes set aside, or the result
     length: int  # of `raw`, before it was cut: a very long quarantined message is not kept whole
-    content: bytes = field(default=b"", repr=False)  # the payload as JSON; b"" if broken
+    content: bytes = field(default=b"", repr=False)
+    """The payload as JSON, or the result of a completed message; b"" if broken."""
     broken: str = ""  # why the record cannot be read; empty if it can
     newer: bool = False  # whether that is because a newer release wrote it
     priority: Priority | None = None
@@ -81,7 +83,7 @@ class MessageView:
     lease_deadline: float | None = None  # when its lease ends, if it is in processing
     worker: str = ""  # the worker that has it in processing, or that quarantined it
     token: int | None = None  # the token of its lease
-    archived_at: float | None = None  # when it became dead or quarantined
+    archived_at: float | None = None  # when it became dead, quarantined or completed
     error_type: str = ""  # why it is quarantined: the type of the error
     error: str = ""  # and its text
     partition: int = 0
@@ -185,7 +187,12 @@ def message_view(part: str, found: Found) -> MessageView:
             about, raw = read(found.data)
             length = about.length
             fields.update(error_type=about.error_type, error=about.error, worker=about.worker)
-        fields |= _message_fields(codec.decode(raw, topic, found.id))
+        if found.state is State.COMPLETED:
+            kept, raw = Kept.read(found.data)
+            length = len(raw)
+            fields |= _result_fields(kept, raw)
+        else:
+            fields |= _message_fields(codec.decode(raw, topic, found.id))
     except DecodeError as error:
         fields.update(broken=error.reason, newer=isinstance(error, NewerRecord))
     if found.lease is not None:
@@ -214,6 +221,15 @@ def _message_fields(message: Message) -> dict[str, Any]:
         "errors": tuple(map(_failure_view, message.errors)),
         "created_at": seconds(message.created_at or None),
         "expires_at": seconds(message.expires_at),
+    }
+
+
+def _result_fields(kept: Kept, result: bytes) -> dict[str, Any]:
+    return {
+        "content": result,
+        "attempts": kept.attempt - 1,
+        "created_at": seconds(kept.created_at or None),
+        "worker": kept.worker,
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from mx_rmq.admin.fanout import ask_all
-from mx_rmq.admin.models import ARCHIVES, seconds
+from mx_rmq.admin.models import seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
 from mx_rmq.core.message import State
@@ -75,16 +75,19 @@ class Stats:
     """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
     at once, or within about 40 seconds if no worker serves the topic."""
     partitions: int = 1
+    completed: int = 0  # results that are kept
     dead_bytes: int = 0
-    quarantined_bytes: int = 0  # both: what the archive uses of its budget
+    quarantined_bytes: int = 0
+    completed_bytes: int = 0  # all three: what the archive uses of its budget
     dead_budget: int = 0
-    quarantined_budget: int = 0  # both: bytes over which the oldest are dropped; 0: no limit
+    quarantined_budget: int = 0
+    completed_budget: int = 0  # all three: bytes over which the oldest are dropped; 0: no limit
     overflowed_at: float | None = None  # when an archive last dropped messages to save bytes
     totals: Totals = field(default_factory=Totals)
 
     @property
     def total(self) -> int:
-        """How many messages there are, in any state."""
+        """How many messages there are, in any state but completed."""
         return self.pending + self.processing + self.delayed + self.dead + self.quarantined
 
 
@@ -112,16 +115,18 @@ class Overview(Generic[T]):
         return self.known - len(self.topics) - len(self.away)
 
 
-_SUMMED: Final = (*State, "dropped", "dead_bytes", "quarantined_bytes")
+_SUMMED: Final = (*State, "dropped", "dead_bytes", "quarantined_bytes", "completed_bytes")
 
 
 async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     """Count the messages of a topic in all its partitions."""
     found = await ask_all(parts, lambda part: _count(store, part))
     counts = [one for one, _ in found]
-    dead_budget, quarantined_budget = [
-        sum([await store.budget(part, state) for part in parts]) for state in ARCHIVES
-    ]
+    budgets = {
+        f"{state}_budget": sum([await store.budget(part, state) for part in parts])
+        for state in State
+        if state.is_archive
+    }
     return Stats(
         topic=topic,
         **{name: sum(getattr(one, name) for one in counts) for name in _SUMMED},
@@ -130,8 +135,7 @@ async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
         delayed_overdue=seconds(_largest(one.delayed_overdue for one in counts)),
         lease_overdue=seconds(_largest(one.lease_overdue for one in counts)),
         partitions=len(parts),
-        dead_budget=dead_budget,
-        quarantined_budget=quarantined_budget,
+        **budgets,
         overflowed_at=seconds(_largest(one.overflowed for one in counts)),
         totals=_totals(one.ever for one in counts),
     )

@@ -22,6 +22,7 @@ TIME_OF: Final = {
     State.PROCESSING: ("lease until", "lease_deadline"),
     State.DEAD: ("died", "archived_at"),
     State.QUARANTINED: ("set aside", "archived_at"),
+    State.COMPLETED: ("completed", "archived_at"),
 }
 """State -> the time shown for its messages: column and attribute."""
 
@@ -50,7 +51,9 @@ async def list_messages(
     """List the messages of TOPIC in a given state, page by page.
 
     Pending messages come in dispatch order, partitions in turn; delayed messages by due time,
-    messages in processing by the end of their lease, dead and quarantined messages newest first.
+    messages in processing by the end of their lease, dead, quarantined and completed messages
+    newest first. Completed messages are those whose results are kept; --state completed shows the
+    results.
     --since and --until filter by the time in the table. Exit code 2: failed.
     """
     wanted = await filter_of(admin, **filters)
@@ -63,11 +66,12 @@ async def list_messages(
         print_json({"messages": messages, "cursor": page.cursor, "looked": page.looked})
         return 0
     title, time = TIME_OF[State(state)]
-    columns = ("id", "priority", "attempts", title, "note", "payload")
+    content = "result" if state == State.COMPLETED else "payload"
+    columns = ("id", "priority", "attempts", title, "note", content)
     if page.messages:
         rows = [_row(one, getattr(one, time)) for one in page.messages]
-        spare = ("priority", "payload") if any(row[4] for row in rows) else ("priority",)
-        show_table(Table(columns, rows, spare=spare, long=("note", "payload")))
+        spare = ("priority", content) if any(row[4] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("note", content)))
     else:
         say(f"no {state} messages" + (" match" if wanted else ""))
     if page.cursor is not None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 ENDS: Final = ("completed", "discarded", "cancelled", "trimmed")
 """Events after which a message is gone."""
 
+ARCHIVED: Final = {State.QUARANTINED: "set aside", State.COMPLETED: "completed"}
+"""What the time in an archive is called, unless it is when the message died."""
+
 
 @click.command
 @click.argument(
@@ -110,7 +113,7 @@ def _print_facts(message: MessageView) -> None:
             "lease until": when(message.lease_deadline),
             "worker": message.worker,
             "token": message.token,
-            "set aside" if quarantined else "died": when(message.archived_at),
+            ARCHIVED.get(message.state, "died"): when(message.archived_at),
             "length": f"{message.length:,} bytes",
         }
     )

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.status import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ class Delivery:
 
     __slots__ = (
         "_extend",
+        "_progress",
         "attempt",
         "created_at",
         "deadline",
@@ -38,6 +40,7 @@ class Delivery:
         created_at: float,
         deadline: float | None,
         extend: Callable[[float], float | None],
+        progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.id = id
         self.topic = topic
@@ -52,12 +55,23 @@ class Delivery:
         self.deadline = deadline
         """When the handler times out; None: it has no timeout."""
         self._extend = extend
+        self._progress = progress
 
     def extend(self, seconds: float) -> None:
         """Give the handler this much time from now. The worker extends its lease in any case."""
         if not (isfinite(seconds) and seconds > 0):
             raise InvalidInput(f"extend({seconds!r}): pass a number of seconds above 0")
         self.deadline = self._extend(seconds)
+
+    def progress(self, share: float | None = None, note: str = "") -> None:
+        """Say how far the handler is: a share from 0 to 1, None to keep the last one, and a note.
+
+        Nothing is awaited; `mq.status` and `mq.watch` show the last word of this attempt within a
+        second. May be called in a thread.
+        """
+        said = Progress.of(share, note)
+        if self._progress is not None:
+            self._progress(said)
 
     def __repr__(self) -> str:
         return f"<Delivery {self.id} of {self.topic}, attempt {self.attempt}, fence {self.fence}>"

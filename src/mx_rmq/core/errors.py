@@ -18,6 +18,9 @@ MxRmqError
 ├── UnsafeServer            the preflight found a server that would lose messages
 │   ├── MissingRights       … or a user whose missing rights would tear a script
 │   └── NewerLayout         … or keys in the layout of a newer release
+├── ResultTimeout           a message had not ended in time                  (also a TimeoutError)
+├── ResultUnknown           nothing is known of a message whose result was asked for
+├── MessageDied             … or it ended without a result: dead or quarantined
 ├── WorkerBroken            a part of a worker could not be started, or kept dying
 └── EmbeddedServerError     our own server did not start
 """
@@ -168,6 +171,32 @@ class MissingRights(UnsafeServer):
 
 class NewerLayout(UnsafeServer):
     """A newer release has changed the layout of the keys under this prefix. Upgrade this one."""
+
+
+class ResultTimeout(MxRmqError, TimeoutError):
+    """A message had not ended within the `timeout` of `mq.result`. It goes on."""
+
+    def __init__(self, topic: str, id: str, timeout: float) -> None:
+        super().__init__(f"message {id!r} of topic {topic!r} has no result after {timeout:g} s")
+        self.topic = topic
+        self.id = id
+        self.timeout = timeout
+
+
+class ResultUnknown(MxRmqError):
+    """Nothing is known of a message: it was never produced, or its result is gone."""
+
+
+class MessageDied(MxRmqError):
+    """A message has no result: it is dead or quarantined. `error` is its last failure."""
+
+    def __init__(self, topic: str, id: str, state: str, reason: str, error: str) -> None:
+        super().__init__(f"message {id!r} of topic {topic!r} is {state}: {reason}")
+        self.topic = topic
+        self.id = id
+        self.state = state
+        self.reason = reason
+        self.error = error
 
 
 class WorkerBroken(MxRmqError):

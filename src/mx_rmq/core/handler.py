@@ -54,6 +54,7 @@ class HandlerOptions(CronOptions, total=False):
 
     concurrency: int | None
     partitions: int | None
+    result_ttl: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,6 +76,8 @@ class Handler:
     max_crashes: int = MAX_CRASHES  # worker crashes after which a message is dead
     retry: Policy = _DEFAULT_RETRY  # when the next attempt comes
     partitions: int | None = None  # minimum for the topic; None: not declared here
+    result_ttl: float | None = None
+    """Seconds for which its results are kept; None: not at all."""
 
     @property
     def ordered(self) -> bool:
@@ -262,7 +265,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
     """Return an option's normalized value, or refuse it."""
     if name == "retry" and value is None:
         return _DEFAULT_RETRY
-    if value is None and name in ("concurrency", "timeout", "partitions"):
+    if value is None and name in ("concurrency", "timeout", "partitions", "result_ttl"):
         return None
     try:
         if name == "retry":
@@ -272,7 +275,7 @@ def _checked(where: str, name: str, value: Any) -> Any:
     except InvalidInput as error:
         raise InvalidInput(f"{where}: {error}") from error
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if name == "timeout":
+    if name in ("timeout", "result_ttl"):
         if number and 0 < value < MAX_DELAY:
             return float(value)
         rule = "is not a number of seconds above 0 (to 10 years)"

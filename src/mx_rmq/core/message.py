@@ -45,11 +45,13 @@ class State(StrEnum):
     """Given up; kept with the reason until an operator acts or a limit is reached."""
     QUARANTINED = "quarantined"
     """Its bytes could not be read; kept exactly as they were."""
+    COMPLETED = "completed"
+    """Handled; known while its result is kept, and only if its handler has a `result_ttl`."""
 
     @property
     def is_archive(self) -> bool:
-        """Whether messages in this state stay until an operator acts or a limit is reached."""
-        return self in (State.DEAD, State.QUARANTINED)
+        """Whether messages in this state are kept until a limit is reached."""
+        return self in (State.DEAD, State.QUARANTINED, State.COMPLETED)
 
 
 class Priority(StrEnum):

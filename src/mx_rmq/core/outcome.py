@@ -1,6 +1,7 @@
 """The outcome of a delivery: a value, decided without I/O, which the lifecycle applies.
 
 Complete      -> complete_message      it is done
+Result        -> complete_with_result  it is done, and its result is kept
 RetryLater    -> retry_message         it waits for another attempt
 DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
@@ -76,6 +77,14 @@ class NotAwaited(Exception):
 @dataclass(frozen=True, slots=True)
 class Complete:
     """The handler has returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Complete):
+    """The handler has returned, and what it returned is kept."""
+
+    kept: bytes  # as `Kept.with_result` makes it
+    ttl: int  # ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,13 +47,15 @@ def decoder(payload_type: Any, where: str) -> Decode:
     return decode
 
 
-def unreadable(error: Exception, payload_type: Any, data: msgspec.Raw) -> DecodeError:
+def unreadable(
+    error: Exception, payload_type: Any, data: msgspec.Raw | bytes, what: str = "payload"
+) -> DecodeError:
     """Return why a payload cannot be read, from what its decoder raised."""
     is_json = isinstance(error, msgspec.ValidationError) or not isinstance(
         error, msgspec.DecodeError | UnicodeError
     )
-    what = f"payload does not fit {type_name(payload_type)}" if is_json else "payload is not JSON"
-    return DecodeError(storable(f"{what}: {_reason(error)}"), bytes(data))
+    wrong = f"does not fit {type_name(payload_type)}" if is_json else "is not JSON"
+    return DecodeError(storable(f"{what} {wrong}: {_reason(error)}"), bytes(data))
 
 
 def _customs(info: Any, seen: set[int]) -> Iterator[Any]:

@@ -33,6 +33,7 @@ ACTS: Final = {
     State.PROCESSING: ("abort",),
     State.DEAD: ("requeue", "discard"),
     State.QUARANTINED: ("requeue", "discard"),
+    State.COMPLETED: (),
 }
 """What can be done with messages of a state."""
 

@@ -170,8 +170,8 @@ def _archives(stats: Stats, now: float) -> Iterator[Finding]:
         yield warn(
             "an archive exceeded its size limit "
             f"{duration(max(0.0, now - stats.overflowed_at))} ago and dropped its oldest messages",
-            "If you need them, set a higher dlq_max_bytes or quarantine_max_bytes, or give the "
-            "server more memory",
+            "If you need them, set a higher dlq_max_bytes, quarantine_max_bytes or results_bytes, "
+            "or give the server more memory",
             topic,
         )
     if stats.totals.trimmed and (stats.dead or stats.quarantined):

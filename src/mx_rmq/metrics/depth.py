@@ -218,10 +218,10 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
         ["topic", "state"],
         [([one.topic, state], getattr(one, state)) for one in found for state in State],
     )
-    archives = [(one, state) for one in found for state in (State.DEAD, State.QUARANTINED)]
+    archives = [(one, state) for one in found for state in State if state.is_archive]
     yield gauge(
         "mx_rmq_archive_bytes",
-        "Bytes that the dead letters and the quarantine of the topic take on the server.",
+        "Bytes that the dead letters, the quarantine and the results of the topic take on the server.",
         ["topic", "state"],
         [([one.topic, state], getattr(one, f"{state}_bytes")) for one, state in archives],
     )

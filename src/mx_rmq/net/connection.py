@@ -50,7 +50,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def __init__(self, connection: AbstractConnection, transport: asyncio.Transport) -> None:
         self.on_late: Callable[[], object] | None = None  # called repeatedly while a reply is late
-        self.on_push: Callable[[list[Any]], None] | None = None  # gets what nobody asked for
+        self.on_push: Callable[[list[Any]], None] | None = None  # gets what comes without a call
         self._connection = connection
         self._transport = transport
         self._loop = asyncio.get_running_loop()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.net.subscription import Subscription
 from mx_rmq.runtime.loop import Loop
 from mx_rmq.runtime.slots import Stopped
 
 if TYPE_CHECKING:
+    from mx_rmq.net.subscription import Subscription
     from mx_rmq.runtime.lifecycle import Lifecycle
     from mx_rmq.runtime.slots import HeldMessage, Slots, TopicSlots
     from mx_rmq.store import Store
@@ -46,8 +46,8 @@ class AbortListener:
     async def listen(self) -> float:
         """Listen to every topic that is not heard yet."""
         if self._subscription is None:
-            self._subscription = Subscription(
-                self._store.caller, self._heard, self._missed, ping_every=CHECK_EVERY
+            self._subscription = self._store.subscription(
+                self._heard, self._missed, ping_every=CHECK_EVERY
             )
         await asyncio.gather(*map(self._subscription.add, self._topics))
         return CHECK_EVERY

@@ -13,14 +13,15 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
-from math import inf
+from functools import partial
+from math import ceil, inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mx_rmq.core import codec
 from mx_rmq.core.delivery import Delivery
-from mx_rmq.core.errors import DecodeError, NewerRecord
+from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.middleware import around_handle
 from mx_rmq.core.outcome import (
     Circumstances,
@@ -31,12 +32,14 @@ from mx_rmq.core.outcome import (
     Outcome,
     Quarantine,
     Release,
+    Result,
     after_error,
     check_was_awaited,
     expired,
     postponed,
 )
 from mx_rmq.core.payload import unreadable
+from mx_rmq.core.status import Kept
 from mx_rmq.core.text import text_of
 from mx_rmq.runtime import current
 from mx_rmq.runtime.loop import how_it_ended, spawn
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.lifecycle import Lifecycle
+    from mx_rmq.runtime.progress import Progresses
     from mx_rmq.runtime.slots import HeldMessage, Slots
     from mx_rmq.runtime.threads import Threads
 
@@ -86,8 +90,12 @@ class Consumer:
         worker: str,
         lease: float,
         middleware: Sequence[Middleware],
+        progress: Progresses,
+        max_result: int,
     ) -> None:
         self._slots = slots
+        self._progress = progress
+        self._max_result = max_result  # bytes
         self._threads = threads
         self._dispatcher = dispatcher
         dispatcher.consumer = self
@@ -241,9 +249,32 @@ class Consumer:
                 self._timeouts.clear(held)
         if held.stopped is Stopped.NO_THREAD:  # the handler never ran, whatever middleware did
             return _RELEASE
-        if error is None and held.stopped is None:
+        if error is None and held.stopped is None and handler.result_ttl is None:
             return _COMPLETE
+        if error is None and held.stopped is not Stopped.LEASE_LOST:
+            outcome, error = self._keep(handler, message, result)
+            if outcome is not None:
+                return outcome
         return self._outcome(held, message, error)
+
+    def _keep(
+        self, handler: Handler, message: Message, result: Any
+    ) -> tuple[Complete | None, Exception | None]:
+        """Return how a message completes with what was returned, or why it does not."""
+        if handler.result_ttl is None:
+            return _COMPLETE, None
+        try:
+            value = codec.encode_payload(result, self._max_result)
+        except InvalidInput as error:
+            return None, InvalidInput(f"the result of {handler.name} cannot be kept: {error}")
+        ttl = ceil(handler.result_ttl * 1000)
+        kept = Kept(
+            attempt=message.attempts + 1,
+            created_at=message.created_at,
+            ttl=ttl,
+            worker=self._worker,
+        )
+        return Result(kept.with_result(bytes(value)), ttl), None
 
     def _outcome(
         self, held: HeldMessage, message: Message, error: BaseException | None
@@ -303,6 +334,7 @@ class Consumer:
             created_at=message.created_at / 1000,
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
+            progress=partial(self._progress.say, held),
         )
         key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
         self._delivered[key] = held

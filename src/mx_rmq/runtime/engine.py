@@ -25,6 +25,7 @@ from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.loop import Loop
+from mx_rmq.runtime.progress import Progresses
 from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
 from mx_rmq.runtime.site import Site
@@ -76,6 +77,7 @@ class Engine:
         self._threads = Threads(settings.concurrency)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
+        self._progress = Progresses(store, self.slots, worker=name)
         self.consumer = Consumer(
             self.slots,
             self._threads,
@@ -84,6 +86,8 @@ class Engine:
             worker=name,
             lease=lease,
             middleware=middleware,
+            progress=self._progress,
+            max_result=store.limits.max_payload,
         )
         self._lease_keeper = LeaseKeeper(
             store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
@@ -111,6 +115,7 @@ class Engine:
             self._caretaker.loop,
             self._janitor.loop,
             self._registry_loop,
+            self._progress.loop,
         )
 
     async def start(self) -> None:
@@ -141,6 +146,7 @@ class Engine:
         self.consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
+        await self._progress.loop.stop()
         await self._lifecycle.drain(STEP_WITHIN)
         self._lifecycle.close()
         await self._registry_loop.stop()

@@ -33,6 +33,6 @@ class Janitor:
         return EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def _trim(self, topic: str) -> None:
-        for state in (State.DEAD, State.QUARANTINED):
+        for state in (State.DEAD, State.QUARANTINED, State.COMPLETED):
             while await self._store.trim_archive(topic, state):
                 pass

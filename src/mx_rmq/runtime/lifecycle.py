@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, ServerUnavailable
+from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
@@ -23,6 +24,7 @@ from mx_rmq.core.outcome import (
     Postpone,
     Quarantine,
     Release,
+    Result,
     RetryLater,
 )
 from mx_rmq.core.partition import topic_of
@@ -30,6 +32,7 @@ from mx_rmq.core.text import text_of
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
 from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
+from mx_rmq.store.archive_budgets import OVERHEAD
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import HandedBack, RetryRequest, Settled
@@ -61,6 +64,7 @@ class _Kind(NamedTuple):
 
 _KINDS: Final = {
     Complete: _Kind("completed", events.Completed),
+    Result: _Kind("completed", events.Completed),
     RetryLater: _Kind("retried", events.Retried),
     DeadLetter: _Kind("dead", events.Died, most=1),
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
@@ -133,6 +137,9 @@ class Lifecycle:
                 count = min(_KINDS[kind].most, len(waiting))
                 if kind in (RetryLater, Postpone):  # these calls carry the records
                     count = _how_many_fit(waiting, count)
+                elif kind is Result:
+                    budget = await self._store.budget(topic, State.COMPLETED)
+                    count = _how_many_fit(waiting, count, budget)
                 batch = [waiting.popleft() for _ in range(count)]
                 try:
                     await self._settle_batch(topic, kind, batch)
@@ -202,6 +209,11 @@ class Lifecycle:
         store, worker = self._store, self._worker
         if kind is Complete:
             return await store.complete_message(topic, worker, [one.leased for one in batch])
+        if kind is Result:
+            kept = [(one.leased, one.outcome) for one in batch if isinstance(one.outcome, Result)]
+            ttl = kept[0][1].ttl
+            results = [(claim, result.kept) for claim, result in kept]
+            return await store.complete_with_result(topic, worker, results, ttl=ttl)
         if kind is Release:
             back = [handed_back(one) for one in batch if isinstance(one, HeldMessage)]
             return await store.release_message(topic, worker, back)
@@ -338,12 +350,19 @@ class Lifecycle:
         self.abandoned += sum(map(len, self._waiting.values()))
 
 
-def _how_many_fit(waiting: deque[HeldMessage], count: int) -> int:
-    """Return how many of the first messages may share a call, by the size of their records."""
-    size = 0
+def _how_many_fit(waiting: deque[HeldMessage], count: int, budget: int = 0) -> int:
+    """Return how many of the first messages may share a call, by the size of what it carries.
+
+    `budget`: bytes that an archive may take; what arrives together must fit in it. 0: no limit.
+    """
+    size, most = 0, min(MAX_BYTES, budget or MAX_BYTES)
     for number, held in enumerate(islice(waiting, count)):
-        size += len(held.leased.record)
-        if size > MAX_BYTES and number:
+        outcome = held.outcome
+        if isinstance(outcome, Result):
+            size += len(outcome.kept) + OVERHEAD
+        else:
+            size += len(held.leased.record)
+        if size > most and number:
             return number
     return count
 

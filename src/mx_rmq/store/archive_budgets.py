@@ -1,9 +1,9 @@
 """How many bytes the archives of a topic may hold.
 
-By default the dead letters of a topic may hold 256 MiB and its quarantine 64 MiB. If the server
-has a maxmemory, all dead letters on it together get at most a tenth of that, and so does the
-quarantine, divided evenly over the partitions that live there. So archives never stop a produce.
-An explicit setting overrides both. The partitions of a topic share its budget.
+By default the dead letters of a topic may hold 256 MiB, its quarantine and its results 64 MiB each.
+If the server has a maxmemory, all dead letters on it together get at most a tenth of that, divided
+evenly over the partitions that live there; so do the quarantine and the results. So archives never
+stop a produce. An explicit setting overrides both. The partitions of a topic share its budget.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ REFRESH_EVERY: Final = 60.0  # seconds after which maxmemory and the topics are 
 ASK_WITHIN: Final = 0.5  # seconds that a server has to report its maxmemory
 
 SHARE: Final = 0.1
-"""The part of maxmemory for all dead letters on a server; the quarantine gets the same."""
+"""The part of maxmemory for all dead letters on a server; the others get the same."""
 
 OVERHEAD: Final = 200
 """Bytes counted per archived message on top of its contents; the scripts use the same number."""
 
 MIB: Final = 1_048_576
-FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB}
+FIXED: Final = {State.DEAD: 256 * MIB, State.QUARANTINED: 64 * MIB, State.COMPLETED: 64 * MIB}
 """Bytes per topic, if no setting and no maxmemory demands less."""
 
 
@@ -86,8 +86,11 @@ class Budgets:
 
         `known`: how many partitions the topic has, in case the registry was not read.
         """
-        dead = state == State.DEAD
-        explicit = limits.dlq_max_bytes if dead else limits.quarantine_max_bytes
+        explicit = {
+            State.DEAD: limits.dlq_max_bytes,
+            State.QUARANTINED: limits.quarantine_max_bytes,
+            State.COMPLETED: limits.results_bytes,
+        }[state]
         count = max(known, self._counts.get(topic_of(part), 1))
         if explicit is not None:
             return max(1, explicit // count) if explicit else 0

@@ -66,6 +66,8 @@ class Places(NamedTuple):
     dead_letter: int
     quarantine_index: int
     quarantined_bytes: int
+    result_index: int
+    result: int
     expiry: int
     astray: int  # whether it is marked as cancelled in a list that it is not in
 
@@ -95,6 +97,8 @@ class Places(NamedTuple):
             wrongs.append("dead letters: index and contents disagree")
         if not aged and bool(self.quarantine_index) != bool(self.quarantined_bytes):
             wrongs.append("quarantine: index and contents disagree")
+        if not aged and bool(self.result_index) != bool(self.result):
+            wrongs.append("results: index and contents disagree")
         if self.expiry and not (self.pending or self.delayed):
             wrongs.append("an expiry time, but it is not waiting")
         if self.astray:
@@ -133,6 +137,8 @@ class _Reading:
         self.dead_letters: set[bytes] = set()
         self.quarantine_index: set[bytes] = set()
         self.quarantined_bytes: set[bytes] = set()
+        self.result_index: set[bytes] = set()
+        self.results: set[bytes] = set()
         self.expiries: set[bytes] = set()
         self.aged: set[bytes] = set()
         """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
@@ -148,6 +154,8 @@ class _Reading:
             self.dead_letters,
             self.quarantine_index,
             self.quarantined_bytes,
+            self.result_index,
+            self.results,
             self.expiries,
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
@@ -166,6 +174,8 @@ class _Reading:
             id in self.dead_letters,
             id in self.quarantine_index,
             id in self.quarantined_bytes,
+            id in self.result_index,
+            id in self.results,
             id in self.expiries,
             self.waiting.is_astray(id),
         )
@@ -243,9 +253,11 @@ class Audit:
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
         now, limits = await self._store.time(keys.payload), self._store.limits
+        result_ttl = (await self._store.views.result_ttl(keys.topic) or 0) / 1000
         for index, ids, ttl in (
             (keys.dlq, reading.dead_index, limits.dlq_ttl),
             (keys.error_parse_queue, reading.quarantine_index, limits.quarantine_ttl),
+            (keys.results, reading.result_index, result_ttl),
         ):
             for id, at in await self._scan("ZSCAN", index):
                 ids.add(id)
@@ -254,6 +266,7 @@ class Audit:
                     reading.aged.add(id)
         reading.dead_letters = await self._fields(keys.dlq_payload)
         reading.quarantined_bytes = await self._fields(keys.error_parse_payload)
+        reading.results = await self._fields(keys.results_payload)
         return reading
 
     async def _waiting(self, keys: TopicKeys) -> _Waiting:
@@ -331,7 +344,11 @@ class Audit:
         that is being counted again, or will be at the next call, is fine.
         """
         wrongs = []
-        for state, arrived in ((State.DEAD, "died"), (State.QUARANTINED, "quarantined")):
+        for state, arrived in (
+            (State.DEAD, "died"),
+            (State.QUARANTINED, "quarantined"),
+            (State.COMPLETED, "kept"),
+        ):
             _, contents = keys.archive_of(state)
             fields = [f"{state}{part}" for part in ("", ":seal", ":upto")]
             before = await self._caller.command("HMGET", keys.archive_bytes, *fields)

@@ -32,7 +32,7 @@ class TopicKeys:
     """The keys of one topic, under the names that the scripts use. Times are in ms."""
 
     topic: str
-    _receipt: str
+    _base: str  # what every one of them begins with
     payload: str = _key("HASH", "payload")  # id -> record
 
     # ids, newest first; taken from the right
@@ -58,6 +58,9 @@ class TopicKeys:
     error_parse_queue: str = _key("ZSET", "error:parse:queue")  # id -> time of quarantine
     # id -> a line about the error, then the exact bytes
     error_parse_payload: str = _key("HASH", "error:parse:payload")
+    results: str = _key("ZSET", "results")  # id -> time of completion
+    # id -> a line about the message, then the result
+    results_payload: str = _key("HASH", "results:payload")
     # how many bytes each archive holds, and how far a recount has got
     archive_bytes: str = _key("HASH", "archive_bytes")
 
@@ -65,7 +68,8 @@ class TopicKeys:
     doorbell_delay: str = _key("LIST", "doorbell:delay")  # at most one ring: an earlier due time
     meta: str = _key("HASH", "meta")
     """token: the last lease token. turn: which priority comes next. paused. dropped: how many ids
-    without a record were dropped. tick: the last tick of its cron."""
+    without a record were dropped. tick: the last tick of its cron. result_ttl: how long results
+    are kept, if any ever were."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again
@@ -78,25 +82,33 @@ class TopicKeys:
         return {getattr(self, name): kind.lower() for name, kind in _TOPIC_TYPES.items()}
 
     def receipt(self, lane: str) -> str:
-        return self._receipt + lane
+        return f"{self._base}:receipt:{lane}"
+
+    def progress(self, id: str) -> str:
+        """Return the key of what a handler said about its progress: token, a space, JSON."""
+        return f"{self._base}:progress:{id}"
+
+    @property
+    def channel(self) -> str:
+        """The channel on which the ends of messages are published, and their progress."""
+        return self.results
 
     @property
     def aborts_channel(self) -> str:
         """Where workers learn which of the messages that they hold were aborted: `token id`."""
-        return self.payload.removesuffix("payload") + "aborts"
-
-    @property
-    def results_channel(self) -> str:
-        """Where callers that wait for a result learn which messages ended: `id`."""
-        return self.payload.removesuffix("payload") + "results"
+        return f"{self._base}:aborts"
 
     def archive_of(self, state: State) -> tuple[str, str]:
-        """Return the index and the contents of the dead letters or of the quarantine."""
+        """Return the index and the contents of an archive."""
         if state == State.DEAD:
             return self.dlq, self.dlq_payload
         if state == State.QUARANTINED:
             return self.error_parse_queue, self.error_parse_payload
-        raise InvalidInput(f"state={state!s:.40} has no archive; only dead and quarantined do")
+        if state == State.COMPLETED:
+            return self.results, self.results_payload
+        raise InvalidInput(
+            f"state={state!s:.40} has no archive; only dead, quarantined and completed do"
+        )
 
 
 _KEY_FIELDS: Final = [one for one in fields(TopicKeys) if one.metadata]
@@ -106,8 +118,8 @@ TYPES: Final = {
     **_TOPIC_TYPES,
     "receipt": "STRING",  # number and answer of a lane's last call
     "maker": "STRING",  # the receipt of the lane that generated an id
-    "archive": "ZSET",  # dlq or error_parse_queue
-    "archive_payload": "HASH",  # dlq_payload or error_parse_payload
+    "archive": "ZSET",  # dlq, error_parse_queue or results
+    "archive_payload": "HASH",  # dlq_payload, error_parse_payload or results_payload
     "hash": "HASH",  # any of the hashes
     "topics": "HASH",
     "workers": "HASH",
@@ -143,5 +155,5 @@ class Keys:
         if known is None:
             base = f"{self.prefix}:{{{check_partition(topic)}}}"
             names = (f"{base}:{one.metadata['suffix']}" for one in _KEY_FIELDS)
-            known = self._known[topic] = TopicKeys(topic, f"{base}:receipt:", *names)
+            known = self._known[topic] = TopicKeys(topic, base, *names)
         return known

@@ -32,11 +32,11 @@ REPLY_BYTES: Final = 4 * 1_048_576
 class Found:
     id: str
     state: State
-    data: bytes  # its record. If quarantined, the line about the error, then the bytes
+    data: bytes  # its record; of archives with a line about the message, that line and the rest
     due: int | None = None  # when it is due, ms. Only if delayed
     lease: bytes | None = None  # `token:worker`. Only if in processing
     deadline: int | None = None  # when the lease ends, ms. Only if in processing
-    archived: int | None = None  # when it was archived, ms. Only if dead or quarantined
+    archived: int | None = None  # when it was archived, ms. Only if in an archive
 
 
 class ListedId(NamedTuple):
@@ -66,7 +66,7 @@ class Pages:
                 break
             if found := await self._find_live(keys, id):
                 return found
-            for state in (State.DEAD, State.QUARANTINED):
+            for state in (State.DEAD, State.QUARANTINED, State.COMPLETED):
                 if found := await self.find_archived(topic, state, id):
                     return found
         return None
@@ -265,7 +265,7 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
             return keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low
         case State.PROCESSING:
             return (keys.expire_monitor,)
-        case State.DEAD | State.QUARANTINED:
+        case State.DEAD | State.QUARANTINED | State.COMPLETED:
             return (keys.archive_of(state)[0],)
 
 

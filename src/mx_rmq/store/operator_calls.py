@@ -96,7 +96,7 @@ async def abort_message(
     `message`: that record's, with the reason.
     """
     check_same(message, topic, message.id)
-    keys, limits = store.keys.of(topic), await store.archive_limits(topic, State.DEAD)
+    limits = await store.archive_limits(topic, State.DEAD)
     return await _operate(
         store,
         "abort_message",
@@ -108,8 +108,7 @@ async def abort_message(
         record=codec.encode(message),
         why=brief(message.reason),
         walk=WALK,
-        aborts=keys.aborts_channel,
-        results=keys.results_channel,
+        aborts=store.keys.of(topic).aborts_channel,
         hexpire_s=store.field_ttl(limits["ttl_ms"]),
         **limits,
     )
@@ -196,6 +195,8 @@ async def _operate(
     maker: str | None = None,
     **named: Value,
 ) -> Settled:
+    if archive is State.COMPLETED:
+        raise InvalidInput("a completed message cannot be requeued or discarded")
     named["by"] = brief(by)
     answer = await store.run(name, topic, named, archive=archive, maker=maker)
     return Settled(answer.decode())

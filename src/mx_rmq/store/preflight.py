@@ -28,10 +28,8 @@ if TYPE_CHECKING:
     from mx_rmq.store.keys import Keys
 
 
+OPTIONAL: Final = "PUBLISH"  # without it, those who wait for messages learn of their ends later
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
-
-_NOT_TRIED: Final = {"SADD", "SREM", "PUBLISH"}
-"""The script itself uses the first two. Without PUBLISH everything works, but news comes late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,8 @@ async def check_server(caller: Caller, keys: Keys, scratch: str) -> Preflight:
 
 async def _missing(caller: Caller, keys: Keys, scratch: str) -> dict[str, str]:
     script = load("preflight")
-    wanted = sorted(set().union(*(load(name).commands for name in names())) - _NOT_TRIED)
+    commands = set().union(*(load(name).commands for name in names()))
+    wanted = sorted(commands - {"SADD", "SREM", OPTIONAL})
     try:
         reply = await caller.run(script, [scratch], script.arguments({}, list(wanted)))
     except ScriptFailed as error:

@@ -31,6 +31,7 @@ class Counts:
     processing: int
     dead: int
     quarantined: int
+    completed: int  # kept results
     paused: int  # 1 if dispatch is paused
     dropped: int  # ids without a message dropped so far. Above 0: another program wrote to the keys
     delayed_overdue: int | None
@@ -39,6 +40,7 @@ class Counts:
     ever: dict[str, int]  # what happened, and to how many messages, since the topic was created
     dead_bytes: int = 0
     quarantined_bytes: int = 0
+    completed_bytes: int = 0
     """What the archives use of their budgets. For archives filled by an older release, the bytes
     are unknown until a worker has counted them."""
     overflowed: int | None = None
@@ -102,7 +104,7 @@ class Views:
     async def counts(self, topic: str) -> Counts:
         """Return how many messages are in each state, read atomically."""
         *numbers, due, deadline, kept, ever = await self._store.run("count_messages", topic, {})
-        pending, delayed, processing, dead, quarantined, paused, dropped = numbers
+        pending, delayed, processing, dead, quarantined, completed, paused, dropped = numbers
         fields = iter(ever)
         return Counts(
             pending=pending,
@@ -110,19 +112,26 @@ class Views:
             processing=processing,
             dead=dead,
             quarantined=quarantined,
+            completed=completed,
             paused=paused,
             dropped=dropped,
             delayed_overdue=wait_of(due),
             lease_overdue=wait_of(deadline),
             dead_bytes=_number(kept[0]) + OVERHEAD * dead,
             quarantined_bytes=_number(kept[1]) + OVERHEAD * quarantined,
-            overflowed=max(_number(kept[2]), _number(kept[3])) or None,
+            completed_bytes=_number(kept[2]) + OVERHEAD * completed,
+            overflowed=max(map(_number, kept[3:])) or None,
             ever={
                 what.decode("utf-8", "replace"): int(number)
                 for what, number in zip(fields, fields, strict=True)
                 if number.isdigit()
             },
         )
+
+    async def result_ttl(self, topic: str) -> int | None:
+        """Return for how long a topic's results are kept, ms; None: none ever was."""
+        ttl = await self._caller.command("HGET", self._keys.of(topic).meta, "result_ttl")
+        return _number(ttl) or None
 
     async def record(self, topic: str, id: str) -> bytes | None:
         data: bytes | None = await self._caller.command("HGET", self._keys.of(topic).payload, id)

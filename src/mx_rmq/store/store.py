@@ -12,10 +12,18 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import REPLY_WITHIN, Caller
 from mx_rmq.net.doorbell import Doorbell
 from mx_rmq.net.redis_errors import cannot_use
+from mx_rmq.net.subscription import PING_EVERY, Subscription
 from mx_rmq.net.url import connect
 from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import SECOND_NET, Limits
-from mx_rmq.store import operator_calls, producer_calls, registry, upkeep_calls, worker_calls
+from mx_rmq.store import (
+    operator_calls,
+    producer_calls,
+    registry,
+    upkeep_calls,
+    waiter_calls,
+    worker_calls,
+)
 from mx_rmq.store.archive_budgets import Budgets
 from mx_rmq.store.arguments import check_worker
 from mx_rmq.store.audit import Audit
@@ -93,6 +101,8 @@ class Store:
     # what workers call
     dispatch_message = worker_calls.dispatch_message
     complete_message = worker_calls.complete_message
+    complete_with_result = worker_calls.complete_with_result
+    note_progress = worker_calls.note_progress
     retry_message = worker_calls.retry_message
     postpone_message = worker_calls.postpone_message
     release_message = worker_calls.release_message
@@ -110,6 +120,10 @@ class Store:
     ring_doorbell = upkeep_calls.ring_doorbell
     beat_worker = upkeep_calls.beat_worker
     forget_worker = upkeep_calls.forget_worker
+
+    # what those who wait for messages call
+    read_status = waiter_calls.read_status
+    ended_so_far = waiter_calls.ended_so_far
 
     # what operators call
     requeue_message = operator_calls.requeue_message
@@ -199,6 +213,8 @@ class Store:
             names[place["archive"]], names[place["archive_payload"]] = index, contents
             if "kind" in script.args:
                 named["kind"] = archive.value
+        if "channel" in script.args:
+            named["channel"] = self.keys.of(topic).channel
         if "receipt" not in place:
             return await self.caller.run(script, names, script.arguments(named, items))
         if lane is None:
@@ -240,13 +256,16 @@ class Store:
         and lose messages.
         """
         limits = self.limits
-        keep, ttl = (
+        budget = await self.budget(topic, state)
+        if state == State.COMPLETED:
+            ttl = await self.views.result_ttl(topic)
+            return {"keep": limits.results_max, "ttl_ms": ttl or 0, "budget": budget}
+        keep, ttl_s = (
             (limits.dlq_max, limits.dlq_ttl)
             if state == State.DEAD
             else (limits.quarantine_max, limits.quarantine_ttl)
         )
-        budget = await self.budget(topic, state)
-        return {"keep": keep, "ttl_ms": round(ttl * 1000), "budget": budget}
+        return {"keep": keep, "ttl_ms": round(ttl_s * 1000), "budget": budget}
 
     def field_ttl(self, ttl_ms: int) -> int:
         """Return the TTL of an archived field, seconds; 0: the server itself drops nothing."""
@@ -278,6 +297,20 @@ class Store:
     def link_of(self, site: int) -> Link:
         """Return the link of a site: whether its server is reachable."""
         return self.links[site]
+
+    def channel_of(self, topic: str) -> str:
+        """Return the channel on which the ends of a topic's messages are published."""
+        return self.keys.of(topic).channel
+
+    def subscription(
+        self,
+        on_message: Callable[[str, bytes], None],
+        on_gap: Callable[[str], None],
+        *,
+        ping_every: float = PING_EVERY,
+    ) -> Subscription:
+        """Return a listener for channels. See `Subscription`."""
+        return Subscription(self.caller, on_message, on_gap, ping_every=ping_every)
 
     def doorbell(self, site: int = 0) -> Doorbell:
         """Return a listener for the doorbells of a site."""

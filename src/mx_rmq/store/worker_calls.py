@@ -6,7 +6,7 @@ These functions do not decode records. Callers do, and pass what they cannot dec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Message, State
@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from mx_rmq.net.connection import Value
     from mx_rmq.store.quarantine import QuarantineReason
     from mx_rmq.store.store import Store
+
+INLINE: Final = 4096
+"""Bytes of the longest result that is published. Those who wait for a longer one read it."""
 
 
 # pending -> processing
@@ -72,6 +75,42 @@ async def complete_message(
     for one in held:
         items += (one.id, one.token)
     return await _settle(store, "complete_message", topic, {"worker": worker}, items)
+
+
+async def complete_with_result(
+    store: Store, topic: str, worker: str, kept: Sequence[tuple[Held, bytes]], *, ttl: int
+) -> list[Settled]:
+    """Complete messages and keep their results for `ttl` ms; `Kept` says what is stored."""
+    if not kept:
+        return []
+    named: dict[str, Value] = {
+        "worker": worker,
+        "keep": store.limits.results_max,
+        "ttl_ms": check_range("ttl", ttl, 1),
+        "budget": await store.budget(topic, State.COMPLETED),
+        "hexpire_s": store.field_ttl(ttl),
+        "inline": INLINE,
+    }
+    items: list[Value] = []
+    for claim, result in kept:
+        items += (claim.id, claim.token, result)
+    answers = await store.run("complete_with_result", topic, named, items, archive=State.COMPLETED)
+    return [SETTLED[code] for code in answers]
+
+
+async def note_progress(
+    store: Store, topic: str, worker: str, said: Sequence[tuple[Held, bytes]], *, keep: int
+) -> list[Settled]:
+    """Keep what handlers say about their progress for `keep` ms."""
+    if not said:
+        return []
+    named: dict[str, Value] = {"worker": worker, "keep_ms": check_range("keep", keep, 1)}
+    items: list[Value] = []
+    for claim, words in said:
+        items += (claim.id, claim.token, words)
+    keys = [store.keys.of(topic).progress(claim.id) for claim, _ in said]
+    answers = await store.run("note_progress", topic, named, items, makers=keys)
+    return [SETTLED[code] for code in answers]
 
 
 async def retry_message(
@@ -172,7 +211,7 @@ async def _archive(
     named: dict[str, Value],
 ) -> Settled:
     limits = await store.archive_limits(topic, state)
-    named |= {"worker": worker, "id": claim.id, "token": claim.token}
-    named |= {**limits, "hexpire_s": store.field_ttl(limits["ttl_ms"])}
-    answer = await store.run(name, topic, named, archive=state)
+    hexpire = store.field_ttl(limits["ttl_ms"])
+    named |= {"worker": worker, "id": claim.id, "token": claim.token, "hexpire_s": hexpire}
+    answer = await store.run(name, topic, {**named, **limits}, archive=state)
     return Settled(answer.decode())

@@ -13,7 +13,6 @@ local record  = ARGV.record           -- its final record
 local why     = ARGV.why              -- in a few words, for the history
 local by      = ARGV.by               -- who asks for it
 local aborts  = ARGV.aborts           -- the channel that workers listen to
-local results = ARGV.results          -- the channel that tells of finished messages
 -- use: clock, first_answer, history, seen_record
 if not same then return current and 'c' or '0' end
 
@@ -35,5 +34,5 @@ redis.pcall('HINCRBY', totals, 'died', 1)
 note('aborted', by, {id}, {why})
 -- use: receipt
 if lease then redis.pcall('PUBLISH', aborts, string.match(lease, '^%d*') .. ' ' .. id) end
-redis.pcall('PUBLISH', results, id)
+-- use: publish_end
 return answer

@@ -1,13 +1,13 @@
 -- count_messages: read
 -- How many messages of a topic are in each state, all at one moment.
--- Returns  pending, delayed, processing, dead, quarantined; 1 if paused; how many ids without a
+-- Returns  pending, delayed, processing, dead, quarantined, completed; 1 if paused; how many ids without a
 --          message were ever dropped; for how long the first delayed message has been due and the
---          first lease has been over (ms, -1: none is); a list: the bytes of dead and quarantined
---          messages and when each archive last dropped some for its bytes; a list: what happened
+--          first lease has been over (ms, -1: none is); a list: the bytes of dead, quarantined and
+--          completed messages and when each archive last dropped some for its bytes; a list: what happened
 --          and how often, ever
 -- Cost     O(log N), N delayed or in processing
 -- keys: pending* | delay_tasks* | cancelled | processing expire_monitor
--- keys: dlq error_parse_queue archive_bytes | meta | totals
+-- keys: dlq error_parse_queue results archive_bytes | meta | totals
 
 -- use: clock
 
@@ -26,10 +26,11 @@ local deadline = tonumber(first[2]) or math.huge
 waiting = math.max(0, waiting - redis.call('SCARD', cancelled))
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
-  redis.call('ZCARD', error_parse_queue), redis.call('HEXISTS', meta, 'paused'),
+  redis.call('ZCARD', error_parse_queue), redis.call('ZCARD', results),
+  redis.call('HEXISTS', meta, 'paused'),
   tonumber(redis.call('HGET', meta, 'dropped') or 0) or 0,
   due <= now and math.floor(now - due) or -1, deadline <= now and math.floor(now - deadline) or -1,
-  redis.call('HMGET', archive_bytes, 'dead', 'quarantined', 'dead:overflow',
-    'quarantined:overflow'),
+  redis.call('HMGET', archive_bytes, 'dead', 'quarantined', 'completed', 'dead:overflow',
+    'quarantined:overflow', 'completed:overflow'),
   ever.err and {} or ever,
 }

@@ -25,5 +25,5 @@ if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, f
 
 note('trimmed', '', victims)
 note('quarantined', worker, {id}, {why})
--- use: receipt
+-- use: receipt, publish_end
 return answer

@@ -4,11 +4,13 @@
 -- and a due time over a place in a list; with none of them it becomes pending. The archived copy of
 -- a live message is removed. So is a record without a place if the message is archived. If neither
 -- record nor archived copy is left, the rest is dropped and counted. Only a waiting message keeps
--- its expiry time. The archives' bytes are recounted automatically.
+-- its expiry time. A result stays, whatever became of a later message with its id, if it has both
+-- contents and a place in the index. The archives' bytes are recounted automatically.
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
--- keys: dlq dlq_payload error_parse_queue error_parse_payload | doorbell meta | totals history
+-- keys: dlq dlq_payload error_parse_queue error_parse_payload results results_payload
+-- keys: doorbell meta | totals history
 
 local id         = ARGV.id                   -- the message
 local priority   = ARGV.priority             -- its list if it becomes pending
@@ -35,6 +37,8 @@ local dead_at = redis.call('ZSCORE', dlq, id)
 local dead = redis.call('HEXISTS', dlq_payload, id) == 1
 local set_aside_at = redis.call('ZSCORE', error_parse_queue, id)
 local set_aside = redis.call('HEXISTS', error_parse_payload, id) == 1
+local kept_at = redis.call('ZSCORE', results, id)
+local kept = redis.call('HEXISTS', results_payload, id) == 1
 local front = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', front)
 local rung = redis.call('LLEN', doorbell)
@@ -70,6 +74,8 @@ local undead = live and (dead or dead_at) or dead_at and not dead
 local relisted = not live and dead and not dead_at
 local freed = (live or dead) and (set_aside or set_aside_at) or set_aside_at and not set_aside
 local reset_aside = not freed and set_aside and not set_aside_at
+local unkept = kept_at and not kept
+local rekept = kept and not kept_at
 local lost = state == 'none'
   and (waiting > 0 or delays > 0 or lease or dead_at or set_aside_at)
 
@@ -91,6 +97,8 @@ did(relisted, 'dead letter listed again')
 did(freed, (live or dead) and 'quarantined copy removed, the message stays'
   or 'quarantined message without contents removed')
 did(reset_aside, 'quarantined message listed again')
+did(unkept, 'result without contents removed')
+did(rekept, 'result listed again')
 did(listed, 'put in front of the pending ones')
 did(unexpiring, 'time of expiry removed')
 did(expiring, 'time of expiry set again')
@@ -119,6 +127,7 @@ if freed then
   redis.call('HDEL', error_parse_payload, id)
   redis.call('ZREM', error_parse_queue, id)
 end
+if unkept then redis.call('ZREM', results, id) end
 if unexpiring then redis.call('ZREM', expiry, id) end
 if expiring then redis.call('ZADD', expiry, expires_ms, id) end
 if forged then
@@ -129,6 +138,7 @@ end
 if watched then redis.call('ZADD', expire_monitor, now, id) end
 if relisted then redis.call('ZADD', dlq, now, id) end
 if reset_aside then redis.call('ZADD', error_parse_queue, now, id) end
+if rekept then redis.call('ZADD', results, now, id) end
 if listed then
   redis.call('RPUSH', front, id)
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end

@@ -32,6 +32,6 @@ if behind or nonsense then
   redis.call('HSET', meta, 'token', string.format('%.0f', ahead))
 end
 if recount == '1' then
-  redis.call('HSET', archive_bytes, 'dead:seal', '', 'quarantined:seal', '')
+  redis.call('HSET', archive_bytes, 'dead:seal', '', 'quarantined:seal', '', 'completed:seal', '')
 end
 return did

@@ -1,4 +1,4 @@
--- trim_archive: dead | quarantined -> (gone), by age, count and bytes
+-- trim_archive: dead | quarantined | completed -> (gone), by age, count and bytes
 -- Drops old messages as move_to_dlq does, for a topic that archives nothing any more. If the last
 -- count of the bytes is more than six hours old, counts them again, about 1,000 messages per call.
 -- Also shortens the history, by at most 10,000 entries.
@@ -6,13 +6,13 @@
 -- Cost     O(log A) per message dropped, A archived, and O(1) per message counted
 -- keys: archive archive_payload archive_bytes | totals history
 
-local kind   = ARGV.kind             -- which archive: dead or quarantined
+local kind   = ARGV.kind             -- which archive: dead, quarantined or completed
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 -- use: clock, history
 
 local arriving, weight, recount_ms = 0, 0, 21600000
 redis.pcall('XLEN', history)
 -- use: archive_size, victims, drop_victims
-note('trimmed', '', victims)
+if kind ~= 'completed' then note('trimmed', '', victims) end
 redis.pcall('XTRIM', history, 'MAXLEN', '~', remember) -- the limit may have been lowered
 return {#victims, sum and 1 or 0}

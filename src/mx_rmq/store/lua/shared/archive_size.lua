@@ -3,19 +3,21 @@
 -- HEXPIRE, an older release or a command by hand has changed the archive. Then the bytes are
 -- counted again, oldest first, about 1,000 messages per call; `sum` counts until `upto`.
 -- needs: archive_payload, totals, kind, archive_bytes, now, recount_ms, archive
--- defines: held, arrivals, stored, bytes, sealed, sum, upto, counted, fresh_until, began
--- defines: finished, counting
+-- defines: holds, arrivals, stored, bytes, sealed, sum, upto, counted, fresh_until, finished
+-- defines: began, counting
 
-local held = redis.call('HLEN', archive_payload)
-local arrivals = redis.pcall('HGET', totals, kind == 'dead' and 'died' or 'quarantined')
+local holds = redis.call('HLEN', archive_payload)
+local arrivals = ({dead = 'died', completed = 'kept'})[kind] or kind
+arrivals = redis.pcall('HGET', totals, arrivals)
 arrivals = type(arrivals) == 'string' and tonumber(arrivals) or 0
 local stored = redis.call('HMGET', archive_bytes, kind, kind .. ':seal', kind .. ':sum',
   kind .. ':upto', kind .. ':counted')
-local bytes, sealed = tonumber(stored[1]) or 0, held == 0 and not stored[2]
-sealed = sealed or stored[2] == string.format('%.0f %.0f', held, arrivals)
+local bytes, sealed = tonumber(stored[1]) or 0, holds == 0 and not stored[2]
+sealed = sealed or stored[2] == string.format('%.0f %.0f', holds, arrivals)
 local sum, upto, counted = tonumber(stored[3]), stored[4], tonumber(stored[5]) or 0
 local fresh_until = counted > now and 0 or counted + recount_ms
-local began, finished = not tonumber(upto) and (not sealed or held > 0 and now > fresh_until), false
+local finished = false
+local began = not tonumber(upto) and (not sealed or holds > 0 and now > fresh_until)
 if began then sum, upto = 0, '-inf' end
 local counting = began or tonumber(upto)
 if counting then

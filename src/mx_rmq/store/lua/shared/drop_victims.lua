@@ -1,6 +1,6 @@
 -- drop_victims: remove the victims, and note how many bytes the archive holds without them.
 -- needs: victims, bytes, weights, sum, archive, upto, archive_payload, counting, arriving, sealed,
--- needs: began, held, arrivals, now, weight, archive_bytes, kind, finished, overflow
+-- needs: began, holds, arrivals, now, weight, archive_bytes, kind, finished, overflow
 -- defines: gone
 
 local gone = 0
@@ -19,7 +19,7 @@ for first = 1, #victims, 5000 do
 end
 if counting or arriving + #victims > 0 then
   local trusted = sealed or began
-  local seal = string.format('%.0f %.0f', held - gone + arriving, arrivals + arriving)
+  local seal = string.format('%.0f %.0f', holds - gone + arriving, arrivals + arriving)
   if sum and now <= tonumber(upto) then sum = sum + weight end
   redis.call('HSET', archive_bytes, kind, string.format('%.0f', math.max(0, bytes + weight)),
     kind .. ':seal', trusted and seal or '',

@@ -1,18 +1,19 @@
 -- victims: the oldest archived messages beyond the age, the cap or the byte budget.
 -- A message counts for what is kept of it and 200 bytes for its places in index and hash.
 -- needs: archive, now, arriving, bytes, weight, archive_payload, budget
--- defines: keep, ttl_ms, victims, weights, listed, surplus, load, overflow
+-- defines: keep, ttl_ms, most, victims, weights, listed, surplus, load, overflow
 
 local keep   = tonumber(ARGV.keep)   -- archived messages to keep, 0: all
 local ttl_ms = tonumber(ARGV.ttl_ms) -- age at which they are dropped, 0: never
+local most = 99 + math.max(1, arriving)
 local victims, weights = {}, {}
 if ttl_ms > 0 then
-  victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, 100)
+  victims = redis.call('ZRANGEBYSCORE', archive, '-inf', now - ttl_ms, 'LIMIT', 0, most)
 end
 local listed = redis.call('ZCARD', archive)
 local surplus = listed + arriving - #victims - keep
 if keep > 0 and surplus > 0 then
-  local oldest = redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)
+  local oldest = redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, most) - 1)
   for _, one in ipairs(oldest) do victims[#victims + 1] = one end
 end
 local load = bytes + weight + 200 * (listed + arriving - #victims)

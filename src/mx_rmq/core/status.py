@@ -1,0 +1,91 @@
+"""What became of a message, and how far it is: a value for those who wait for it.
+
+A result is kept as one line of JSON about its message, a newline, and the encoded result.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.text import storable
+
+if TYPE_CHECKING:
+    from mx_rmq.core.message import State
+
+MAX_NOTE: Final = 200  # characters of a note about progress
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where a message is."""
+
+    state: State
+    attempt: int = 0  # the running attempt, or the last one; 0: none has begun
+    progress: float | None = None
+    """What the running attempt last said with `delivery.progress`: a share from 0 to 1."""
+    note: str = ""  # likewise
+    reason: str = ""  # why it is dead or quarantined, or why the last attempt failed
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it does not change any more, unless an operator requeues it."""
+        return self.state.is_archive
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """The line before a result."""
+
+    attempt: int  # the attempt that succeeded
+    created_at: int  # when the message was produced, ms
+    ttl: int  # how long the result is kept, ms
+    worker: str = ""
+
+    def with_result(self, result: bytes) -> bytes:
+        """Return what is stored. JSON contains no raw newline."""
+        return msgspec.json.encode(self) + b"\n" + result
+
+    @classmethod
+    def read(cls, data: bytes) -> tuple[Self, bytes]:
+        """Split what is stored into the line and the result."""
+        line, newline, result = data.partition(b"\n")
+        try:
+            kept = msgspec.json.decode(line, type=cls)
+        except _UNREADABLE as error:
+            raise DecodeError(f"not a kept result: {error}", data) from error
+        if not newline:
+            raise DecodeError("not a kept result: no newline after its first line", data)
+        return kept, result
+
+
+class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How far a handler is, in its own words."""
+
+    share: float | None = None
+    note: str = ""
+
+    @classmethod
+    def of(cls, share: float | None, note: str) -> Progress:
+        """Check what a handler says."""
+        number = isinstance(share, int | float) and not isinstance(share, bool)
+        if share is not None and not (number and isfinite(share) and 0 <= share <= 1):
+            raise InvalidInput(f"progress({share!r:.80}): the share is a number from 0 to 1")
+        if not isinstance(note, str):
+            raise InvalidInput(f"progress(note={note!r:.80}): the note is not a str")
+        return cls(None if share is None else float(share), storable(note)[:MAX_NOTE])
+
+    @classmethod
+    def read(cls, data: bytes, lease: bytes) -> Progress:
+        """Return what the holder of a lease said; nothing, if an earlier attempt said it."""
+        token, _, said = data.partition(b" ")
+        if token and token == lease.partition(b":")[0]:
+            with suppress(*_UNREADABLE):
+                return msgspec.json.decode(said, type=cls)
+        return cls()

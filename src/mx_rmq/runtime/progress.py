@@ -1,0 +1,86 @@
+"""What handlers say about their progress, on its way to the server.
+
+A handler may say something for every row it has read. Only its last word is sent, a few times a
+second, together with those of the other handlers of its topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from mx_rmq.core.status import Progress
+from mx_rmq.runtime.loop import FailureLog, Loop, each
+from mx_rmq.store.arguments import MAX_BATCH
+
+if TYPE_CHECKING:
+    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.store import Store
+
+EVERY: Final = 0.25  # seconds between two calls
+KEEP: Final = 600.0  # seconds for which the server keeps it
+SAY_AGAIN: Final = 200.0  # seconds after which it is sent again while its handler runs
+
+
+class Progresses:
+    """The last word of each running handler of one worker."""
+
+    def __init__(self, store: Store, slots: Slots, *, worker: str) -> None:
+        self._store = store
+        self._slots = slots
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._said: dict[HeldMessage, Progress] = {}
+        self._unsent: dict[HeldMessage, None] = {}
+        self._again_at = time.monotonic() + SAY_AGAIN
+        self._failures = FailureLog("progress")
+        self._running_loop = asyncio.get_running_loop()
+        self._started = False
+        self.loop = Loop("progress", self.step)
+
+    def say(self, held: HeldMessage, said: Progress) -> None:
+        """Note what a handler said. May be called in any thread."""
+        with self._lock:
+            if said.share is None and (before := self._said.get(held)) is not None:
+                said = Progress(before.share, said.note)
+            self._said[held] = said
+            is_first = not self._unsent
+            self._unsent[held] = None
+        if is_first:
+            self._running_loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self._started:  # a worker whose handlers say nothing needs no loop
+            self._started = True
+            self.loop.start()
+        self.loop.wake()
+
+    async def step(self) -> float | None:
+        """Send what was said since the last step."""
+        with self._lock:
+            for held in [held for held in self._said if held.ended_at is not None]:
+                del self._said[held]
+                self._unsent.pop(held, None)
+            if time.monotonic() >= self._again_at:
+                self._again_at = time.monotonic() + SAY_AGAIN
+                self._unsent.update(dict.fromkeys(self._said))
+            unsent, self._unsent = self._unsent, {}
+            said = {held: self._said[held] for held in unsent}
+        topics: dict[str, list[HeldMessage]] = {}
+        for held in said:
+            topics.setdefault(held.topic.name, []).append(held)
+
+        async def send(topic: str) -> None:
+            for first in range(0, len(topics[topic]), MAX_BATCH):
+                some = topics[topic][first : first + MAX_BATCH]
+                words = [(one.leased, msgspec.json.encode(said[one])) for one in some]
+                await self._store.note_progress(topic, self._worker, words, keep=round(KEEP * 1000))
+
+        await each(topics, send, self._failures)
+        await asyncio.sleep(EVERY)
+        with self._lock:
+            return 0.0 if self._unsent else SAY_AGAIN if self._said else None

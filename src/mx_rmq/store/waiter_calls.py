@@ -1,0 +1,93 @@
+"""What those who wait for messages call. Nothing here changes anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mx_rmq.core import codec
+from mx_rmq.core.errors import DecodeError
+from mx_rmq.core.message import State
+from mx_rmq.core.status import Kept, Progress, Status
+from mx_rmq.store import quarantine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mx_rmq.store.store import Store
+
+MAX_IDS: Final = 1000  # ids in one call
+ENDS: Final = ("completed", "died", "quarantined", "cancelled", "discarded", "repaired")
+
+
+class Whereabouts(NamedTuple):
+    """Where a message is, and what is known of it."""
+
+    state: State
+    lease: bytes = b""  # `token:worker`; empty unless it is in processing
+    progress: bytes = b""
+    data: bytes = b""  # its record, or what the archive keeps of it; empty if it was not read
+
+    def status(self) -> Status:
+        """Say it in the words of `mq.status`."""
+        state, lease, said, data = self
+        if state is State.COMPLETED:
+            return Status(state, attempt=Kept.read(data)[0].attempt)
+        if state is State.QUARANTINED:
+            about, _ = quarantine.read(data)
+            return Status(state, reason=f"{about.error_type}: {about.error}")
+        try:
+            message = codec.decode(data)
+        except DecodeError:  # a handler will quarantine it, or a newer worker can read it
+            return Status(state)
+        reason = message.reason or (message.errors[-1].summary if message.errors else "")
+        if state is State.PROCESSING:
+            progress = Progress.read(said, lease)
+            attempt = message.attempts + 1
+            return Status(state, attempt, progress.share, progress.note, reason)
+        return Status(state, message.attempts, reason=reason)
+
+    def error(self) -> str:
+        """Return the last failure of a dead message, or what is wrong with a quarantined one."""
+        if self.state is State.QUARANTINED:
+            return self.status().reason
+        try:
+            errors = codec.decode(self.data).errors
+        except DecodeError:
+            return ""
+        return errors[-1].summary if errors else ""
+
+
+async def read_status(
+    store: Store, topic: str, ids: Sequence[str], *, live: bool = False, said: bool = False
+) -> list[Whereabouts | None]:
+    """Return where messages are; None: nothing is known of an id, or its result has expired.
+
+    `live`: read the records of live messages. `said`: read their progress.
+    """
+    found: list[Whereabouts | None] = []
+    keys = store.keys.of(topic)
+    while len(found) < len(ids):
+        some = ids[len(found) : len(found) + MAX_IDS]
+        said_keys = [keys.progress(id) for id in some] if said else ()
+        named: dict[str, str | bytes | int] = {"live": int(live), "said": int(said)}
+        now, *fields = await store.run("read_status", topic, named, some, makers=said_keys)
+        parts = iter(fields)
+        for state, at, lease, progress, data in zip(parts, parts, parts, parts, parts, strict=True):
+            one = None
+            if state and not (state == b"completed" and _is_over(at, data, int(now))):
+                one = Whereabouts(State(state.decode()), lease, progress, data)
+            found.append(one)
+    return found
+
+
+def _is_over(at: bytes, data: bytes, now: int) -> bool:
+    """Return whether a result is older than it was to be kept."""
+    return float(at) + Kept.read(data)[0].ttl <= now
+
+
+async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
+    """Return counts: whenever a message of the topic ends, one of them changes."""
+    counts: list[bytes | None] = await store.caller.command(
+        "HMGET", store.keys.of(topic).totals, *ENDS
+    )
+    return counts

@@ -1,0 +1,373 @@
+"""Those who wait for messages: `mq.result`, `mq.status` and `mq.watch`.
+
+All waiters of a queue share one subscription. A waiter makes sure that its partition's channel is
+heard, then reads once; reads that come together share a call. From then on the server tells: a
+short result comes along on the channel, anything else is read. If such news is lost, the counts of
+the topic tell within two seconds that something has ended, and every waiter reads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from mx_rmq.admin.fanout import ask_for
+from mx_rmq.core.errors import (
+    InvalidInput,
+    MessageDied,
+    MxRmqError,
+    NotOpen,
+    ResultTimeout,
+    ResultUnknown,
+)
+from mx_rmq.core.message import State
+from mx_rmq.core.names import check_topic
+from mx_rmq.core.partition import partitions
+from mx_rmq.core.payload import Decode, decoder, unreadable
+from mx_rmq.core.status import Kept
+from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
+from mx_rmq.safe_log import get_logger
+from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable, Iterator
+
+    from mx_rmq.core.status import Status
+    from mx_rmq.store import Store
+
+logger = get_logger(__name__)
+
+CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
+POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
+LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
+
+_ENDS: Final = frozenset(state.value for state in State if state.is_archive)
+
+
+class Waiters:
+    """All waiters of one queue in this process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._subscription = store.subscription(self._on_message, self._on_gap)
+        self._parts: dict[str, _Part] = {}  # by partition
+        self._channels: dict[str, _Part] = {}
+        self._decoders: dict[Any, Decode] = {}
+        self._checking: asyncio.Task[None] | None = None
+
+    async def result(
+        self,
+        topic: str,
+        id: str,
+        *,
+        timeout: float | None,  # noqa: ASYNC109 - it raises ResultTimeout
+        type: Any,
+    ) -> Any:
+        """Wait for a message to end; return its result."""
+        if timeout is not None and not timeout > 0:
+            raise InvalidInput(f"timeout={timeout!r:.80} is not a number of seconds above 0")
+        decode = self._decoder(type)
+        try:
+            async with asyncio.timeout(timeout):
+                found = await self._look_in(topic, id, self._wait)
+                if found is None:
+                    raise await self._unknown(topic, id)
+        except TimeoutError:
+            raise ResultTimeout(topic, id, timeout or 0.0) from None
+        _, (state, _, _, data) = found
+        if state is not State.COMPLETED:
+            status = found[1].status()
+            raise MessageDied(topic, id, status.state, status.reason, found[1].error())
+        value = Kept.read(data)[1]
+        try:
+            return decode(value)
+        except Exception as misfit:
+            raise unreadable(misfit, type, value, what="result") from misfit
+
+    async def status(self, topic: str, id: str) -> Status | None:
+        """Return where a message is."""
+        found = await self._look_in(topic, id, lambda part, id: self._part(part).full.read(id))
+        return None if found is None else found[1].status()
+
+    async def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
+        """Yield where a message is, now and whenever that changes."""
+        place = await self._look_in(topic, id, lambda part, id: self._part(part).full.read(id))
+        if place is None:
+            return
+        part, found = self._part(place[0]), place[1]
+        changed = asyncio.Event()
+        part.watched[id].add(changed)
+        try:
+            await self._subscription.add(part.channel)
+            last: Status | None = None
+            while True:
+                status = found.status()
+                if status != last:
+                    last = status
+                    yield status
+                if status.is_final:
+                    return
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_EVERY):
+                        await changed.wait()
+                changed.clear()
+                with suppress(*AWAY):
+                    now = await part.light.read(id)
+                    if now is not None and (now.state, now.lease) == (found.state, found.lease):
+                        found = found._replace(progress=now.progress)
+                        continue
+                    now = now and await part.full.read(id)
+                    if now is None:  # completed without a result to keep, cancelled or discarded
+                        return
+                    found = now
+        finally:
+            part.watched[id].discard(changed)
+            if not part.watched[id]:
+                del part.watched[id]
+
+    async def close(self) -> None:
+        """Stop listening; those who wait are told."""
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
+        await self._subscription.close()
+        for part in self._parts.values():
+            for waiting in list(part.waiting.values()):
+                for one in waiting:
+                    if not one.done():
+                        one.set_exception(NotOpen("the queue was closed during this call"))
+
+    # where a message is
+
+    async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, Whereabouts] | None:
+        """Look for a message in the partitions of its topic."""
+        check_topic(topic)
+        if not isinstance(id, str):
+            raise InvalidInput(f"message id {id!r:.80} is not a str")
+        known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
+        while known:
+            found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
+            before, known = known, 0
+            if found is None:  # perhaps the topic has grown
+                now = await self._store.views.partitions(topic)
+                known = now if now > before else 0
+                continue
+            return found
+        return None
+
+    def _part(self, name: str) -> _Part:
+        part = self._parts.get(name)
+        if part is None:
+            part = self._parts[name] = _Part(self._store, name)
+            self._channels[part.channel] = part
+        if self._checking is None or self._checking.done():
+            self._checking = spawn("waiters", self._check_all)
+            self._checking.add_done_callback(_log_end)
+        return part
+
+    def _decoder(self, type: Any) -> Decode:
+        try:
+            decode = self._decoders.get(type)
+        except TypeError:  # not hashable
+            return decoder(type, "mq.result")
+        if decode is None:
+            decode = self._decoders[type] = decoder(type, "mq.result")
+        return decode
+
+    async def _unknown(self, topic: str, id: str) -> ResultUnknown:
+        ttl = await self._store.views.result_ttl(topic)
+        if ttl is None:
+            why = "never produced, or completed in a topic that keeps no results (see `result_ttl`)"
+        else:
+            why = f"never produced, or its result is gone: they are kept for {ttl / 1000:g} s"
+        return ResultUnknown(f"nothing is known of message {id!r:.80} of topic {topic!r}: {why}")
+
+    # waiting
+
+    async def _wait(self, name: str, id: str) -> Whereabouts | None:
+        """Return a message of a partition once it has ended; None: it is not there."""
+        part = self._part(name)
+        end: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
+        waiting = part.waiting.get(id)
+        if waiting is None:
+            waiting = part.waiting[id] = []
+        waiting.append(end)
+        try:
+            if not self._subscription.hears(part.channel):
+                await self._subscription.add(part.channel)
+            if not end.done():
+                found = await part.brief.read(id)
+                if not end.done() and (found is None or found.state.is_archive):
+                    return found
+            return await end
+        finally:
+            waiting.remove(end)
+            if not waiting:
+                part.waiting.pop(id, None)
+
+    def _on_message(self, channel: str, data: bytes) -> None:
+        part = self._channels.get(channel)
+        if part is None:
+            return
+        try:
+            for kind, id, kept in _entries(data):
+                for changed in part.watched.get(id, ()):
+                    changed.set()
+                if id not in part.waiting or kind not in _ENDS:
+                    continue
+                if kept is not None:
+                    part.tell(id, Whereabouts(State(kind), data=kept))
+                else:
+                    part.read_again([id])
+        except ValueError:  # not from us
+            self._on_gap(channel)
+
+    def _on_gap(self, channel: str) -> None:
+        part = self._channels.get(channel)
+        if part is not None:
+            part.read_again(part.waiting)
+            for watching in part.watched.values():
+                for changed in watching:
+                    changed.set()
+
+    async def _check_all(self) -> None:
+        """Look every two seconds whether news was lost, as long as there are waiters."""
+        while self._parts:
+            await asyncio.sleep(CHECK_EVERY)
+            parts = list(self._parts.values())
+            await asyncio.gather(*(part.check() for part in parts))
+            for part in parts:
+                if part.is_unused_for(LISTEN_ON):
+                    del self._parts[part.name], self._channels[part.channel]
+                    self._subscription.drop(part.channel)
+
+
+class _Part:
+    """Those who wait for messages of one partition."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.name = name
+        self.channel = store.channel_of(name)
+        self.waiting: dict[str, list[asyncio.Future[Whereabouts | None]]] = {}
+        self.watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self.brief = _Reader(store, name)
+        self.light = _Reader(store, name, said=True)
+        self.full = _Reader(store, name, live=True, said=True)
+        self._store = store
+        self._ended: list[bytes | None] | None = None  # the counts when all last read
+        self._again: dict[str, None] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._used_at = time.monotonic()
+
+    def tell(self, id: str, found: Whereabouts | None) -> None:
+        """Tell those who wait for a message that it has ended."""
+        for one in self.waiting.get(id, ()):
+            if not one.done():
+                one.set_result(found)
+
+    def read_again(self, ids: Iterable[str]) -> None:
+        """Find out whether messages have ended."""
+        self._again.update(dict.fromkeys(ids))
+        if self._again and (self._reading is None or self._reading.done()):
+            self._reading = spawn("waiters", self._read_again)
+            self._reading.add_done_callback(_log_end)
+
+    async def _read_again(self) -> None:
+        while self._again:
+            ids = list(self._again)[:MAX_IDS]
+            for id in ids:
+                del self._again[id]
+            try:
+                found = await self._store.read_status(self.name, ids)
+            except AWAY:
+                self._ended = None  # the next check reads everything again
+                return
+            for id, one in zip(ids, found, strict=True):
+                if one is None or one.state.is_archive:
+                    self.tell(id, one)
+
+    async def check(self) -> None:
+        """Read everything again if a message of the topic has ended since the last time."""
+        if not self.waiting:
+            self._ended = None
+            return
+        with suppress(MxRmqError):
+            ended = await self._store.ended_so_far(self.name)
+            if ended != self._ended:
+                self._ended = ended
+                self.read_again(self.waiting)
+
+    def is_unused_for(self, seconds: float) -> bool:
+        now = time.monotonic()
+        if self.waiting or self.watched:
+            self._used_at = now
+        return now - self._used_at > seconds
+
+
+class _Reader:
+    """Reads where messages are. What is asked during a read shares the next one."""
+
+    def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:
+        self._store = store
+        self._part = part
+        self._live = live
+        self._said = said
+        self._asked: dict[str, list[asyncio.Future[Whereabouts | None]]] = {}
+        self._busy = False
+
+    async def read(self, id: str) -> Whereabouts | None:
+        answer: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(id, []).append(answer)
+        if not self._busy:
+            self._busy = True
+            task = spawn("waiters", self._read_all)
+            task.add_done_callback(_log_end)
+        return await answer
+
+    async def _read_all(self) -> None:
+        try:
+            while self._asked:
+                asked = dict(list(self._asked.items())[:MAX_IDS])
+                for id in asked:
+                    del self._asked[id]
+                await self._read(asked)
+        finally:
+            self._busy = False
+
+    async def _read(self, asked: dict[str, list[asyncio.Future[Whereabouts | None]]]) -> None:
+        ids = list(asked)
+        try:
+            found = await self._store.read_status(self._part, ids, live=self._live, said=self._said)
+        except MxRmqError as error:
+            for answer in (answer for answers in asked.values() for answer in answers):
+                if not answer.done():
+                    answer.set_exception(error)
+            return
+        for id, one in zip(ids, found, strict=True):
+            for answer in asked[id]:
+                if not answer.done():
+                    answer.set_result(one)
+
+
+def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
+    """Yield what a message on the channel says: kind, id, and what is kept if it comes along."""
+    start = 0
+    while start < len(data):
+        end = data.index(b"\n", start)
+        kind, id_length, length = data[start:end].split(b" ")
+        start = end + 1
+        id = data[start : start + int(id_length)].decode("utf-8", "surrogateescape")
+        start += int(id_length)
+        kept = None
+        if int(length) >= 0:
+            kept = data[start : start + int(length)]
+            start += int(length)
+        yield kind.decode(), id, kept
+
+
+def _log_end(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        logger.error("those who wait for messages: %s", how_it_ended(task))
