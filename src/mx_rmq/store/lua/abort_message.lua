@@ -1,8 +1,8 @@
 -- abort_message: pending | delayed | processing -> dead
 -- Archives a message that must not run any more, wherever it is, if its record is still the one
--- that the caller saw. Works as move_to_dlq, but needs no lease. Whoever holds the message loses
--- the lease and can settle nothing; a worker that listens to the channel stops its handler. A
--- refusal leaves no receipt: a late copy finds another record, or none.
+-- that the caller saw. Works as move_to_dlq, but needs no lease. Its holder loses the lease and
+-- can settle nothing; a worker that listens to the channel stops the handler. A refusal leaves no
+-- receipt: a late copy finds another record, or none.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, c its record has changed
 -- Cost     that of cancel_message and of move_to_dlq, and the length of the record
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
