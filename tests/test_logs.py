@@ -231,6 +231,7 @@ def test_every_event_that_is_logged_says_what_it_is() -> None:
         events.Quarantined("t", "i", "e"),
         events.Postponed("t", "i", 1.0, "w"),
         events.LeaseLost("t", "i", 1, "h"),
+        events.Aborted("t", "i", "h"),
         events.TakenOver("t", "i", "w"),
         events.LoopBlocked("h", 1.0, "s"),
         events.ServerLost("e"),

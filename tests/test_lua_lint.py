@@ -17,7 +17,7 @@ from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.lua_blocks import with_block
 from tests.lab.lua_guard import Guarded
-from tests.lab.lua_lint import NOTES, PROBES, READS, WRITES, lint, lint_block, lint_uses
+from tests.lab.lua_lint import KEYLESS, NOTES, PROBES, READS, WRITES, lint, lint_block, lint_uses
 from tests.lab.messages import TOPIC
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def test_every_script_keeps_the_rules() -> None:
 
 def test_the_lint_knows_every_command_and_every_exception_is_a_script() -> None:
     used = frozenset[str]().union(*(load(name).commands for name in names()))
-    assert used == {*READS, *WRITES, *NOTES, "TIME"}
+    assert used == {*READS, *WRITES, *NOTES, *KEYLESS}
     assert set(PROBES) <= set(names())
 
 

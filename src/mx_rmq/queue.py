@@ -34,6 +34,7 @@ from mx_rmq.waiters import Waiters
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
     from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
     from mx_rmq.core.middleware import Middleware
@@ -279,6 +280,20 @@ class MessageQueue(Router):
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
         return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
+
+    async def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
+
+        False: a worker has it, or it is gone. Its ttl does not change.
+        """
+        return await self.admin.reschedule(topic, id, delay=delay, at=at)
 
     # waiting
 

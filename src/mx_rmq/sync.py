@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         Iterator,
         Sequence,
     )
+    from datetime import datetime
 
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
@@ -72,6 +73,17 @@ class SyncQueue:
     ) -> list[str]:
         """Produce many messages, return their ids. Same options as `mq.produce_many`."""
         return self.call(lambda mq: mq.produce_many(topic, payloads, ids=ids, keys=keys, **options))
+
+    def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time. Same as `mq.reschedule`."""
+        return self.call(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
 
     def result(self, topic: str, id: str, *, timeout: float | None = None, type: Any = Any) -> Any:
         """Wait until a message has completed; return its result. See `mq.result`."""

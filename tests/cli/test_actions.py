@@ -1,4 +1,4 @@
-"""requeue, discard and cancel, as a user runs them."""
+"""requeue, discard, cancel, abort and reschedule, as a user runs them."""
 
 from __future__ import annotations
 
@@ -107,6 +107,8 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC), "Pass message IDs, or --all with --state."),
         (("cancel", TOPIC, "--all"), "--all needs --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state needs --all."),
+        (("abort", TOPIC), "Pass message IDs, or --all with --state."),
+        (("abort", TOPIC, "id", "--state", "pending"), "--state needs --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text needs --all."),
         (("requeue", TOPIC, "id", "--text", ""), "--text needs --all."),
         (("discard", TOPIC, "--all", "--state", "dead", "--error", ""), "error='' is empty"),
@@ -379,3 +381,59 @@ async def test_a_message_in_another_state_is_told_of(store: Store, server: Serve
     (waits,) = await pending(store)
     told = await run(server, "discard", TOPIC, waits, "--yes")
     assert (told.exit_code, told.stdout) == (1, f"{waits}: not changed, it is pending\n")
+
+
+# abort and reschedule
+
+
+async def test_messages_are_aborted_wherever_they_are_and_missing_ones_told_of(
+    store: Store, server: Server
+) -> None:
+    (held,) = await leased(store)
+    ids = [*await pending(store), *await delayed(store, 60_000), held.id]
+    refused = await run(server, "abort", TOPIC, *ids)
+    assert refused.exit_code == 2
+    assert "to abort 3 messages of orders: pass --yes" in refused.stderr
+    told = await run(server, "abort", TOPIC, *ids, "nope", "--reason", "wrong price", "--yes")
+    assert told.exit_code == 1
+    assert told.stdout == "".join(f"{id}: aborted\n" for id in ids) + "nope: not found\n"
+    again = await run(server, "abort", TOPIC, ids[0], "--yes")
+    assert (again.exit_code, again.stdout) == (1, f"{ids[0]}: not changed, it is dead\n")
+    reasons = {id: (found := await Admin(store).get(TOPIC, id)) and found.reason for id in ids}
+    assert reasons == dict.fromkeys(ids, "aborted: wrong price")
+
+
+@pytest.mark.parametrize("state", ["pending", "delayed", "processing"])
+async def test_messages_are_aborted_by_a_filter(
+    store: Store, server: Server, clock: Clock, state: str
+) -> None:
+    clock.now = int(time.time() * 1000)
+    for payload in ("odd", "even") * 5:
+        new = [draft(payload, delay=60_000 if state == "delayed" else 0)]
+        late = state == "delayed"
+        produce = store.produce_delay_message if late else store.produce_normal_message
+        await produce(TOPIC, new)
+    if state == "processing":
+        await store.dispatch_message(TOPIC, "w1", count=10, lease=600_000)
+    words = ("abort", TOPIC, "--all", "--state", state, "--yes")
+    assert (await run_json(server, *words, "--dry-run"))["would"] == 10
+    told = await run(server, *words, "--text", "odd", "--reason", "odd")
+    assert (told.exit_code, told.stdout) == (0, f"5 {state} messages of orders aborted\n")
+    assert (await run_json(server, *words))["aborted"] == 5
+
+
+async def test_a_message_is_rescheduled(store: Store, server: Server, clock: Clock) -> None:
+    clock.now = int(time.time() * 1000)
+    (id,) = await pending(store)
+    words = ("reschedule", TOPIC, id)
+    told = await run(server, *words, "--delay", "3600")
+    assert (told.exit_code, told.stdout) == (0, f"{id}: rescheduled\n")
+    assert (await run_json(server, *words, "--at", "2100-01-01T00:00:00+00:00"))["rescheduled"]
+    found = await Admin(store).get(TOPIC, id)
+    assert found is not None
+    assert found.due == 4102444800.0
+    for wrong in ((), ("--delay", "1", "--at", "2100-01-01T00:00:00+00:00")):
+        assert (await run(server, *words, *wrong)).exit_code == 2
+    (held,) = await leased(store)
+    told = await run(server, "reschedule", TOPIC, held.id, "--delay", "1")
+    assert (told.exit_code, told.stdout) == (1, f"{held.id}: not changed, it is processing\n")

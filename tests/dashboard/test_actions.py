@@ -91,6 +91,45 @@ async def test_a_message_that_a_worker_has_cannot_be_cancelled(
     assert await state_of(mq, one.id) is State.PROCESSING
 
 
+@pytest.mark.parametrize("state", ["pending", "delayed", "processing"])
+@pytest.mark.parametrize("reason", ["wrong <price>", ""])
+async def test_a_live_message_is_aborted_after_a_question(
+    mq: MessageQueue, visitor: Visitor, board: Dashboard, state: str, reason: str
+) -> None:
+    if state == "processing":
+        id = (await leased(mq.store))[0].id
+    else:
+        id = await mq.produce(TOPIC, 1, delay=60 if state == "delayed" else None)
+    assert "Abort…" in await visitor.page(f"/topics/{TOPIC}/message?id={id}")
+    answer = await visitor.submit(f"/topics/{TOPIC}/abort?id={id}", "Abort", reason=reason)
+    assert "Aborted. It is in the dead letters" in answer.text
+    found = await mq.admin.get(TOPIC, id)
+    assert found is not None
+    assert (found.state, found.reason) == (
+        State.DEAD,
+        f"aborted: {reason or 'no reason given'}",
+    )
+    again = await visitor.post(f"/topics/{TOPIC}/abort?id={id}", reason=reason)
+    assert "notice=gone" in again.headers["location"]
+    assert "cannot be aborted: it is dead" in await visitor.page(
+        f"/topics/{TOPIC}/abort?id={id}", 409
+    )
+    assert "Abort…" not in await visitor.page(f"/topics/{TOPIC}/message?id={id}")
+
+
+async def test_many_are_aborted_with_a_reason(
+    mq: MessageQueue, visitor: Visitor, board: Dashboard
+) -> None:
+    await leased(mq.store, 3)
+    path = f"/topics/{TOPIC}/bulk?act=abort&state=processing"
+    assert "Abort 3 processing messages?" in await visitor.page(path)
+    await visitor.submit(path, "Abort them", reason="all wrong")
+    (job,) = board.parts.jobs.latest()
+    await until(lambda: job.stage == "done")
+    dead = (await mq.admin.list(TOPIC, State.DEAD)).messages
+    assert [one.reason for one in dead] == ["aborted: all wrong"] * 3
+
+
 @pytest.mark.parametrize("state", ARCHIVES)
 async def test_an_archived_message_is_edited_and_requeued(
     mq: MessageQueue, visitor: Visitor, state: State

@@ -63,6 +63,8 @@ CALLS: Final = {
         ("operator", "requeue_message"),
         ("operator", "discard_message"),
         ("operator", "cancel_message"),
+        ("operator", "abort_message"),
+        ("operator", "reschedule_message"),
         ("operator", "repair_topic"),
         ("operator", "repair_message"),
         ("operator", "count_messages"),
@@ -136,6 +138,8 @@ TARGETS: Final = {
     "requeue_message": "pending",
     "discard_message": "gone",
     "cancel_message": "gone",
+    "abort_message": "dead",
+    "reschedule_message": "delayed",
     "pause_topic": "paused",
     "resume_topic": "not paused",
     "beat_worker": "listed",
@@ -314,6 +318,12 @@ class Run:
             found[name] = await self._bury(life, name)
         for name in ("requeue quarantined", "discard quarantined", "discard all"):
             found[name] = await self._set_aside(life, name)
+        held = await self._make("ops", life, "abort held")
+        await self._store.dispatch_message(topic("ops", life), "w", count=1, lease=1)
+        found["abort held"] = held
+        found["abort pending"] = await self._make("ops", life, "abort pending")
+        found["abort delayed"] = await self._make("ops", life, "abort delayed", delay=600)
+        found["reschedule"] = await self._make("ops", life, "reschedule")
         found["cancel pending"] = await self._make("ops", life, "cancel pending", ends="handled")
         found["cancel delayed"] = await self._make("ops", life, "cancel delayed", delay=600)
         return found
@@ -462,7 +472,13 @@ class Run:
             if line.detail == "produce":
                 self._ends[label] = {"handled"} if surely else {"handled", "never stored"}
                 continue
-            after = {"requeue": "handled", "discard": "discarded", "cancel": "cancelled"}
+            after = {
+                "requeue": "handled",
+                "discard": "discarded",
+                "cancel": "cancelled",
+                "abort": "dead",
+                "reschedule": "handled",
+            }
             before = set() if surely else self._ends[label]
             self._ends[label] = {after[line.detail], *before}
 

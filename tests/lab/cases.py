@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
@@ -127,6 +129,13 @@ async def set_aside(store: Store, topic: str, taken: list[Leased]) -> Settled:
     error = DecodeError("no", record)
     about = QuarantineReason.of(id=id, topic=topic, error=error, data=record, worker=WORKER)
     return await store.handle_parse_error(topic, WORKER, Claim(id, token), about)
+
+
+async def abort(store: Store, topic: str, id: str, *, by: str = "") -> Settled:
+    """Abort a live message."""
+    record = await store.views.record(topic, id) or b""
+    final = msgspec.structs.replace(codec.decode(record), reason="aborted: enough")
+    return await store.abort_message(topic, message=final, seen=record, by=by)
 
 
 def _produce(*, delay: bool, own: bool) -> Case:
@@ -249,6 +258,17 @@ async def _cancel(store: Store, topic: str, _: None) -> Settled:
     return await store.cancel_message(topic, "a")
 
 
+async def _abort(store: Store, topic: str, _: Any) -> Settled:
+    return await abort(store, topic, "a")
+
+
+async def _reschedule(store: Store, topic: str, _: None) -> Settled:
+    record = await store.views.record(topic, "a") or b""
+    return await store.reschedule_message(
+        topic, message=codec.decode(record), seen=record, delay=DELAY // 2
+    )
+
+
 async def _pause(store: Store, topic: str, _: None) -> bool:
     return await store.pause_topic(topic)
 
@@ -333,6 +353,11 @@ CASES: Final = (
     _archived("discard_message", State.QUARANTINED),
     _case("cancel_message, pending", Stage.pending, _cancel),
     _case("cancel_message, delayed", Stage.delayed, _cancel),
+    _case("abort_message, pending", Stage.pending, _abort),
+    _case("abort_message, delayed", Stage.delayed, _abort),
+    _case("abort_message, processing", Stage.leased, _abort),
+    _case("reschedule_message, pending", Stage.pending, _reschedule),
+    _case("reschedule_message, delayed", Stage.delayed, _reschedule),
     _case("pause_topic", Stage.pending, _pause, True, True),
     _case("resume_topic", _paused, _resume, True, True),
     _case("ring_doorbell", _silent, _ring, True, False),

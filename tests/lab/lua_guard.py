@@ -50,7 +50,8 @@ local redis = (function(server)
     end
   end
   return {{
-    call = guard(server.call), pcall = guard(server.pcall), acl_check_cmd = server.acl_check_cmd
+    call = guard(server.call), pcall = guard(server.pcall), acl_check_cmd = server.acl_check_cmd,
+    sha1hex = server.sha1hex
   }}
 end)(redis)
 """

@@ -63,6 +63,7 @@ NAMES: Final = {
     *("ARGV", "KEYS", "ipairs", "tonumber", "type", "unpack", "table.concat"),
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
     "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
+    "redis.sha1hex",
     *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""

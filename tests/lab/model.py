@@ -9,6 +9,7 @@ was acknowledged vanishes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import sha1
 from typing import Any, NamedTuple
 
 from tests.lab.snapshot import Snapshot
@@ -553,11 +554,60 @@ class Model:
         if id not in self.records:
             return self._receipt(call, "0")
         del self.records[id]
+        self._leave_place(call)
+        self._free(call)
+        return self._receipt(call, "1")
+
+    def abort_message(self, call: Call) -> Any:
+        id, now = call.named["id"], call.named["now_ms"]
+        if not self._is_seen(call):
+            return "c" if id in self.records else "0"
+        record = _bytes(call.named["record"])
+        self._trim(call, self.dead, self.dead_letters, arriving=record)
+        if id in self.leases:
+            self._unlease(id)
+        else:
+            self._leave_place(call)
+        del self.records[id]
+        self.dead[id] = now
+        self.dead_letters[id] = record
+        return self._receipt(call, "1")
+
+    def reschedule_message(self, call: Call) -> Any:
+        id, now, at = call.named["id"], call.named["now_ms"], call.named["at_ms"]
+        if id in self.leases:
+            return self._receipt(call, "p")
+        if not self._is_seen(call):
+            return self._receipt(call, "c" if id in self.records else "0")
+        due = max(now, int(at) if at else now + int(call.named["delay_ms"]))
+        was_delayed = any(id in self.delayed[level] for level in LEVELS)
+        priority = call.named["priority"]
+        if due > now or was_delayed:
+            sooner = any(one <= due for level in LEVELS for one in self.delayed[level].values())
+            expires = self.expiries.get(id)
+            self._leave_place(call)
+            if expires is not None:
+                self.expiries[id] = expires
+            self.records[id] = b'{"due":%d,' % due + _bytes(call.named["record"])
+            if due > now:
+                self.delayed[priority][id] = due
+                self.rung_delay |= not sooner
+            else:
+                self.pending[priority].append(id)
+                self.rung = True
+        return self._receipt(call, "1")
+
+    def _is_seen(self, call: Call) -> bool:
+        """Say whether a message's record is still the one that the caller saw."""
+        record = self.records.get(call.named["id"])
+        return record is not None and sha1(record).hexdigest() == call.named["seen"]
+
+    def _leave_place(self, call: Call) -> None:
+        """Take a waiting message out of its place."""
+        id = call.named["id"]
         self.expiries.pop(id, None)
         if not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, int(call.named["walk"]))
-        self._free(call)
-        return self._receipt(call, "1")
 
     def _take_place(self, id: str, walk: int) -> None:
         """Take a pending id out, or leave it where it is, if that is deep in a list."""

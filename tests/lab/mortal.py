@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
@@ -146,6 +147,10 @@ class Life:
         await admin.resume(name)
         await self._act("requeue", target["requeue all"], self._requeue_all)
         await self._act("discard", target["discard all"], self._discard_all)
+        for one in ("abort held", "abort pending", "abort delayed"):
+            await self._act("abort", target[one], admin.abort)
+        later = partial(admin.reschedule, delay=0.5)
+        await self._act("reschedule", target["reschedule"], later)
         await admin.audit(name)
         await admin.repair(name)  # nothing is wrong: whoever dies here must leave it so
         await self._mq.store.repair_message(name, target["requeue all"].encode())

@@ -11,6 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
+    from mx_rmq.core.message import Message
     from mx_rmq.net.connection import Check, Value
     from mx_rmq.net.topology import Servers
     from mx_rmq.store.script import Script
@@ -475,6 +477,38 @@ class Walk(RuleBasedStateMachine):
     def cancel(self, position: int, fault: str) -> None:
         id = self.ids[-1 - position % len(self.ids)]
         self.play(fault, self.store.cancel_message(TOPIC, id))
+
+    @precondition(lambda self: self.model.records)
+    @rule(position=recent, stale=st.sampled_from([False, False, False, True]), fault=faults)
+    def abort(self, position: int, stale: bool, fault: str) -> None:
+        seen, message = self._seen(position)
+        message = msgspec.structs.replace(message, reason="aborted: enough")
+        work = self.store.abort_message(TOPIC, message=message, seen=seen + b" " * stale)
+        self.play(fault, work)
+
+    @precondition(lambda self: self.model.records)
+    @rule(
+        position=recent,
+        stale=st.sampled_from([False, False, False, True]),
+        delay=st.sampled_from([0, 0, 1, 500, 5000]),
+        absolute=st.booleans(),
+        fault=faults,
+    )
+    def reschedule(
+        self, position: int, stale: bool, delay: int, absolute: bool, fault: str
+    ) -> None:
+        seen, message = self._seen(position)
+        at = self.clock.now + delay - 1 if absolute else None
+        work = self.store.reschedule_message(
+            TOPIC, message=message, seen=seen + b" " * stale, delay=0 if absolute else delay, at=at
+        )
+        self.play(fault, work)
+
+    def _seen(self, position: int) -> tuple[bytes, Message]:
+        """Return the record of a live message, and what it says."""
+        ids = [*self.model.records]
+        record = self.model.records[ids[-1 - position % len(ids)]]
+        return record, codec.decode(record)
 
     # the world
 

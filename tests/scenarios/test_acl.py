@@ -50,8 +50,11 @@ PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell
 DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
 HISTORY = f"mx-rmq:{{{TOPIC}}}:history"
 
-COURTESY = {"+info", "+type", "+client|id", "+client|unblock", "+memory|usage"}
-"""Without these everything works, but less is known or it takes a connection more."""
+CHANNELS = {"+ping", "+publish", "+subscribe", "+unsubscribe"}
+"""Without these, workers learn later of aborts, and callers of results."""
+
+COURTESY = {"+info", "+type", "+client|id", "+client|unblock", "+memory|usage", *CHANNELS}
+"""Without these everything works, but less is known or it takes longer."""
 
 OLDER = {"+hrandfield", "+hstrlen"}
 """What the audit needs where HSCAN has no NOVALUES."""
@@ -168,7 +171,7 @@ async def operate(mq: MessageQueue) -> None:
     for state in State:
         await admin.list(TOPIC, state)
         await admin.list(TOPIC, state, filter=Filter(since=0, until=1, text="x"))
-        assert await admin.get(TOPIC, state.value)
+        assert await admin.get(TOPIC, state.value) or state is State.COMPLETED
     assert await admin.audit(TOPIC) == []
     assert await admin.history(TOPIC, State.DEAD.value)
     async for happening in admin.tail(since=0):
@@ -179,8 +182,12 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.cancel(TOPIC, State.DELAYED.value)
     assert await admin.cancel(TOPIC, State.PENDING.value)
     assert await admin.requeue(TOPIC, State.DEAD.value)
+    assert await admin.reschedule(TOPIC, State.DEAD.value, delay=60)
+    assert await admin.abort(TOPIC, State.DEAD.value)
+    assert await admin.abort(TOPIC, State.PROCESSING.value)
+    assert await admin.requeue(TOPIC, State.DEAD.value)
     assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
-    assert await admin.requeue_all(TOPIC, State.DEAD) == 0
+    assert await admin.requeue_all(TOPIC, State.DEAD, dry_run=True) == 1
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
     await mq.store.caller.command("HSET", PAYLOAD, "stray", "?")
     assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]

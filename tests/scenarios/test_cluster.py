@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bench.own.gauge import Gauge
-from mx_rmq import InvalidInput, MessageQueue, ServerUnavailable, Worker
+from mx_rmq import Delivery, InvalidInput, MessageQueue, ServerUnavailable, Worker
 from mx_rmq.core.message import State
 from mx_rmq.doctor.server import examine
 from mx_rmq.net.caller import Caller
@@ -23,6 +23,7 @@ from mx_rmq.store.store import Store
 from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import NODES, Cluster, slot_of
+from tests.lab.crew import until
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import Kind
@@ -137,6 +138,35 @@ async def test_a_worker_serves_topics_of_all_nodes(cluster: Cluster) -> None:
             while not {*wanted, "tick"} <= {*done}:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
         assert await mq.admin.topics() == sorted([*topics, "tick"])
+
+
+async def test_an_abort_reaches_the_worker_from_every_node(cluster: Cluster) -> None:
+    mq = MessageQueue(cluster.url)
+    running, stopped = dict[str, str](), set[str]()
+
+    def declare(topic: str) -> None:
+        @mq.handler(topic)
+        async def handle(_: int, delivery: Delivery) -> None:
+            running[topic] = delivery.id
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped.add(topic)
+
+    topics = topics_of_each_node(cluster)
+    for topic in topics:
+        declare(topic)
+    async with mq, Worker(mq):
+        waiting = {topic: await mq.produce(topic, 1, delay=60) for topic in topics}
+        for topic in topics:
+            assert await mq.reschedule(topic, waiting[topic], delay=0)
+        await until(lambda: {*running} == {*topics})
+        for topic in topics:
+            assert await mq.admin.abort(topic, running[topic], "enough")
+        await until(lambda: stopped == {*topics}, 2)  # long before a lease is extended
+        for topic in topics:
+            assert (await mq.admin.stats(topic)).dead == 1
+            assert await mq.admin.audit(topic) == []
 
 
 async def test_the_tools_see_every_node(cluster: Cluster) -> None:

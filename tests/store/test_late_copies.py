@@ -176,6 +176,17 @@ async def cancel(stage: Stage, *_: Any) -> Settled:
     return await stage.store.cancel_message(TOPIC, "a")
 
 
+async def abort_another(stage: Stage, taken: list[Leased]) -> Settled:
+    """Abort a message whose record is not the one that was seen."""
+    seen = taken[0].record
+    return await stage.store.abort_message(TOPIC, message=codec.decode(seen), seen=seen + b" ")
+
+
+async def reschedule(stage: Stage, taken: list[Leased]) -> Settled:
+    seen = taken[0].record
+    return await stage.store.reschedule_message(TOPIC, message=codec.decode(seen), seen=seen)
+
+
 async def handed_back(stage: Stage, taken: list[Leased]) -> None:
     assert await release(stage, taken) == [Settled.DONE] * 3
 
@@ -218,6 +229,8 @@ REFUSALS = (
     Refusal("discard_message", Stage.dead, discard, Settled.LOST, it_dies_again),
     Refusal("cancel_message, not there", nothing, cancel, Settled.LOST, pending),
     Refusal("cancel_message, running", Stage.leased, cancel, Settled.PROCESSING, handed_back),
+    Refusal("abort_message", Stage.leased, abort_another, Settled.CHANGED, handed_back),
+    Refusal("reschedule_message", Stage.leased, reschedule, Settled.PROCESSING, handed_back),
     Refusal("pause_topic", paused, pause, False, resume),
     Refusal("resume_topic", pending, resume, False, pause),
 )

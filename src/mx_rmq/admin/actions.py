@@ -1,4 +1,4 @@
-"""What operators do to single messages: requeue, edit, discard, cancel and repair.
+"""What operators do to single messages: requeue, edit, discard, cancel, abort and repair.
 
 An archived message is requeued as it was, or with another payload. With another payload, even an
 unreadable record can be requeued: it keeps the fields that can be read.
@@ -18,16 +18,18 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
 from mx_rmq.core.message import VERSION, Failure, Message, State
 from mx_rmq.core.partition import topic_of
+from mx_rmq.core.text import storable
 from mx_rmq.store.quarantine import read
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mx_rmq.store import Store
     from mx_rmq.store.messages import Found
     from mx_rmq.store.quarantine import QuarantineReason
 
+ABORTED: Final = "aborted"  # how the reason of an aborted message begins
 EDITED: Final = "with another payload"  # what the history says about an edited message
 
 _KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
@@ -69,7 +71,7 @@ class Actions:
         try:
             message = _decode(part, found)
         except DecodeError as error:
-            raise _refused(found, error) from error
+            raise _refused(found.id, "requeued", error) from error
         return await self._requeue(part, found, message.revived())
 
     async def edit(self, part: str, found: Found, payload: Any) -> bool:
@@ -78,7 +80,7 @@ class Actions:
         try:
             message = _decode(part, found)
         except NewerRecord as error:  # the fields that we do not know would be lost
-            raise _refused(found, error) from error
+            raise _refused(found.id, "requeued", error) from error
         except DecodeError:
             message = _salvaged(topic_of(part), found)
         message = msgspec.structs.replace(message.revived(), payload=encoded)
@@ -104,6 +106,44 @@ class Actions:
         if answer is Settled.PROCESSING:
             return Cancelled.PROCESSING
         return Cancelled.DONE if answer else Cancelled.ABSENT
+
+    async def abort(self, part: str, id: str, reason: str) -> bool:
+        """Dead-letter a pending, delayed or processing message; refuse one that cannot be read."""
+        reason = f"{ABORTED}: {storable(reason)}"
+
+        async def apply(message: Message, seen: bytes) -> Settled:
+            message = msgspec.structs.replace(message, reason=reason)
+            return await self.store.abort_message(part, message=message, seen=seen, by=self.by)
+
+        return await self._as_seen(part, id, "aborted", apply)
+
+    async def reschedule(self, part: str, id: str, *, delay: int, at: int | None) -> bool:
+        """Give a pending or delayed message another due time; refuse one that cannot be read."""
+
+        async def apply(message: Message, seen: bytes) -> Settled:
+            return await self.store.reschedule_message(
+                part, message=message, seen=seen, delay=delay, at=at
+            )
+
+        return await self._as_seen(part, id, "rescheduled", apply)
+
+    async def _as_seen(
+        self,
+        part: str,
+        id: str,
+        done: str,
+        apply: Callable[[Message, bytes], Awaitable[Settled]],
+    ) -> bool:
+        """Apply a change to a live message, again if its record was changed in between."""
+        while (seen := await self.store.views.record(part, id)) is not None:
+            try:
+                message = codec.decode(seen, topic_of(part), id)
+            except DecodeError as error:
+                raise _refused(id, done, error) from error
+            answer = await apply(message, seen)
+            if answer is not Settled.CHANGED:
+                return bool(answer)
+        return False
 
     async def repair(self, part: str, *, dry_run: bool) -> list[Repair]:
         """Bring every message of a partition into exactly one state."""
@@ -135,15 +175,13 @@ def _decode(part: str, found: Found) -> Message:
     return codec.decode(split(found)[1], topic_of(part), found.id)
 
 
-def _refused(found: Found, error: DecodeError) -> InvalidInput:
-    requeued = f"message {found.id!r:.80} cannot be requeued"
+def _refused(id: str, done: str, error: DecodeError) -> InvalidInput:
+    cannot = f"message {id!r:.80} cannot be {done}"
     if isinstance(error, NewerRecord):
-        return InvalidInput(
-            f"{requeued} by this release: {error.reason}. Upgrade it, then try again"
-        )
+        return InvalidInput(f"{cannot} by this release: {error.reason}. Upgrade it, then try again")
+    then = "discard it" if done == "requeued" else "cancel it"
     return InvalidInput(
-        f"{requeued}, because no worker could read it: {error.reason}. Check its bytes, then "
-        "discard it"
+        f"{cannot}, because no worker could read it: {error.reason}. Check its bytes, then {then}"
     )
 
 

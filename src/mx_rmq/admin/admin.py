@@ -19,6 +19,7 @@ from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
     ARCHIVES,
+    LIVE,
     WAITING,
     Cancelled,
     MessageView,
@@ -33,12 +34,14 @@ from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.names import TOPIC, check_topic
+from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.store.messages import levels
 
 if TYPE_CHECKING:
     import builtins
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+    from datetime import datetime
     from typing import Unpack
 
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.reads import ServerView
 
 LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
+NO_REASON: Final = "no reason given"
 KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
@@ -359,6 +363,34 @@ class Admin:
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
 
+    async def abort(self, topic: str, id: str, reason: str = NO_REASON) -> bool:
+        """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
+
+        False: it is not pending, delayed or in processing. Once this returns, the message does not
+        run again. A running handler is cancelled, or interrupted as by its timeout, within 2 s on a
+        healthy system. InvalidInput: the message cannot be read.
+        """
+        return (await self.abort_many(topic, [id], reason))[0]
+
+    async def reschedule(
+        self,
+        topic: str,
+        id: str,
+        *,
+        delay: float | None = None,
+        at: datetime | float | None = None,
+    ) -> bool:
+        """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
+
+        False: a worker has it, or it is gone. When it expires does not change.
+        """
+        wait, due = new_due_time(delay, at)
+        parts = await self._parts(topic)
+        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
+        return found is not None and await self._actions.reschedule(
+            found[0], id, delay=wait, at=due
+        )
+
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
@@ -406,6 +438,38 @@ class Admin:
 
         return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
 
+    async def abort_many(
+        self, topic: str, ids: Sequence[str], reason: str = NO_REASON
+    ) -> builtins.list[bool]:
+        """Abort these messages; return for each whether there was something to abort."""
+        if isinstance(ids, str) or not isinstance(reason, str):
+            raise InvalidInput("abort_many takes a list of ids, and a reason in words")
+        parts = await self._parts(topic)
+
+        async def abort(id: str) -> bool:
+            found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
+            return found is not None and await self._actions.abort(found[0], id, reason)
+
+        return await ask_all(ids, abort)
+
+    async def abort_all(
+        self,
+        topic: str,
+        state: State | str,
+        reason: str = NO_REASON,
+        **options: Unpack[BulkOptions],
+    ) -> int:
+        """Abort the pending, delayed or processing messages that match a filter; return how many.
+
+        Order and options are those of `cancel_all`; those in processing by the deadline of their
+        lease. Unreadable ones are left alone.
+        """
+
+        async def abort(part: str, found: Found) -> bool:
+            return await self._actions.abort(part, found.id, reason)
+
+        return await self._bulk(topic, _one_of(LIVE, state), abort, options, can_act=readable)
+
     async def _bulk(
         self,
         topic: str,
@@ -429,7 +493,7 @@ def _state(state: State | str) -> State:
 def _one_of(states: tuple[State, ...], state: State | str) -> State:
     chosen = _state(state)
     if chosen not in states:
-        can = "archived" if states is ARCHIVES else "cancelled"
+        can = {ARCHIVES: "archived", WAITING: "cancelled", LIVE: "aborted"}[states]
         raise InvalidInput(f"state={chosen!s}: only {' and '.join(states)} messages are {can}")
     return chosen
 

@@ -46,7 +46,7 @@ class Progress:
 
 
 class BulkOptions(TypedDict, total=False):
-    """What `requeue_all`, `discard_all` and `cancel_all` take after topic and state."""
+    """What `requeue_all`, `discard_all`, `cancel_all` and `abort_all` take."""
 
     filter: Filter | None
     limit: int | None  # stop after this many messages
@@ -110,7 +110,7 @@ class Bulk:
         spans = [span for some in await ask_all(parts, self._begin) for span in some]
         self._total = sum(span.size for span in spans)
         self._report()
-        steps_of = _ids_from_the_back if self.state is State.PENDING else _ids_by_time
+        steps_of = _STEPS.get(self.state, _ids_by_time)
         for span in spans:
             async for step in steps_of(self.pages, span):
                 if not await self._work_on(span.part, step):
@@ -195,6 +195,16 @@ async def _ids_from_the_back(pages: Pages, span: Span) -> AsyncIterator[list[Lis
         seen = {one.id for one in ids}
 
 
+async def _ids_at_once(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
+    """Yield the ids in processing that a span had, in steps.
+
+    They are read at once, because each extension of a lease moves them.
+    """
+    ids = await pages.between(*span.where, span.low, span.high, skip=0, count=span.size)
+    for start in range(0, len(ids), STEP):
+        yield ids[start : start + STEP]
+
+
 async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
     """Yield the ids that a span had, in steps, by their time.
 
@@ -222,3 +232,7 @@ async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]
             left -= len(fresh)
         if fresh:
             yield fresh
+
+
+_STEPS: Final = {State.PENDING: _ids_from_the_back, State.PROCESSING: _ids_at_once}
+"""How to go through a state whose ids are not in the order of a fixed time."""

@@ -39,6 +39,8 @@ class What(StrEnum):
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     CANCELLED = "cancelled"
+    ABORTED = "aborted"  # dead-lettered by an operator
+    RESCHEDULED = "rescheduled"  # given another due time
     TRIMMED = "trimmed"  # dropped from an archive, for its age or because it was full
     REPAIRED = "repaired"  # brought back into exactly one state by an operator
     PAUSED = "paused"
@@ -67,6 +69,8 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
         if is_number(delay):
             verb = "for" if what is What.SNOOZED else "retrying in"
             about = f"{verb} {int(delay) / 1000:g} s" + (f": {why}" if why else "")
+    if what is What.RESCHEDULED and is_number(about):
+        about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)
     return Happening(at=at, topic=topic, what=what, ids=entry.ids, by=entry.by, about=about)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 ARCHIVES: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues and discards these
 WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels these
+LIVE: Final = (*WAITING, State.PROCESSING)  # an operator aborts these
 
 ALIVE_WITHIN: Final = 60.0  # seconds since its last report for which a worker counts as alive
 MISSED_WITHIN: Final = 600.0  # seconds for which a worker that went silent with messages matters

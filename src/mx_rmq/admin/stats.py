@@ -34,9 +34,11 @@ class Totals:
     completed: int = 0
     retried: int = 0
     snoozed: int = 0  # their handler wanted them later
-    died: int = 0
+    died: int = 0  # including aborted ones
+    aborted: int = 0
     quarantined: int = 0
     released: int = 0
+    rescheduled: int = 0
     postponed: int = 0  # handed back, because only a newer release can read them
     taken_over: int = 0
     requeued: int = 0

@@ -13,6 +13,7 @@ import click
 from mx_rmq.cli.program import Program
 
 COMMANDS: Final = {
+    "abort": ("abort", "Stop messages for good, also those being handled."),
     "audit": ("audit", "Check that every message is in exactly one state."),
     "cancel": ("cancel", "Remove pending or delayed messages."),
     "completion": ("completion", "Print the script for shell completion."),
@@ -27,6 +28,7 @@ COMMANDS: Final = {
     "pause": ("pause", "Stop workers from taking messages of a topic."),
     "produce": ("produce", "Produce messages."),
     "requeue": ("requeue", "Move dead or quarantined messages back to pending."),
+    "reschedule": ("reschedule", "Give a pending or delayed message another due time."),
     "resume": ("resume", "Let workers take messages of a paused topic again."),
     "server": ("server", "Run the embedded server in the foreground."),
     "show": ("show", "Show everything about one message."),

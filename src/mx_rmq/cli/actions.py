@@ -1,4 +1,4 @@
-"""What `requeue`, `discard` and `cancel` share: their options, and how they act on messages."""
+"""What `requeue`, `discard`, `cancel` and `abort` share: options, and acting on messages."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
 WAITING: Final = (State.PENDING, State.DELAYED)
+LIVE: Final = (*WAITING, State.PROCESSING)
 
 
 def acts_on(
@@ -191,13 +192,14 @@ async def _act_on_each(
                 continue
             (done if there else absent).append(id)
             if not as_json:
-                say(f"{id}: {action.done if there else await _why_not(admin, topic, id)}")
+                say(f"{id}: {action.done if there else await why_not(admin, topic, id)}")
     finally:  # also when interrupted
         if as_json:
             print_json({"topic": topic, action.done: done, "absent": absent, "refused": refused})
     return 2 if refused else int(bool(absent))
 
 
-async def _why_not(admin: Admin, topic: str, id: str) -> str:
+async def why_not(admin: Admin, topic: str, id: str) -> str:
+    """Say why nothing was done to a message."""
     found = await admin.get(topic, id)
     return "not found" if found is None else f"not changed, it is {found.state}"

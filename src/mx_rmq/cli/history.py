@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLOURS: Final = {
     "completed": "green",
     **dict.fromkeys(("retried", "snoozed", "taken_over", "postponed"), "yellow"),
-    **dict.fromkeys(("died", "quarantined"), "red"),
+    **dict.fromkeys(("aborted", "died", "quarantined"), "red"),
 }
 
 

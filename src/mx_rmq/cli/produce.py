@@ -82,7 +82,7 @@ def produce(
     from mx_rmq.queue import MessageQueue
 
     try:
-        options |= {"at": _instant(at), "headers": _headers(headers)}
+        options |= {"at": parse_at(at), "headers": _headers(headers)}
         mq = MessageQueue(url, prefix=prefix, patience=patience)
         # After the warnings about settings: `doctor` reports unsafe servers.
         logging.getLogger("mx_rmq").setLevel(logging.ERROR)
@@ -173,7 +173,7 @@ def parsed(text: str | bytes, what: str = "the payload") -> Any:
         raise InvalidInput(f"{what} is not JSON: {cut(line)} ({error}); {HINT}") from None
 
 
-def _instant(at: str | None) -> datetime | None:
+def parse_at(at: str | None) -> datetime | None:
     try:
         return None if at is None else datetime.fromisoformat(at)
     except ValueError:

@@ -1,7 +1,7 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Due
+message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Aborted, Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PARTS: Final = (
+    "abort listener",
     "caretaker",
     "consumer",
     "crons",
@@ -131,6 +132,17 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Aborted:
+    """An operator aborted a message that this worker held: it is in the dead letters."""
+
+    topic: str
+    id: str
+    handler: str
+    seconds: float | None = None
+    """How long the handler ran until it stopped; None: it had not started."""
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """This worker moved messages of a topic from delayed to pending, because their time came."""
 
@@ -237,6 +249,7 @@ Event = (
     | Quarantined
     | Released
     | Postponed
+    | Aborted
     | Due
     | LeaseLost
     | TakenOver

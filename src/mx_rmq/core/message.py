@@ -108,7 +108,7 @@ class Message(
     reason: str = ""  # why it is in the dead letters
     delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
     due: int | None = None
-    """Server time, ms: when to run it (`at`, or after a snooze), or when it was requeued."""
+    """Server time, ms: when to run it (`at`, snoozed, rescheduled), or when it was requeued."""
 
     @classmethod
     def new(

@@ -114,6 +114,15 @@ def payload_list(payloads: Iterable[T]) -> list[T]:
     return list(payloads)
 
 
+def new_due_time(delay: Seconds | None, at: datetime | float | None) -> tuple[int, int | None]:
+    """Return another due time for a message, ms: from now, or since 1970 if not None."""
+    if (delay is None) == (at is None):
+        raise InvalidInput(f"pass either delay or at, not delay={delay!r} and at={at!r}")
+    if at is not None:
+        return 0, _ms(_timestamp(at))
+    return _ms(as_seconds("delay=", delay, most=MAX_SECONDS)) or 0, None
+
+
 def check_each(checked: Iterable[T]) -> list[T]:
     """Collect one result per message of a `produce_many`. An error says which one is wrong."""
     found: list[T] = []

@@ -73,8 +73,14 @@ async def cancel(request: DashboardRequest, form: Form) -> Response:
     return request.go("topics", request.topic, state=state, notice=notice)
 
 
+async def abort(request: DashboardRequest, form: Form) -> Response:
+    """Dead-letter a live message, and stop its handler."""
+    work = request.admin.abort(request.topic, request.id, **_reason(form))
+    return _to_message(request, "aborted" if await _noted(request, "abort", work) else "gone")
+
+
 async def confirm(act: str, request: DashboardRequest) -> Response:
-    """Ask whether to discard or cancel a message."""
+    """Ask whether to discard, cancel or abort a message."""
     message = await _message(request, act)
     return request.page("confirm.html", act=act, message=message)
 
@@ -142,6 +148,11 @@ def _shown(form: Form) -> _Shown:
     }
 
 
+def _reason(form: Form) -> dict[str, str]:
+    reason = form.get("reason", "").strip()
+    return {"reason": reason} if reason else {}
+
+
 async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
     """Run an action and record its outcome. The caller records failures."""
     became = await work
@@ -188,6 +199,7 @@ async def bulk(request: DashboardRequest, form: Form) -> Response:
         search=search,
         limit=_positive(form, "limit"),
         rate=_positive(form, "rate"),
+        **_reason(form),
     )
     request.parts.jobs.start(job)
     return request.go("jobs", job.id)

@@ -169,6 +169,8 @@ def _routes(metrics: Metrics | None) -> list[Route]:
         _act(f"{topic}/discard", actions.discard),
         _page(f"{topic}/cancel", partial(actions.confirm, "cancel")),
         _act(f"{topic}/cancel", actions.cancel),
+        _page(f"{topic}/abort", partial(actions.confirm, "abort")),
+        _act(f"{topic}/abort", actions.abort),
         _page(f"{topic}/bulk", actions.confirm_bulk),
         _act(f"{topic}/bulk", actions.bulk),
         _act("/jobs/{job}/stop", actions.stop),

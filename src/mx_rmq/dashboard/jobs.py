@@ -1,4 +1,4 @@
-"""Jobs: requeue, discard or cancel many messages in the background of this process."""
+"""Jobs: requeue, discard, cancel or abort many messages in the background of this process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ AT_ONCE: Final = 4  # jobs that may run at the same time
 KEPT: Final = 50  # jobs that are remembered
 
 
-DONE: Final = {"requeue": "requeued", "discard": "discarded", "cancel": "cancelled"}
+DONE: Final = {
+    "requeue": "requeued",
+    "discard": "discarded",
+    "cancel": "cancelled",
+    "abort": "aborted",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Job:
     search: Search
     limit: int | None
     rate: float | None
+    reason: str = ""  # of an abort
     id: str = field(default_factory=lambda: secrets.token_hex(6))
     """Random. Processes behind a load balancer would use the same numbers for different jobs."""
     started: float = field(default_factory=time.time)
@@ -59,11 +65,16 @@ class Job:
 async def run_bulk(
     admin: Admin, act: str, topic: str, state: State, search: Search, **options: Any
 ) -> int:
-    """Requeue, discard or cancel the messages of a state that match; return how many.
+    """Requeue, discard, cancel or abort the messages of a state that match; return how many.
 
     The options are those of `Admin.requeue_all`.
     """
-    acts = {"requeue": admin.requeue_all, "discard": admin.discard_all, "cancel": admin.cancel_all}
+    acts = {
+        "requeue": admin.requeue_all,
+        "discard": admin.discard_all,
+        "cancel": admin.cancel_all,
+        "abort": admin.abort_all,
+    }
     return await acts[act](topic, state, filter=search.filter(), **options)
 
 
@@ -113,6 +124,8 @@ class Jobs:
     async def _run(self, job: Job) -> int:
         admin = self._mq.admin.as_operator(job.who)
         options = {"limit": job.limit, "rate": job.rate, "progress": job.update}
+        if job.reason:
+            options["reason"] = job.reason
         return await run_bulk(admin, job.act, job.topic, job.state, job.search, **options)
 
     def _ended(self, job: Job, task: asyncio.Task[int]) -> None:
@@ -134,6 +147,7 @@ class Jobs:
         parts = (
             f"job {job.id}: all {job.state}",
             job.search.words(),
+            job.reason,
             f"at most {job.limit:,}" if job.limit is not None else "",
             f"at most {job.rate:g} per second" if job.rate is not None else "",
         )

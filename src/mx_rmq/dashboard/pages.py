@@ -28,9 +28,9 @@ EACH: Final = 10  # messages shown of each
 WORKERS: Final = 50  # workers on a page
 
 ACTS: Final = {
-    State.PENDING: ("cancel",),
-    State.DELAYED: ("cancel",),
-    State.PROCESSING: (),
+    State.PENDING: ("cancel", "abort"),
+    State.DELAYED: ("cancel", "abort"),
+    State.PROCESSING: ("abort",),
     State.DEAD: ("requeue", "discard"),
     State.QUARANTINED: ("requeue", "discard"),
     State.COMPLETED: (),

@@ -43,6 +43,7 @@ NOTICES: Final = {
     "edited": ("good", "Requeued with the new payload."),
     "discarded": ("good", "Discarded."),
     "cancelled": ("good", "Cancelled."),
+    "aborted": ("good", "Aborted. It is in the dead letters; requeue undoes that."),
     "paused": ("good", "Paused. Workers finish what they have and take no more."),
     "resumed": ("good", "Resumed. Workers take its messages again."),
     "was_paused": ("note", "Nothing changed: the topic was already paused."),

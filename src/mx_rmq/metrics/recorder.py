@@ -36,6 +36,7 @@ OUTCOMES: Final = {
     events.Quarantined: "quarantined",
     events.Released: "released",
     events.Postponed: "postponed",
+    events.Aborted: "aborted",
 }
 """The outcomes of a message that a worker held."""
 
@@ -129,6 +130,11 @@ class Recorder(Collector):
                     topic.queue_seconds.add(event.waited)
             case events.Quarantined() | events.Released() | events.Postponed():
                 self.topics[event.topic].outcomes[OUTCOMES[type(event)]] += 1
+            case events.Aborted():
+                topic = self.topics[event.topic]
+                topic.outcomes["aborted"] += 1
+                if event.seconds is not None:
+                    topic.handler_seconds.add(event.seconds)
             case events.Due():
                 self.topics[event.topic].due += event.count
             case events.LeaseLost():

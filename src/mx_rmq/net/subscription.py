@@ -47,7 +47,10 @@ class Subscription:
         caller: Caller,
         on_message: Callable[[str, bytes], None],
         on_gap: Callable[[str], None],
+        *,
+        ping_every: float = PING_EVERY,
     ) -> None:
+        self.ping_every = ping_every
         self._servers = caller.servers
         self._on_message = on_message
         self._on_gap = on_gap
@@ -189,6 +192,7 @@ class _Line:
                     await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter
                     pause = min(pause * 2, LONGEST_PAUSE)
         finally:
+            self.heard.clear()
             self._owner.ended(self)
             await self._hang_up()
 
@@ -208,7 +212,7 @@ class _Line:
             self.heard.add(channel)
             self._owner.heard(channel)
         try:
-            async with asyncio.timeout(PING_EVERY):
+            async with asyncio.timeout(self._owner.ping_every):
                 await self.changed.wait()
         except TimeoutError:
             await wire.ask(pack(("PING",)), WITHIN)

@@ -205,7 +205,7 @@ class Consumer:
     # one message
 
     async def _handle(self, held: HeldMessage, task: asyncio.Task[None]) -> Outcome | None:
-        """Decode a message, run its handler, and return the outcome; None: its lease is lost."""
+        """Decode a message, run its handler, and return the outcome; None: it is no longer ours."""
         held.started_at = time.monotonic()
         if held.settling or held.started_at - held.extended_at >= self._lease:
             return _RELEASE  # we were frozen or cut off, and another worker may have it now
@@ -285,7 +285,7 @@ class Consumer:
         self, held: HeldMessage, message: Message, error: BaseException | None
     ) -> Outcome | None:
         """Decide about a message whose handler failed or was interrupted."""
-        if held.stopped is Stopped.LEASE_LOST:
+        if held.is_lost:
             return None
         if error is None:
             return _COMPLETE

@@ -17,6 +17,7 @@ from mx_rmq.core import events
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.outcome import Release
 from mx_rmq.core.partition import partitions
+from mx_rmq.runtime.abort_listener import AbortListener
 from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.dispatcher import Dispatcher
@@ -95,6 +96,7 @@ class Engine:
         self._lease_keeper = LeaseKeeper(
             store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
         )
+        self._abort_listener = AbortListener(store, self.slots, self._lifecycle)
         self._sites: dict[int, Site] = {}
         self._recovery = Recovery(store, self._lifecycle, bus, worker=name, lease=lease)
         self._caretaker = Caretaker(store, bus, self._recovery, self.slots.topics, worker=name)
@@ -113,6 +115,7 @@ class Engine:
             self._threads,
             self.consumer,
             self._lifecycle,
+            self._abort_listener.loop,
             self._caretaker.loop,
             self._janitor.loop,
             self._registry_loop,
@@ -131,6 +134,7 @@ class Engine:
             raise
         await self.watchdog.start()
         self._serve()
+        self._abort_listener.loop.start()
         self._caretaker.loop.start()
         self._janitor.loop.start()
         self._registry_loop.start()
@@ -153,6 +157,7 @@ class Engine:
         await asyncio.gather(*(site.stop() for site in self._sites.values()))
         await self._caretaker.loop.stop()
         await self._janitor.loop.stop()
+        await self._abort_listener.stop()
         await self._lease_keeper.stop()
         await self.consumer.close()
         self._threads.close()
@@ -213,7 +218,9 @@ class Engine:
                 if name not in self.slots.topics:
                     number = self._store.site_of(name)
                     site = self._sites.get(number) or self._open_site(number)
-                    site.add(self.slots.add(handler, name, site.clock))
+                    topic_slots = self.slots.add(handler, name, site.clock)
+                    site.add(topic_slots)
+                    self._abort_listener.add(topic_slots)
                     self.watchdog.watch(*site.loops)
 
     def _open_site(self, number: int) -> Site:

@@ -35,6 +35,7 @@ _LINES: Final[dict[type, str]] = {
         "Offered again in %(delay)g s, not counted as an attempt: %(reason)s"
     ),
     events.LeaseLost: "%(topic)s %(id)s: lease lost, so the result of %(handler)s does not count",
+    events.Aborted: "%(topic)s %(id)s: aborted, so the result of %(handler)s does not count",
     events.TakenOver: "%(topic)s %(id)s: taken over from %(lost_by)s, which went silent",
     events.LoopBlocked: (
         "%(handler)s blocks the event loop, for %(seconds).1f s so far; its lease is still "

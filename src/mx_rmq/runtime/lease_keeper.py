@@ -24,7 +24,6 @@ from mx_rmq.core.text import end_of, text_of
 from mx_rmq.net.caller import REPLY_WITHIN
 from mx_rmq.runtime.lifecycle import handed_back
 from mx_rmq.runtime.loop import FailureLog, each, spawn
-from mx_rmq.runtime.slots import Stopped
 from mx_rmq.safe_log import defer_exit
 from mx_rmq.store.arguments import MAX_BATCH
 
@@ -276,7 +275,7 @@ class LeaseKeeper:
 
         A timeout cannot stop a handler that blocks the loop, so its lease ends instead.
         """
-        if held.stopped is Stopped.LEASE_LOST:
+        if held.is_lost:
             return True
         timeout = held.topic.handler.timeout
         if timeout is None or held.started_at is None or held.settling:

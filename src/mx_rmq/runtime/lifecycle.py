@@ -287,6 +287,12 @@ class Lifecycle:
 
     def _emit_lost(self, held: HeldMessage, refused: str = "") -> None:
         topic, claim = held.topic, held.leased
+        if held.stopped is Stopped.ABORTED:
+            seconds = None
+            if held.started_at is not None:
+                seconds = (held.ended_at or time.monotonic()) - held.started_at
+            self._bus.emit(events.Aborted(topic.topic, claim.id, topic.handler.name, seconds))
+            return
         self._bus.emit(
             events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
         )
@@ -297,13 +303,14 @@ class Lifecycle:
         self._emit_lost(held, refused)
         self._forget(held)
 
-    def lease_lost(self, held: HeldMessage) -> None:
-        """Stop or forget a message: the lease keeper found out that we lost its lease."""
+    def lease_lost(self, held: HeldMessage, why: Stopped = Stopped.LEASE_LOST) -> None:
+        """Stop or forget a message: we learned that its lease is gone."""
         if held not in self._slots.held or held.settling:
             return  # settled, or being settled: the answer to that call decides
         if held.interrupt is not None:
-            held.stop(Stopped.LEASE_LOST)
+            held.stop(why)
         else:
+            held.stopped = why
             self.forget_waiting(held)
             self._emit_lost(held)
 

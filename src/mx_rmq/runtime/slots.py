@@ -40,6 +40,7 @@ class Stopped(Enum):
 
     TIMEOUT = "it took longer than its timeout"
     LEASE_LOST = "its lease is lost"
+    ABORTED = "an operator aborted it"
     SHUTDOWN = "the worker stops"
     NO_THREAD = "no thread could be started for it"
 
@@ -60,6 +61,11 @@ class HeldMessage:
     outcome: Outcome | None = None  # None until it is decided
     settling: bool = False  # the outcome is on its way to the server
     unsure: bool = False  # a settling call was sent and never answered
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its handler was interrupted because the message is no longer ours."""
+        return self.stopped in (Stopped.LEASE_LOST, Stopped.ABORTED)
 
     def stop(self, why: Stopped, *, again: bool = False) -> None:
         """Interrupt the handler if it runs: once, for the first reason, or `again`."""

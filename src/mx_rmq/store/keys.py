@@ -93,6 +93,11 @@ class TopicKeys:
         """The channel on which the ends of messages are published, and their progress."""
         return self.results
 
+    @property
+    def aborts_channel(self) -> str:
+        """Where workers learn which of the messages that they hold were aborted: `token id`."""
+        return f"{self._base}:aborts"
+
     def archive_of(self, state: State) -> tuple[str, str]:
         """Return the index and the contents of an archive."""
         if state == State.DEAD:

@@ -1,7 +1,8 @@
-"""The transitions that an operator makes."""
+"""The transitions that an operator makes, and the one to another due time."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -10,7 +11,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.text import brief
-from mx_rmq.store.arguments import check_level, check_same
+from mx_rmq.store.arguments import check_level, check_range, check_same
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import Settled
 
@@ -85,6 +86,63 @@ async def cancel_message(store: Store, topic: str, id: str, *, by: str = "") -> 
         id=id,
         walk=WALK,
     )
+
+
+async def abort_message(
+    store: Store, topic: str, *, message: Message, seen: bytes, by: str = ""
+) -> Settled:
+    """Dead-letter a live message, unless its record is no longer the one that was `seen`.
+
+    `message`: that record's, with the reason.
+    """
+    check_same(message, topic, message.id)
+    limits = await store.archive_limits(topic, State.DEAD)
+    return await _operate(
+        store,
+        "abort_message",
+        topic,
+        by,
+        archive=State.DEAD,
+        id=message.id,
+        seen=_hash(seen),
+        record=codec.encode(message),
+        why=brief(message.reason),
+        walk=WALK,
+        aborts=store.keys.of(topic).aborts_channel,
+        hexpire_s=store.field_ttl(limits["ttl_ms"]),
+        **limits,
+    )
+
+
+async def reschedule_message(
+    store: Store,
+    topic: str,
+    *,
+    message: Message,
+    seen: bytes,
+    delay: int = 0,
+    at: int | None = None,
+) -> Settled:
+    """Give a waiting message another due time, `delay` ms from now or `at`.
+
+    Not if its record is no longer the one that was `seen`. `message`: that record's.
+    """
+    check_same(message, topic, message.id)
+    moved = msgspec.structs.replace(message, delay=0, due=None)
+    named: dict[str, Value] = {
+        "id": message.id,
+        "seen": _hash(seen),
+        "priority": check_level(message.priority),
+        "record": codec.encode(moved)[1:],
+        "delay_ms": check_range("delay", delay, 0),
+        "at_ms": "" if at is None else check_range("at", at, 0),
+        "walk": WALK,
+    }
+    return Settled((await store.run("reschedule_message", topic, named)).decode())
+
+
+def _hash(record: bytes) -> str:
+    return hashlib.sha1(record, usedforsecurity=False).hexdigest()
 
 
 async def pause_topic(store: Store, topic: str, *, by: str = "") -> bool:

@@ -34,7 +34,8 @@ class Settled(StrEnum):
     DONE = "1"
     REPEATED = "2"  # done when this call was sent the first time; its reply was lost
     LOST = "0"  # the caller no longer holds it: nothing was changed
-    PROCESSING = "p"  # a worker holds it, so it cannot be cancelled
+    PROCESSING = "p"  # a worker holds it, so it cannot be cancelled or rescheduled
+    CHANGED = "c"  # its record is no longer the one that the caller saw
 
     def __bool__(self) -> bool:
         return self in (Settled.DONE, Settled.REPEATED)

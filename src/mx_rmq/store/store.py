@@ -13,10 +13,10 @@ from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import REPLY_WITHIN, Caller
 from mx_rmq.net.doorbell import Doorbell
 from mx_rmq.net.redis_errors import cannot_use
-from mx_rmq.net.subscription import Subscription
+from mx_rmq.net.subscription import PING_EVERY, Subscription
 from mx_rmq.net.url import connect
 from mx_rmq.safe_log import get_logger
-from mx_rmq.settings import Limits
+from mx_rmq.settings import SECOND_NET, Limits
 from mx_rmq.store import (
     operator_calls,
     producer_calls,
@@ -49,6 +49,8 @@ MAX_PATIENCE: Final = 300
 """Seconds for which a call may be retried; the server remembers the first try for ten minutes."""
 
 PATIENCE: Final = 10.0  # seconds that a call waits for a server that is away, before it gives up
+
+CENTURY: Final = 100 * 365 * 86_400  # seconds; servers refuse a much longer TTL of a hash field
 
 SHORTEST: Final = 100
 """The fewest entries of a partition's history: the server drops them in blocks of a hundred."""
@@ -140,6 +142,8 @@ class Store:
     requeue_message = operator_calls.requeue_message
     discard_message = operator_calls.discard_message
     cancel_message = operator_calls.cancel_message
+    abort_message = operator_calls.abort_message
+    reschedule_message = operator_calls.reschedule_message
     pause_topic = operator_calls.pause_topic
     resume_topic = operator_calls.resume_topic
     repair_message = operator_calls.repair_message
@@ -278,6 +282,11 @@ class Store:
         )
         return {"keep": keep, "ttl_ms": round(ttl_s * 1000), "budget": budget}
 
+    def field_ttl(self, ttl_ms: int) -> int:
+        """Return the TTL of an archived field, seconds; 0: the server itself drops nothing."""
+        ttl = ceil(ttl_ms / 1000)
+        return min(ttl + SECOND_NET, CENTURY) if self.hexpire and ttl else 0
+
     async def budget(self, topic: str, state: State) -> int:
         """Return how many bytes an archive of a partition may hold; 0: no limit."""
         self.keys.of(topic).archive_of(state)  # refuses a state without an archive
@@ -315,10 +324,14 @@ class Store:
         return self.keys.of(topic).channel
 
     def subscription(
-        self, on_message: Callable[[str, bytes], None], on_gap: Callable[[str], None]
+        self,
+        on_message: Callable[[str, bytes], None],
+        on_gap: Callable[[str], None],
+        *,
+        ping_every: float = PING_EVERY,
     ) -> Subscription:
         """Return a listener for channels. See `Subscription`."""
-        return Subscription(self.caller, on_message, on_gap)
+        return Subscription(self.caller, on_message, on_gap, ping_every=ping_every)
 
     def doorbell(self, site: int = 0) -> Doorbell:
         """Return a listener for the doorbells of a site."""

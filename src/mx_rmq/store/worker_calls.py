@@ -6,13 +6,11 @@ These functions do not decode records. Callers do, and pass what they cannot dec
 
 from __future__ import annotations
 
-from math import ceil
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Message, State
 from mx_rmq.core.text import brief
-from mx_rmq.settings import SECOND_NET
 from mx_rmq.store.arguments import (
     MAX_BATCH,
     check_level,
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 
 INLINE: Final = 4096
 """Bytes of the longest result that is published. Those who wait for a longer one read it."""
-
-CENTURY: Final = 100 * 365 * 86_400  # seconds; servers refuse a much longer TTL of a hash field
 
 
 # pending -> processing
@@ -92,7 +88,7 @@ async def complete_with_result(
         "keep": store.limits.results_max,
         "ttl_ms": check_range("ttl", ttl, 1),
         "budget": await store.budget(topic, State.COMPLETED),
-        "hexpire_s": _hexpire(store, ttl),
+        "hexpire_s": store.field_ttl(ttl),
         "inline": INLINE,
     }
     items: list[Value] = []
@@ -230,13 +226,7 @@ async def _archive(
     named: dict[str, Value],
 ) -> Settled:
     limits = await store.archive_limits(topic, state)
-    hexpire = _hexpire(store, limits["ttl_ms"])
+    hexpire = store.field_ttl(limits["ttl_ms"])
     named |= {"worker": worker, "id": claim.id, "token": claim.token, "hexpire_s": hexpire}
     answer = await store.run(name, topic, {**named, **limits}, archive=state)
     return Settled(answer.decode())
-
-
-def _hexpire(store: Store, ttl: int) -> int:
-    """Return the seconds after which the server drops what is kept for `ttl` ms; 0: never."""
-    seconds = ceil(ttl / 1000)
-    return min(seconds + SECOND_NET, CENTURY) if store.hexpire and seconds else 0

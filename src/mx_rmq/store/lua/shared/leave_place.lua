@@ -9,7 +9,7 @@ if waits and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
   end
-elseif list then
+elseif waits and list then
   redis.call('LREM', list, from, id)
 elseif waits and deep and not passed then
   redis.call('SADD', cancelled, id)

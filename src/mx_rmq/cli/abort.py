@@ -1,0 +1,35 @@
+"""`mx-rmq abort`: stop messages for good, also those that a worker is handling."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.actions import LIVE, Action, act, acts_on
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin
+
+
+@click.command
+@click.option("--reason", help="Why, for the dead letter.  [default: no reason given]")
+@acts_on(LIVE, "Only messages in this state. Required with --all; not allowed without it.")
+async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
+    """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
+
+    With --all, move every message in --state that matches the filters. To undo it, requeue them.
+    Exit code 1: some IDS are neither pending, delayed nor processing. 2: failed. 130: interrupted;
+    each message is either aborted or unchanged.
+    """
+    if options["state"] is not None and options["ids"]:
+        raise click.UsageError("--state needs --all.")
+    why = {} if reason is None else {"reason": reason}
+
+    async def one(topic: str, id: str, *, state: None) -> bool:
+        return await admin.abort(topic, id, **why)
+
+    many = partial(admin.abort_all, **why)
+    action = Action(verb="abort", done="aborted", states=LIVE, one=one, many=many)
+    return await act(admin, action, **options)
