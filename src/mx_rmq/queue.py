@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
     from mx_rmq.settings import QueueOptions
@@ -286,7 +287,7 @@ class MessageQueue(Router):
         topic: str,
         id: str,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime | float | None = None,
     ) -> bool:
         """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
@@ -302,7 +303,7 @@ class MessageQueue(Router):
         topic: str,
         id: str,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+        timeout: Seconds | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
         type: Any = Any,
     ) -> Any:
         """Wait until a message has completed; return what its handler returned, as `type`.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
 
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
     from mx_rmq.queue import MessageQueue
@@ -79,13 +80,15 @@ class SyncQueue:
         topic: str,
         id: str,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime | float | None = None,
     ) -> bool:
         """Give a pending or delayed message another due time. Same as `mq.reschedule`."""
         return self.call(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
 
-    def result(self, topic: str, id: str, *, timeout: float | None = None, type: Any = Any) -> Any:
+    def result(
+        self, topic: str, id: str, *, timeout: Seconds | None = None, type: Any = Any
+    ) -> Any:
         """Wait until a message has completed; return its result. See `mq.result`."""
         return self.call(lambda mq: mq.result(topic, id, timeout=timeout, type=type))
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 
     from mx_rmq.core.delivery import Delivery
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import HandlerOptions
     from mx_rmq.core.outgoing import ProduceOptions
     from mx_rmq.core.status import Status
@@ -90,7 +91,7 @@ class Topic(Generic[P, R]):
         self,
         id: str,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
+        timeout: Seconds | None = None,  # noqa: ASYNC109 - it raises ResultTimeout
     ) -> R:
         """Wait until a message has completed; return its result. See `mq.result`."""
         found: R = await self._router._queue.result(
@@ -165,7 +166,7 @@ class SyncTopic(Generic[P, R]):
         check_each(map(self._topic.check, payloads))
         return self._queue.produce_many(self._name, payloads, ids=ids, keys=keys, **options)
 
-    def result(self, id: str, *, timeout: float | None = None) -> R:
+    def result(self, id: str, *, timeout: Seconds | None = None) -> R:
         """Wait until a message has completed; return its result. See `mq.result`."""
         kind = self._topic.result_type
         found: R = self._queue.result(self._name, id, timeout=timeout, type=kind)

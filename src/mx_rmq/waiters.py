@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.fanout import ask_for
+from mx_rmq.core.durations import SHORTEST, as_seconds
 from mx_rmq.core.errors import (
     InvalidInput,
     MessageDied,
@@ -35,6 +36,7 @@ from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable, Iterator
 
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.core.status import Status
     from mx_rmq.store import Store
 
@@ -63,20 +65,19 @@ class Waiters:
         topic: str,
         id: str,
         *,
-        timeout: float | None,  # noqa: ASYNC109 - it raises ResultTimeout
+        timeout: Seconds | None,  # noqa: ASYNC109 - it raises ResultTimeout
         type: Any,
     ) -> Any:
         """Wait for a message to end; return its result."""
-        if timeout is not None and not timeout > 0:
-            raise InvalidInput(f"timeout={timeout!r:.80} is not a number of seconds above 0")
+        within = None if timeout is None else as_seconds("timeout=", timeout, SHORTEST)
         decode = self._decoder(type)
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(within):
                 found = await self._look_in(topic, id, self._wait)
                 if found is None:
                     raise await self._unknown(topic, id)
         except TimeoutError:
-            raise ResultTimeout(topic, id, timeout or 0.0) from None
+            raise ResultTimeout(topic, id, within or 0.0) from None
         _, (state, _, _, data) = found
         if state is not State.COMPLETED:
             status = found[1].status()
