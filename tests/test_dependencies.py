@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from contextvars import ContextVar
@@ -542,6 +543,32 @@ async def test_a_timeout_does_not_interrupt_the_clean_up_of_a_plain_handler(
 
     assert (await handled(mq)).completed == 1
     assert log == ["committed"]
+
+
+async def test_clean_up_runs_wherever_a_plain_handler_is_interrupted(mq: MessageQueue) -> None:
+    reached: set[int] = set()
+    closed: set[int] = set()
+
+    def session(delivery: Delivery) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            sum(range(1000))
+            closed.add(delivery.payload)
+
+    @mq.handler("t", timeout=0.05, max_attempts=1)
+    def handle(number: int, _: Annotated[None, Depends(session)]) -> None:
+        reached.add(number)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.045 + 0.0002 * number:
+            pass
+
+    await mq.produce_many("t", range(50))
+    done = await Worker(mq, concurrency=1).drain()
+    assert done.completed + done.dead == 50
+    assert done.dead
+    assert reached
+    assert reached <= closed
 
 
 async def test_clean_up_runs_after_the_lease_is_lost(raw: Redis, server: Server, log: Log) -> None:
