@@ -22,6 +22,7 @@ PARTS: Final = (
     "lease keeper",
     "lifecycle",
     "monitor",
+    "progress",
     "registry",
     "scheduler",
     "survey",
