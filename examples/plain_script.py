@@ -39,7 +39,7 @@ def write(order: Order, delivery: Delivery) -> list[str]:
 def main() -> None:
     id = reports.sync.produce(Order("sales", pages=20))
     for status in mq.sync.watch(reports.name, id):
-        print(status.state, f"{status.progress or 0:.0%}", status.note)
+        print(status.state, status.note)
     print("the report ends with:", reports.sync.result(id)[-1])
 
     id = reports.sync.produce(Order("everything", pages=10_000))

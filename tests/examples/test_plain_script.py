@@ -27,6 +27,7 @@ def test_it_follows_a_report_reads_it_and_aborts_another(mx_rmq_url: str, short_
     assert (code, err) == (0, "")
     *progress, result, aborted = out.splitlines()
     assert len(progress) > 3
+    assert "processing page " in out
     assert progress[-1].startswith("completed")
     assert result == "the report ends with: Page 20 of sales"
     assert aborted == "no report: aborted: it takes too long"

@@ -105,10 +105,10 @@ MUTANTS = [
     ),
     Mutant("results have no cap", "complete_with_result", "if keep > 0 and", "if false and"),
     Mutant(
-        "a replaced result is counted twice",
+        "a result that is not listed",
         "complete_with_result",
-        "  if replaced[id] then",
-        "  if false then",
+        "redis.call('ZADD', archive, unpack(times))",
+        "",
     ),
     Mutant("progress without a token check", "note_progress", _HELD, _ANY),
     Mutant(

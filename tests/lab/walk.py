@@ -26,7 +26,7 @@ from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
-from tests.lab.messages import FAILURE, RESULT_TTL, TOPIC, draft, kept
+from tests.lab.messages import FAILURE, TOPIC, draft, kept
 from tests.lab.model import SUPERSEDED, Call, Model
 from tests.lab.snapshot import Snapshot, snapshot
 
@@ -50,6 +50,8 @@ AUDITED = 5
 """Steps from one audit to the next: it costs more than all the rest of a step."""
 
 MINUTE = 60_000
+KEPT = 5 * MINUTE
+"""How long results are kept."""
 
 LIMITS = Limits(
     dlq_max=2,
@@ -305,9 +307,11 @@ class Walk(RuleBasedStateMachine):
     )
     def keep(self, positions: list[int], size: int, fault: str) -> None:
         picked = [self._pick(position) for position in positions]
-        results = [(one.claim, kept(b"1" * size, RESULT_TTL)) for _, one in picked]
+        results = [(one.claim, kept(b"1" * size, 300_000)) for _, one in picked]
         worker = picked[0][0]
-        work = self.store.complete_with_result(TOPIC, worker, results[: 1 + (size == 1)], ttl=2000)
+        work = self.store.complete_with_result(
+            TOPIC, worker, results[: 1 + (size == 1)], ttl=300_000
+        )
         self.play(fault, work)
         for id in {one.id for _, one in picked}:
             (found,) = self.run(self.store.read_status(TOPIC, [id]))

@@ -63,6 +63,8 @@ async def ask_for(
 
 def _likely(id: str, parts: Sequence[str]) -> list[str]:
     """Return where a message is, unless it was produced with a key or the topic has grown."""
+    if len(parts) == 1:
+        return [*parts]
     numbers = [number_in(id)] if maker_of(id) else []
     if ID.fullmatch(id):
         numbers.append(number_for(id, len(parts)))

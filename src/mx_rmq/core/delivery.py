@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
-from mx_rmq.core.status import Progress
+from mx_rmq.core.status import ProgressNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ class Delivery:
         created_at: float,
         deadline: float | None,
         extend: Callable[[float], float | None],
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ProgressNote], None] | None = None,
     ) -> None:
         self.id = id
         self.topic = topic
@@ -66,7 +66,7 @@ class Delivery:
         Nothing is awaited; `mq.status` and `mq.watch` show the last word of this attempt within a
         second. May be called in a thread.
         """
-        said = Progress.of(share, note)
+        said = ProgressNote.of(share, note)
         if self._progress is not None:
             self._progress(said)
 
