@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.option("--reason", default="", help="Why, for the dead letter.")
+@click.option("--reason", help="Why, for the dead letter.")
 @acts_on(LIVE, "Only messages in this state. Required with --all; not allowed without it.")
-async def abort(admin: Admin, reason: str, **options: Any) -> int:
+async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
 
     With --all, move every message in --state that matches the filters. To undo it, requeue them.
@@ -26,9 +26,11 @@ async def abort(admin: Admin, reason: str, **options: Any) -> int:
     if options["state"] is not None and options["ids"]:
         raise click.UsageError("--state needs --all.")
 
-    async def one(topic: str, id: str, *, state: None) -> bool:
-        return await admin.abort(topic, id, reason)
+    why = reason or ""
 
-    many = partial(admin.abort_all, reason=reason)
+    async def one(topic: str, id: str, *, state: None) -> bool:
+        return await admin.abort(topic, id, why)
+
+    many = partial(admin.abort_all, reason=why)
     action = Action(verb="abort", done="aborted", states=LIVE, one=one, many=many)
     return await act(admin, action, **options)
