@@ -123,7 +123,8 @@ KNOWN_KEY = re.compile(
     rb"mx-rmq:(topics|workers|layout|caretaker:\{mx-rmq:topics\})|"
     rb"mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}:"
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
-    rb"error:parse:(queue|payload)|results(:payload)?|progress:[^ ]+|archive_bytes|doorbell(:delay)?|meta|totals|history|expiry|"
+    rb"error:parse:(queue|payload)|results(:payload)?|progress:[^ ]+|archive_bytes|"
+    rb"doorbell(:delay)?|meta|totals|history|expiry|"
     rb"cancelled|recent|"
     rb"receipt:[0-9a-z]{13})"
 )

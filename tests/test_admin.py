@@ -20,12 +20,14 @@ from tests.lab.archives import ARCHIVES, archived
 from tests.lab.messages import (
     FAILURE,
     LEASE,
+    RESULT_TTL,
     TOPIC,
     Priority,
     bring,
     delayed,
     draft,
     drafts,
+    kept,
     leased,
     message,
     pending,
@@ -150,6 +152,7 @@ async def test_the_stats_count_every_state_and_tell_of_a_pause(
 ) -> None:
     await archived(store, State.DEAD, 4)
     await archived(store, State.QUARANTINED, 5)
+    await bring(store, State.COMPLETED)
     await leased(store, 2)
     await delayed(store, 1000, 3, priority=Priority.LOW)
     await raw.rpush(store.keys.of(TOPIC).pending, "ghost")
@@ -169,9 +172,12 @@ async def test_the_stats_count_every_state_and_tell_of_a_pause(
         dropped=1,
         dead_bytes=stats.dead_bytes,
         quarantined_bytes=stats.quarantined_bytes,
+        completed=1,
+        completed_bytes=stats.completed_bytes,
         dead_budget=256 * 1_048_576,
         quarantined_budget=64 * 1_048_576,
-        totals=Totals(produced=15, dispatched=11, died=4, quarantined=5),
+        completed_budget=64 * 1_048_576,
+        totals=Totals(produced=16, dispatched=12, died=4, quarantined=5, completed=1),
     )
     assert stats.total == 15
     found = await snapshot(raw, TOPIC)
@@ -477,7 +483,7 @@ async def test_unreadable_bytes_are_shown_as_such_in_every_state(
     one = await bring(store, state)
     bytes_ = bytes_.replace(b"%s", one.id.encode())
     keys = store.keys.of(TOPIC)
-    key = keys.archive_of(state)[1] if state in ARCHIVES else keys.payload
+    key = keys.archive_of(state)[1] if state.is_archive else keys.payload
     await raw.hset(key, one.id, bytes_)
     for view in (await admin.get(TOPIC, one.id), (await admin.list(TOPIC, state)).messages[0]):
         assert view is not None
@@ -806,6 +812,8 @@ async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
     elif state is State.QUARANTINED:
         why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
         await store.handle_parse_error(part, "w1", one.claim, why)
+    elif state is State.COMPLETED:
+        await store.complete_with_result(part, "w1", [(one.claim, kept())], ttl=RESULT_TTL)
     return one.id
 
 
@@ -836,7 +844,18 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
         quarantined_bytes=stats.quarantined_bytes,
         dead_budget=3 * (256 * 1_048_576 // 3),
         quarantined_budget=3 * (64 * 1_048_576 // 3),
-        totals=Totals(produced=30, dispatched=32, retried=6, died=6, quarantined=6, released=8),
+        completed=6,
+        completed_bytes=stats.completed_bytes,
+        completed_budget=3 * (64 * 1_048_576 // 3),
+        totals=Totals(
+            produced=36,
+            dispatched=38,
+            completed=6,
+            retried=6,
+            died=6,
+            quarantined=6,
+            released=8,
+        ),
     )
     assert await admin.topics() == [TOPIC]
 

@@ -82,7 +82,7 @@ async def test_a_quarantined_message_is_found_by_what_was_wrong_with_it(
     assert await found(admin, State.QUARANTINED, error="KeyError") == []
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", [one for one in State if one is not State.COMPLETED])
 async def test_text_is_looked_for_in_ids_and_payloads_whatever_the_case(
     store: Store, admin: Admin, state: State
 ) -> None:

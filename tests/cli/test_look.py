@@ -110,8 +110,11 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "dropped": 0,
         "dead_bytes": (await store.views.counts(TOPIC)).dead_bytes,
         "quarantined_bytes": 0,
+        "completed_bytes": 0,
         "dead_budget": 268_435_456,
         "quarantined_budget": 67_108_864,
+        "completed_budget": 67_108_864,
+        "completed": 0,
         "overflowed_at": None,
     }
 
@@ -301,7 +304,7 @@ def at_80_columns(server: Server, *words: str) -> list[str]:
 # show
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", [one for one in State if one is not State.COMPLETED])
 async def test_everything_about_a_message_can_be_shown(
     store: Store, server: Server, state: State
 ) -> None:
@@ -314,6 +317,13 @@ async def test_everything_about_a_message_can_be_shown(
     shown = await run_json(server, "show", TOPIC, one.id)
     assert (shown["id"], shown["headers"]) == (one.id, {"trace": "t-1"})
     assert msgspec.json.decode(base64.b64decode(shown["raw"]))["id"] == one.id
+
+
+async def test_the_result_of_a_completed_message_is_shown(store: Store, server: Server) -> None:
+    one = await bring(store, State.COMPLETED)
+    told = (await run(server, "show", TOPIC, one.id)).stdout
+    assert "state:       completed\n" in told
+    assert told.endswith("result:\n  0\n")
 
 
 async def test_failures_from_before_a_requeue_are_told_from_those_since(

@@ -199,7 +199,8 @@ def test_a_message_cannot_be_changed() -> None:
 
 
 def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
-    assert [*State] == ["pending", "delayed", "processing", "dead", "quarantined"]
+    states = ["pending", "delayed", "processing", "dead", "quarantined", "completed"]
+    assert [*State] == states
     assert [*Priority] == ["high", "normal", "low"]
 
 

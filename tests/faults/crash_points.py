@@ -20,12 +20,15 @@ from redis.asyncio import Redis
 
 from mx_rmq.admin import Admin
 from mx_rmq.core import codec
+from mx_rmq.core.errors import MessageDied, MxRmqError
 from mx_rmq.core.message import State
+from mx_rmq.core.status import Kept
 from mx_rmq.store.keys import Keys
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
+from mx_rmq.waiters import Waiters
 from tests.faults.trial import Fault
 from tests.lab.archives import list_archived
 from tests.lab.injector import Journal, Line, Point, When
@@ -47,6 +50,9 @@ AT_ONCE: Final = 24
 
 PAIRS: Final = {1: 10, 3: 1000}
 TRIES: Final = 24
+RESULT_WITHIN: Final = 300.0
+ANSWER_WITHIN: Final = 10.0
+"""Seconds after the end of everything in which each waiter must know its result."""
 YEAR_2001: Final = 978_307_200_000
 
 CALLS: Final = {
@@ -76,6 +82,7 @@ CALLS: Final = {
         ("registry", "beat_worker"),
         ("dispatcher", "dispatch_message"),
         ("lifecycle", "complete_message"),
+        ("lifecycle", "complete_with_result"),
         ("lifecycle", "retry_message"),
         ("lifecycle", "move_to_dlq"),
         ("lifecycle", "handle_parse_error"),
@@ -93,6 +100,7 @@ CALLS: Final = {
         ("monitor", "ring_doorbell"),
         ("monitor", "survey_topics"),
         ("keeper", "extend_lease"),
+        ("progress", "note_progress"),
         ("crons", "produce_cron_message, looking"),
         ("crons", "produce_cron_message"),
         ("janitor", "trim_archive"),
@@ -118,6 +126,7 @@ STANDS: Final = {
     State.PROCESSING: "in processing",
     State.DEAD: "dead",
     State.QUARANTINED: "quarantined",
+    State.COMPLETED: "completed",
 }
 
 TARGETS: Final = {
@@ -126,6 +135,7 @@ TARGETS: Final = {
     "produce_delay_message": "delayed",
     "produce_cron_message": "pending",
     "complete_message": "gone",
+    "complete_with_result": "completed",
     "retry_message": "delayed",
     "release_message": "pending",
     "move_to_dlq": "dead",
@@ -203,6 +213,9 @@ class Run:
         """By id."""
         self._subjects: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         """By script and topic: the messages of a call that names none."""
+        self._waiters = Waiters(self._store)
+        self._results: dict[str, asyncio.Task[Any]] = {}
+        """By label: those who wait for the results."""
         self._dead: dict[int, str] = {}
         """The processes that were killed, and what their workers were called."""
 
@@ -238,6 +251,7 @@ class Run:
         if code != 0:
             self.violated(f"the heir ended with {code}: {self._said()}")
         ends = await self._judge()
+        await self._judge_results(ends)
         if reached:
             for point, death, stood in stands:
                 self._tell(point, death, stood, ends)
@@ -291,6 +305,7 @@ class Run:
             await self._make("work", life, "ok"),
             await self._make("work", life, "own", id=f"{life}.own"),
             await self._make("work", life, "once", act="once"),
+            await self._await_result(life),
             await self._make("work", life, "fail", act="fail", ends="dead"),
             await self._make("work", life, "late", delay=1),
             await self._make("work", life, "garbage", ends="quarantined"),
@@ -311,6 +326,13 @@ class Run:
         await self._raw.hset(self._store.keys.of(tick).meta, "tick", str(YEAR_2001))
         self._ends[f"{tick} "] = {"handled"}
         return [*settled, *expired]
+
+    async def _await_result(self, life: int) -> str:
+        """Make a message whose result is kept, and wait for it from now on."""
+        id = await self._make("kept", life, "kept", act="say")
+        wait = self._waiters.result(topic("kept", life), id, timeout=RESULT_WITHIN, type=str)
+        self._results[f"{life}.kept"] = asyncio.create_task(wait)
+        return id
 
     async def _seed_operator(self, life: int) -> dict[str, str]:
         found = {}
@@ -460,6 +482,26 @@ class Run:
             for violation in await self._store.audit.topic(name):
                 self.violated(f"audit: {violation}")
         return ends
+
+    async def _judge_results(self, ends: dict[str, str]) -> None:
+        """A message has a result if and only if it was completed, and its waiter has it."""
+        for life in range(1, len(self._points) + 1):
+            name = topic("kept", life)
+            for one in await list_archived(self._store, name, State.COMPLETED):
+                label = self._labels.get(one.id, one.id)
+                if ends.get(label) != "handled" or Kept.read(one.data)[1] != f'"{label}"'.encode():
+                    self.violated(f"{label} is {ends.get(label)} and has a result: {one.data!r}")
+        for label, result in self._results.items():
+            try:
+                if await asyncio.wait_for(result, ANSWER_WITHIN) != label:
+                    self.violated(f"the waiter for {label} was told {result.result()}")
+            except MessageDied:
+                if ends[label] != "dead":
+                    self.violated(f"the waiter for {label} was told that it is dead")
+            except (MxRmqError, TimeoutError) as error:
+                self.violated(f"the waiter for {label}: {type(error).__name__}: {error}")
+            self._trial.count("results")
+        await self._waiters.close()
 
     def _allow(self, lines: list[Line]) -> None:
         """Widen or narrow how messages may end, by what was tried with them and what was done."""

@@ -24,6 +24,10 @@ TELLING = ("totals", "history", "maker")
 """The keys that a script does its work without: what was done, and who made an id."""
 
 
+RESULTS = {"archive": "results", "archive_payload": "results_payload"}
+"""The archive of complete_with_result, which takes it under the name that all archives have."""
+
+
 def vital(script: str) -> list[str]:
     """Return the keys without which a script does nothing, by name."""
     return [name for name in load(script).keys if name not in TELLING]
@@ -37,7 +41,7 @@ def key_named(store: Store, name: str) -> str:
         if not idle:
             idle.append(Lane(idle, keys))
         return idle[-1].receipt
-    key: str = getattr(keys, name)
+    key: str = getattr(keys, RESULTS.get(name, name))
     return key
 
 

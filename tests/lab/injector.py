@@ -48,6 +48,7 @@ PARTS: Final = {
     "mx-rmq survey": "wakeups",
     "mx-rmq monitor": "monitor",
     "mx-rmq producer": "producer",
+    "mx-rmq progress": "progress",
     "mx-rmq ring": "shutdown",
     "mx-rmq scheduler": "scheduler",
 }

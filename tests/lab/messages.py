@@ -24,7 +24,7 @@ RESULT_TTL = 3_600_000
 FAILURE = Failure(type="ValueError", text="no", at=1)
 
 
-def kept(result: bytes = b"1", ttl: int = RESULT_TTL) -> bytes:
+def kept(result: bytes = b"0", ttl: int = RESULT_TTL) -> bytes:
     """Return a result as it is stored."""
     return Kept(attempt=1, created_at=1, ttl=ttl, worker="w1").with_result(result)
 

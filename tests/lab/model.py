@@ -69,6 +69,10 @@ class Model:
     dead_letters: dict[str, bytes] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, bytes] = field(default_factory=dict)
+    kept_at: dict[str, int] = field(default_factory=dict)
+    results: dict[str, bytes] = field(default_factory=dict)
+    result_ttl: int | None = None
+    progress: dict[str, str] = field(default_factory=dict)
     recent: dict[str, int] = field(default_factory=dict)
     receipts: dict[str, tuple[int, str]] = field(default_factory=dict)
     token: int = 0
@@ -106,6 +110,8 @@ class Model:
             meta["paused"] = "1"
         if self.tick is not None:
             meta["tick"] = str(self.tick)
+        if self.result_ttl is not None:
+            meta["result_ttl"] = str(self.result_ttl)
         return Snapshot(
             records=self.records,
             high=self.pending["high"],
@@ -122,6 +128,8 @@ class Model:
             dead_letters=self.dead_letters,
             quarantine=self.quarantine,
             quarantined=self.quarantined,
+            completed=self.kept_at,
+            results=self.results,
             rung=self.rung,
             rung_delay=self.rung_delay,
             meta=meta,
@@ -130,6 +138,10 @@ class Model:
 
     def live(self) -> int:
         return len(self.records)
+
+    def knows(self, id: str) -> bool:
+        """Say whether a message is in any state."""
+        return any(id in one for one in (self.records, self.dead, self.quarantine, self.kept_at))
 
     # new -> pending, delayed
 
@@ -293,6 +305,28 @@ class Model:
             self.completed.add(id)
         return self._receipt(call, answer) if mine else answer
 
+    def complete_with_result(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        if not mine:
+            return answer
+        arriving = [_bytes(kept) for _, _, kept in mine]
+        self._trim(call, self.kept_at, self.results, *arriving)
+        for id, _, kept in mine:
+            self._unlease(id)
+            del self.records[id]
+            assert id not in self.completed, f"{id} is completed twice"
+            self.completed.add(id)
+            self.kept_at[id] = call.named["now_ms"]
+            self.results[id] = _bytes(kept)
+        self.result_ttl = call.named["ttl_ms"]
+        return self._receipt(call, answer)
+
+    def note_progress(self, call: Call) -> Any:
+        mine, answer = self._mine(call)
+        for id, token, said in mine:
+            self.progress[id] = f"{token} {said}"
+        return answer
+
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
@@ -337,7 +371,7 @@ class Model:
         id, now = call.named["id"], call.named["now_ms"]
         if self.leases.get(id) != (int(call.named["token"]), call.named["worker"]):
             return "0"
-        self._trim(call, index, contents, arriving=data)
+        self._trim(call, index, contents, data)
         self._unlease(id)
         del self.records[id]
         index[id] = now
@@ -347,20 +381,22 @@ class Model:
     def trim_archive(self, call: Call) -> Any:
         if call.named["archive"] == "dlq":
             return [self._trim(call, self.dead, self.dead_letters), 0]
+        if call.named["archive"] == "results":
+            return [self._trim(call, self.kept_at, self.results), 0]
         return [self._trim(call, self.quarantine, self.quarantined), 0]
 
     def _trim(
-        self, call: Call, index: dict[str, int], contents: dict[str, bytes], arriving: bytes = b""
+        self, call: Call, index: dict[str, int], contents: dict[str, bytes], *arriving: bytes
     ) -> int:
         keep, ttl, now = call.named["keep"], call.named["ttl_ms"], call.named["now_ms"]
         oldest = sorted((at, id) for id, at in index.items())
         aged = len([at for at, _ in oldest if ttl and at <= now - ttl])
-        surplus = max(0, len(oldest) + bool(arriving) - aged - keep) if keep else 0
+        surplus = max(0, len(oldest) + len(arriving) - aged - keep) if keep else 0
         for _, id in oldest[: aged + surplus]:
             del index[id], contents[id]
         dropped = aged + surplus
         for _, id in oldest[aged + surplus :]:
-            if _load([*contents.values(), arriving]) <= call.named["budget"]:
+            if _load([*contents.values(), *arriving]) <= call.named["budget"]:
                 break
             del index[id], contents[id]
             dropped += 1

@@ -37,12 +37,14 @@ DELAY: Final = 0.2
 BLOCK: Final = 2.4
 """Seconds that a handler blocks its loop: a second or a lease until the keeper hands back, and the
 time that a busy machine takes."""
+SAY: Final = 0.2
+"""Seconds in which what a handler has said about its progress is sent."""
 PATIENCE: Final = 20.0
 """Seconds after which a life goes on to its end, whatever it still waits for."""
 HEIR_WITHIN: Final = 45.0
 """Seconds in which an heir finds everything. From its second crash on, a message may wait ten."""
 
-KINDS: Final = ("work", "fragile", "line", "ops", "app")
+KINDS: Final = ("work", "fragile", "line", "ops", "app", "kept")
 """The topics of each life, beside that of its cron."""
 
 
@@ -211,6 +213,8 @@ class Life:
                 options["max_crashes"] = 1
             if kind == "line":
                 options |= {"partitions": 1, "concurrency": 1}
+            if kind == "kept":
+                options["result_ttl"] = 600
             mq.handler(topic(kind, life), **options)(self._handle)
 
         @mq.cron(f"0 0 {life} 1 *", missed="once", topic=topic("tick", life))
@@ -219,7 +223,7 @@ class Life:
             self._note("start", label, delivery)
             self._note("end", label, delivery)
 
-    async def _handle(self, payload: dict[str, str], delivery: Delivery) -> None:
+    async def _handle(self, payload: dict[str, str], delivery: Delivery) -> str:
         label, act = payload["label"], payload["act"]
         self._note("start", label, delivery)
         if act == "fail" or (act == "once" and delivery.attempt == 1):
@@ -233,7 +237,11 @@ class Life:
                 raise
         if act == "block" and self._order.scene == "blocked":
             time.sleep(BLOCK)
+        if act == "say":
+            delivery.progress(0.5, label)
+            await asyncio.sleep(SAY)
         self._note("end", label, delivery)
+        return label
 
     def _note(self, what: str, label: str, delivery: Delivery) -> None:
         self._journal.note(

@@ -89,6 +89,28 @@ MUTANTS = [
         "redis.call('ZREM', expire_monitor, '')",
     ),
     Mutant("complete leaves no receipt", "complete_message", _RECEIPT, ""),
+    Mutant("a result without a token check", "complete_with_result", _HELD, _ANY),
+    Mutant("a completion with a result leaves no receipt", "complete_with_result", _RECEIPT, ""),
+    Mutant(
+        "a completion without its result",
+        "complete_with_result",
+        "redis.call('HSET', archive_payload, unpack(results))",
+        "",
+    ),
+    Mutant(
+        "a result without its completion",
+        "complete_with_result",
+        "redis.call('HDEL', payload, unpack(held))",
+        "",
+    ),
+    Mutant("results have no cap", "complete_with_result", "if keep > 0 and", "if false and"),
+    Mutant(
+        "a result that is not listed",
+        "complete_with_result",
+        "redis.call('ZADD', archive, unpack(times))",
+        "",
+    ),
+    Mutant("progress without a token check", "note_progress", _HELD, _ANY),
     Mutant(
         "retry leaves the lease",
         "retry_message",
@@ -153,7 +175,7 @@ MUTANTS = [
     Mutant(
         "the cap drops the newest dead letter",
         "move_to_dlq",
-        "redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, 100) - 1)",
+        "redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, most) - 1)",
         "redis.call('ZRANGE', archive, -math.min(surplus, 100), -1)",
     ),
     Mutant(

@@ -26,7 +26,7 @@ from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
 from mx_rmq.store.store import Store
 from tests.lab.clock import Clock
-from tests.lab.messages import FAILURE, TOPIC, draft
+from tests.lab.messages import FAILURE, TOPIC, draft, kept
 from tests.lab.model import SUPERSEDED, Call, Model
 from tests.lab.snapshot import Snapshot, snapshot
 
@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     from mx_rmq.net.topology import Servers
     from mx_rmq.store.script import Script
 
-READS = {"inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"}
+READS = {
+    "read_status",
+    "inspect_message",
+    "scan_fields",
+    "weigh_fields",
+    "count_messages",
+    "find_history",
+}
 BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
 """What moves no message."""
 
@@ -47,6 +54,8 @@ AUDITED = 5
 """Steps from one audit to the next: it costs more than all the rest of a step."""
 
 MINUTE = 60_000
+KEPT = 5 * MINUTE
+"""How long results are kept."""
 
 LIMITS = Limits(
     dlq_max=2,
@@ -55,9 +64,12 @@ LIMITS = Limits(
     quarantine_max=2,
     quarantine_ttl=500,
     quarantine_max_bytes=900,
+    results_max=3,
+    results_bytes=1200,
     dedup=120,
 )
-"""Two dead letters and two quarantined messages fit, or one that has failed several times."""
+"""Two dead letters and two quarantined messages fit, or one that has failed several times; and
+three results, or two that are long."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
 """What happens to a call; doubled: it is answered, and a copy of it arrives later."""
@@ -291,6 +303,34 @@ class Walk(RuleBasedStateMachine):
         if held := [one for name, one in self.claims if name == worker][-20:]:
             self.play(fault, self._settle(worker, held, what))
 
+    @precondition(lambda self: self.claims)
+    @rule(
+        positions=st.lists(recent, min_size=1, max_size=3),
+        size=st.sampled_from([1, 200, 400]),
+        fault=faults,
+    )
+    def keep(self, positions: list[int], size: int, fault: str) -> None:
+        picked = [self._pick(position) for position in positions]
+        results = [(one.claim, kept(b"1" * size, 300_000)) for _, one in picked]
+        worker = picked[0][0]
+        work = self.store.complete_with_result(
+            TOPIC, worker, results[: 1 + (size == 1)], ttl=300_000
+        )
+        self.play(fault, work)
+        for id in {one.id for _, one in picked}:
+            (found,) = self.run(self.store.read_status(TOPIC, [id]))
+            assert (found is not None) == self.model.knows(id)
+
+    @precondition(lambda self: self.claims)
+    @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
+    def progress(self, position: int, share: str, fault: str) -> None:
+        worker, one = self._pick(position)
+        said = [(one.claim, share.encode())]
+        self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
+        keys = self.store.keys.of(TOPIC)
+        for id, words in self.model.progress.items():
+            assert self.run(self.raw.get(keys.progress(id))) == words.encode()
+
     def _pick(self, position: int) -> tuple[str, Leased]:
         """Return a lease: every other time one that is still good, if there is any."""
         leases = self.model.leases
@@ -504,6 +544,7 @@ class Walk(RuleBasedStateMachine):
         elif what == "trim":
             self.run(self.store.trim_archive(TOPIC, State.DEAD))
             self.run(self.store.trim_archive(TOPIC, State.QUARANTINED))
+            self.run(self.store.trim_archive(TOPIC, State.COMPLETED))
         else:  # the rings are lost, or a worker took them and gives back what it cannot use
             keys = self.store.keys.of(TOPIC)
             self.run(self.raw.delete(keys.doorbell, keys.doorbell_delay))
@@ -523,8 +564,8 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def the_bytes_of_the_archives_are_noted(self) -> None:
         key = self.store.keys.of(TOPIC).archive_bytes
-        noted = self.run(self.raw.hmget(key, "dead", "quarantined"))
-        held = (self.model.dead_letters, self.model.quarantined)
+        noted = self.run(self.raw.hmget(key, "dead", "quarantined", "completed"))
+        held = (self.model.dead_letters, self.model.quarantined, self.model.results)
         assert [int(one or 0) for one in noted] == [
             sum(map(len, contents.values())) for contents in held
         ]
@@ -584,7 +625,7 @@ def _call(script: Script, keys: Sequence[str], args: Sequence[Value]) -> Call:
         for name, value in zip(script.args, args, strict=False)
     }
     if "archive" in script.keys:
-        named["archive"] = "dlq" if keys[script.keys.index("archive")].endswith("dlq") else "error"
+        named["archive"] = keys[script.keys.index("archive")].rpartition("}:")[2]
     lane = keys[script.keys.index("receipt")].rpartition(":")[2] if "receipt" in script.keys else ""
     rest = [_text(value) for value in args[len(script.args) :]]
     width = len(script.each) or 1

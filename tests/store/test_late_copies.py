@@ -21,7 +21,7 @@ from mx_rmq.store.script import load, names
 from tests.lab.calls import double_next
 from tests.lab.cases import CASES, WORKER, Case, Stage, die, set_aside
 from tests.lab.lua_lint import WRITES
-from tests.lab.messages import LEASE, TOPIC, draft
+from tests.lab.messages import LEASE, RESULT_TTL, TOPIC, draft, kept
 from tests.lab.snapshot import snapshot, told
 from tests.store.contracts import ONE_SERVER
 
@@ -43,6 +43,7 @@ HARMLESS = {
     "expire_message": "takes what has expired; the recovery deadline brings it back",
     "extend_lease": "moves the deadline of a lease that the worker still has",
     "handle_timeout_message": "takes over what ran out; the recovery deadline brings it back",
+    "note_progress": "says how far a handler was a moment ago, if it still has the lease",
     "preflight": "works on a key of its own",
     "process_delay_message": "moves what is due",
     "produce_cron_message": "fires a tick that is due, and each tick once",
@@ -126,6 +127,11 @@ async def lost(stage: Stage) -> list[Leased]:
 
 async def complete(stage: Stage, taken: list[Leased]) -> list[Settled]:
     return await stage.store.complete_message(TOPIC, WORKER, taken)
+
+
+async def keep(stage: Stage, taken: list[Leased]) -> list[Settled]:
+    results = [(one.claim, kept()) for one in taken]
+    return await stage.store.complete_with_result(TOPIC, WORKER, results, ttl=RESULT_TTL)
 
 
 async def release(stage: Stage, taken: list[Leased]) -> list[Settled]:
@@ -213,6 +219,7 @@ REFUSALS = (
     Refusal("dispatch_message, paused", paused, dispatch, [], resume),
     Refusal("dispatch_message, not alone", one_is_held, dispatch_alone, [], it_is_done),
     Refusal("complete_message", lost, complete, LOST, dispatch),
+    Refusal("complete_with_result", lost, keep, LOST, dispatch),
     Refusal("release_message", lost, release, LOST, dispatch),
     Refusal("retry_message", lost, retry, LOST, dispatch),
     Refusal("move_to_dlq", lost, bury, Settled.LOST, dispatch),

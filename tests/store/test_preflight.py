@@ -10,6 +10,7 @@ import pytest
 
 from mx_rmq.core.errors import MissingRights, NewerLayout, UnsafeServer
 from mx_rmq.core.message import State
+from mx_rmq.store.preflight import OPTIONAL
 from mx_rmq.store.results import RetryRequest, Settled
 from mx_rmq.store.script import load, names
 from mx_rmq.store.store import Store
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Run = Callable[..., Awaitable[Any]]
     Limited = Callable[..., Awaitable[str]]
 
-COMMANDS = sorted(set().union(*(load(name).commands for name in names())))
+COMMANDS = sorted(set().union(*(load(name).commands for name in names())) - {OPTIONAL})
 """Everything that any script asks of the server."""
 
 POLICIES = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
-NOWHERE = Places(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NOWHERE = Places(*[0] * 13)
 
 
 async def inspect(store: Store, *ids: str | bytes, walk: bool = True) -> list[Places]:
@@ -154,10 +154,11 @@ async def test_weigh_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> No
 
 
 async def test_a_topic_is_counted_state_by_state(store: Store, raw: Redis) -> None:
-    assert await store.views.counts(TOPIC) == Counts(0, 0, 0, 0, 0, 0, 0, None, None, {})
+    assert await store.views.counts(TOPIC) == Counts(0, 0, 0, 0, 0, 0, 0, 0, None, None, {})
     await leased(store, 4)
     await archived(store, State.DEAD, 5)
     await archived(store, State.QUARANTINED, 6)
+    await bring(store, State.COMPLETED)
     for count, priority in enumerate(Priority, 1):
         await pending(store, count, priority=priority)
         await delayed(store, 1000, 10 * count, priority=priority)
@@ -168,16 +169,26 @@ async def test_a_topic_is_counted_state_by_state(store: Store, raw: Redis) -> No
         processing=4,
         dead=5,
         quarantined=6,
+        completed=1,
         paused=0,
         dropped=0,
         delayed_overdue=None,
         lease_overdue=None,
-        ever={"produced": 21, "delayed": 60, "dispatched": 15, "died": 5, "quarantined": 6},
+        ever={
+            "produced": 22,
+            "delayed": 60,
+            "dispatched": 16,
+            "died": 5,
+            "quarantined": 6,
+            "completed": 1,
+            "kept": 1,
+        },
         dead_bytes=sum(len(data) + 200 for data in before.dead_letters.values()),
         quarantined_bytes=sum(len(data) + 200 for data in before.quarantined.values()),
+        completed_bytes=sum(len(data) + 200 for data in before.results.values()),
     )
     assert await snapshot(raw, TOPIC) == before
-    assert await store.views.counts("unused") == Counts(0, 0, 0, 0, 0, 0, 0, None, None, {})
+    assert await store.views.counts("unused") == Counts(0, 0, 0, 0, 0, 0, 0, 0, None, None, {})
 
 
 async def test_the_counts_tell_of_a_pause_and_of_dropped_ids(store: Store, raw: Redis) -> None:

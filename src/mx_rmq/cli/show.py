@@ -55,7 +55,8 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
         _print_facts(message)
         _print_failures(message)
         print_history(history)
-        click.echo("bytes:" if message.unreadable else "payload:")
+        what = "result:" if message.state is State.COMPLETED else "payload:"
+        click.echo("bytes:" if message.unreadable else what)
         for line in lines(payload_text(message, indent=2)):
             click.echo("  " + line)
     elif history:

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.status import Progress
+from mx_rmq.core.status import ProgressNote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,7 +40,7 @@ class Delivery:
         created_at: float,
         deadline: float | None,
         extend: Callable[[float], float | None],
-        progress: Callable[[Progress], None] | None = None,
+        progress: Callable[[ProgressNote], None] | None = None,
     ) -> None:
         self.id = id
         self.topic = topic
@@ -69,7 +69,7 @@ class Delivery:
         Nothing is awaited; `mq.status` and `mq.watch` show the last word of this attempt within a
         second. May be called in a thread.
         """
-        said = Progress.of(share, note)
+        said = ProgressNote.of(share, note)
         if self._progress is not None:
             self._progress(said)
 

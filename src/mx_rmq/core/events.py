@@ -23,6 +23,7 @@ PARTS: Final = (
     "lease keeper",
     "lifecycle",
     "monitor",
+    "progress",
     "registry",
     "scheduler",
     "survey",

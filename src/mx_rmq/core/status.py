@@ -65,14 +65,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
         return kept, result
 
 
-class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
+class ProgressNote(msgspec.Struct, frozen=True, omit_defaults=True):
     """How far a handler is, in its own words."""
 
     share: float | None = None
     note: str = ""
 
     @classmethod
-    def of(cls, share: float | None, note: str) -> Progress:
+    def of(cls, share: float | None, note: str) -> ProgressNote:
         """Check what a handler says."""
         number = isinstance(share, int | float) and not isinstance(share, bool)
         if share is not None and not (number and isfinite(share) and 0 <= share <= 1):
@@ -82,7 +82,7 @@ class Progress(msgspec.Struct, frozen=True, omit_defaults=True):
         return cls(None if share is None else float(share), storable(note)[:MAX_NOTE])
 
     @classmethod
-    def read(cls, data: bytes, lease: bytes) -> Progress:
+    def read(cls, data: bytes, lease: bytes) -> ProgressNote:
         """Return what the holder of a lease said; nothing, if an earlier attempt said it."""
         token, _, said = data.partition(b" ")
         if token and token == lease.partition(b":")[0]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import ScriptFailed
 from mx_rmq.doctor.finding import Finding, ok, warn
+from mx_rmq.net.subscription import Subscription
 
 if TYPE_CHECKING:
     from mx_rmq.net.caller import Caller
@@ -39,6 +40,15 @@ async def rights(caller: Caller, scratch: str) -> list[Finding]:
     if missing := await _missing(caller, scratch, WORKER):
         what = f"{user} may not run {', '.join(missing)}, so workers cannot use this user"
         found.append(ok(what))
+    if not await _may_listen(caller, scratch):
+        found.append(
+            warn(
+                f"{user} may not SUBSCRIBE to channels, so callers of mq.result learn of results "
+                "up to two seconds late",
+                "Grant +subscribe and &mx-rmq:* with your prefix (ACL SETUSER), or use the files "
+                "in deploy/acl",
+            )
+        )
     return found or [ok(f"{user} may run every command that is needed")]
 
 
@@ -48,6 +58,14 @@ async def _user(caller: Caller, scratch: str) -> str:
     except ScriptFailed:
         return "this user"
     return f"user {name.decode(errors='replace') if isinstance(name, bytes) else name}"
+
+
+async def _may_listen(caller: Caller, channel: str) -> bool:
+    subscription = Subscription(caller, lambda *_: None, lambda _: None)
+    try:
+        return await subscription.add(channel)
+    finally:
+        await subscription.close()
 
 
 async def _missing(caller: Caller, scratch: str, commands: str) -> list[str]:

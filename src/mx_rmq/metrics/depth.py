@@ -221,7 +221,7 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
     archives = [(one, state) for one in found for state in State if state.is_archive]
     yield gauge(
         "mx_rmq_archive_bytes",
-        "Bytes that the dead letters, the quarantine and the results of the topic take on the server.",
+        "Bytes that the dead letters, quarantine and results of the topic take on the server.",
         ["topic", "state"],
         [([one.topic, state], getattr(one, f"{state}_bytes")) for one, state in archives],
     )

@@ -139,6 +139,7 @@ class Lifecycle:
                     count = _how_many_fit(waiting, count)
                 elif kind is Result:
                     budget = await self._store.budget(topic, State.COMPLETED)
+                    count = min(count, self._store.limits.results_max or count)
                     count = _how_many_fit(waiting, count, budget)
                 batch = [waiting.popleft() for _ in range(count)]
                 try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from mx_rmq.core.status import Progress
+from mx_rmq.core.status import ProgressNote
 from mx_rmq.runtime.loop import FailureLog, Loop, each
 from mx_rmq.store.arguments import MAX_BATCH
 
@@ -34,7 +34,7 @@ class Progresses:
         self._slots = slots
         self._worker = worker
         self._lock = threading.Lock()
-        self._said: dict[HeldMessage, Progress] = {}
+        self._said: dict[HeldMessage, ProgressNote] = {}
         self._unsent: dict[HeldMessage, None] = {}
         self._again_at = time.monotonic() + SAY_AGAIN
         self._failures = FailureLog("progress")
@@ -42,11 +42,11 @@ class Progresses:
         self._started = False
         self.loop = Loop("progress", self.step)
 
-    def say(self, held: HeldMessage, said: Progress) -> None:
+    def say(self, held: HeldMessage, said: ProgressNote) -> None:
         """Note what a handler said. May be called in any thread."""
         with self._lock:
             if said.share is None and (before := self._said.get(held)) is not None:
-                said = Progress(before.share, said.note)
+                said = ProgressNote(before.share, said.note)
             self._said[held] = said
             is_first = not self._unsent
             self._unsent[held] = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import State
-from mx_rmq.core.status import Kept, Progress, Status
+from mx_rmq.core.status import Kept, ProgressNote, Status
 from mx_rmq.store import quarantine
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Whereabouts(NamedTuple):
             return Status(state)
         reason = message.reason or (message.errors[-1].summary if message.errors else "")
         if state is State.PROCESSING:
-            progress = Progress.read(said, lease)
+            progress = ProgressNote.read(said, lease)
             attempt = message.attempts + 1
             return Status(state, attempt, progress.share, progress.note, reason)
         return Status(state, message.attempts, reason=reason)
@@ -82,7 +82,10 @@ async def read_status(
 
 def _is_over(at: bytes, data: bytes, now: int) -> bool:
     """Return whether a result is older than it was to be kept."""
-    return float(at) + Kept.read(data)[0].ttl <= now
+    try:
+        return float(at) + Kept.read(data)[0].ttl <= now
+    except DecodeError:  # the caller is told that it cannot be read
+        return False
 
 
 async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:

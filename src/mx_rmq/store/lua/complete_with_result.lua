@@ -23,10 +23,7 @@ local results, times, told, part, size = {}, {}, {}, {}, 0
 for n, id in ipairs(held) do
   local kept = ARGV[mine[n] + 2]
   weight = weight + #kept
-  if old[n] then
-    replaced[id] = redis.call('HSTRLEN', archive_payload, id)
-    arriving, weight = arriving - 1, weight - replaced[id]
-  end
+  if old[n] then replaced[id] = redis.call('HSTRLEN', archive_payload, id) end
   results[2 * n - 1], results[2 * n] = id, kept
   times[2 * n - 1], times[2 * n] = now, id
   local short = #kept <= inline
@@ -41,16 +38,9 @@ end
 
 -- use: archive_size, victims
 local noted_ttl = redis.call('HGET', meta, 'result_ttl')
-for _, one in ipairs(victims) do
-  if replaced[one] then
-    arriving, weight, replaced[one] = arriving + 1, weight + replaced[one], nil
-  end
-end
-for _, id in ipairs(held) do -- a replaced result is dropped and arrives again
-  if replaced[id] then
-    victims[#victims + 1], weights[#victims + 1] = id, replaced[id]
-    arriving, weight = arriving + 1, weight + replaced[id]
-  end
+for _, one in ipairs(victims) do replaced[one] = nil end
+for _, id in ipairs(held) do
+  if replaced[id] then victims[#victims + 1], weights[#victims + 1] = id, replaced[id] end
 end
 
 -- use: drop_victims

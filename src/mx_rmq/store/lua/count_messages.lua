@@ -1,10 +1,10 @@
 -- count_messages: read
 -- How many messages of a topic are in each state, all at one moment.
--- Returns  pending, delayed, processing, dead, quarantined, completed; 1 if paused; how many ids without a
---          message were ever dropped; for how long the first delayed message has been due and the
---          first lease has been over (ms, -1: none is); a list: the bytes of dead, quarantined and
---          completed messages and when each archive last dropped some for its bytes; a list: what happened
---          and how often, ever
+-- Returns  pending, delayed, processing, dead, quarantined, completed; 1 if paused; how many ids
+--          without a message were ever dropped; for how long the first delayed message has been due
+--          and the first lease has been over (ms, -1: none is); a list: the bytes of dead,
+--          quarantined and completed messages, and when each archive last dropped some for its
+--          bytes; a list: what happened and how often, ever
 -- Cost     O(log N), N delayed or in processing
 -- keys: pending* | delay_tasks* | cancelled | processing expire_monitor
 -- keys: dlq error_parse_queue results archive_bytes | meta | totals

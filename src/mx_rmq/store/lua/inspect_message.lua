@@ -2,8 +2,8 @@
 -- Where messages are, all at one moment: how the audit confirms what it suspects.
 -- Returns  for each id a string of counts: record, pending, delayed, lease, deadline, dead index,
 --          dead letter, quarantine index, quarantined bytes, result index, result, expiry, and 1 if
---          a place was cancelled that is not there. Pending counts to 2, without a cancelled place; it and the last stay
---          0 unless walk is 1.
+--          a place was cancelled that is not there. Pending counts to 2, without a cancelled
+--          place; it and the last stay 0 unless walk is 1.
 -- Cost     O(log N) per id; with walk O(N), N pending
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload results results_payload

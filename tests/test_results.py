@@ -1,0 +1,476 @@
+"""Results, status, progress: what callers see of the messages that they wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mx_rmq import (
+    DecodeError,
+    Delivery,
+    InvalidInput,
+    MessageDied,
+    MessageQueue,
+    Middleware,
+    NotOpen,
+    Reject,
+    ResultTimeout,
+    ResultUnknown,
+    State,
+    Status,
+    Worker,
+)
+from mx_rmq import waiters as module
+from tests.lab.servers import Kind, chosen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from redis.asyncio import Redis
+
+    from tests.lab.servers import Server
+
+pytestmark = pytest.mark.parametrize("kind", chosen(Kind.VALKEY_9_1, Kind.REDIS_7_0))
+
+
+@dataclass
+class Receipt:
+    total: int
+    at: datetime
+
+
+@pytest.fixture
+async def mq(server: Server, raw: Redis) -> AsyncIterator[MessageQueue]:
+    async with MessageQueue(server.url) as mq:
+        yield mq
+
+
+async def until_heard(raw: Redis, topic: str) -> None:
+    """Wait until a waiter listens."""
+    async with asyncio.timeout(30):
+        while not (await raw.pubsub_numsub(f"mx-rmq:{{{topic}}}:results"))[0][1]:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.002)
+
+
+async def test_what_the_handler_returns_is_the_result(mq: MessageQueue) -> None:
+    @mq.handler("add", result_ttl=60)
+    async def add(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    async with Worker(mq):
+        id = await mq.produce("add", [1, 2])
+        assert await mq.result("add", id, timeout=30) == 3
+        assert await mq.result("add", id, timeout=30) == 3
+        assert await mq.status("add", id) == Status(State.COMPLETED, 1)
+
+
+async def test_a_plain_handler_and_one_that_returns_nothing_have_results_too(
+    mq: MessageQueue,
+) -> None:
+    @mq.handler("plain", result_ttl=60)
+    def plain(payload: str) -> str:
+        return payload.upper()
+
+    @mq.handler("none", result_ttl=60)
+    async def none(payload: str) -> None:
+        pass
+
+    async with Worker(mq):
+        assert await mq.result("plain", await mq.produce("plain", "a"), timeout=30) == "A"
+        assert await mq.result("none", await mq.produce("none", "a"), timeout=30) is None
+
+
+async def test_the_result_is_decoded_into_the_type(mq: MessageQueue) -> None:
+    at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+    @mq.handler("pay", result_ttl=60)
+    async def pay(total: int) -> Receipt:
+        return Receipt(total, at)
+
+    async with Worker(mq):
+        id = await mq.produce("pay", 7)
+        assert await mq.result("pay", id, timeout=30, type=Receipt) == Receipt(7, at)
+        assert await mq.result("pay", id) == {"total": 7, "at": "2026-01-02T03:04:05Z"}
+        with pytest.raises(DecodeError, match="result does not fit int"):
+            await mq.result("pay", id, type=int)
+
+
+async def test_a_long_result_is_read(mq: MessageQueue) -> None:
+    @mq.handler("long", result_ttl=60)
+    async def long(size: int) -> str:
+        return "x" * size
+
+    async with Worker(mq):
+        for size in (3_000, 5_000, 500_000):
+            id = await mq.produce("long", size)
+            assert await mq.result("long", id, timeout=30) == "x" * size
+
+
+@pytest.mark.parametrize("result", [object(), "x" * 101, float("nan")], ids=["odd", "big", "nan"])
+async def test_a_result_that_cannot_be_kept_fails_the_attempt(
+    server: Server, raw: Redis, result: Any
+) -> None:
+    async with MessageQueue(server.url, max_payload=100) as mq:
+
+        @mq.handler("bad", result_ttl=60, max_attempts=1)
+        async def bad(payload: int) -> Any:
+            return result
+
+        async with Worker(mq):
+            id = await mq.produce("bad", 1)
+            with pytest.raises(MessageDied, match=r"the result of .*bad cannot be kept"):
+                await mq.result("bad", id, timeout=30)
+
+
+async def test_middleware_may_change_the_result(server: Server, raw: Redis) -> None:
+    class Twice(Middleware):
+        async def handle(self, delivery: Delivery, call: Any) -> Any:
+            return 2 * await call(delivery)
+
+    async with MessageQueue(server.url, middleware=[Twice()]) as mq:
+
+        @mq.handler("one", result_ttl=60)
+        async def one(payload: int) -> int:
+            return payload
+
+        async with Worker(mq):
+            assert await mq.result("one", await mq.produce("one", 4), timeout=30) == 8
+
+
+async def test_a_waiter_learns_at_once_that_the_message_died(mq: MessageQueue, raw: Redis) -> None:
+    @mq.handler("bad", result_ttl=60)
+    async def bad(payload: int) -> None:
+        raise Reject("no stock")
+
+    id = await mq.produce("bad", 1)
+    waiting = asyncio.create_task(mq.result("bad", id, timeout=30))
+    await until_heard(raw, "bad")
+    async with Worker(mq):
+        with pytest.raises(MessageDied) as died:
+            await waiting
+    assert (died.value.reason, died.value.error) == ("rejected: no stock", "Reject: no stock")
+    assert (died.value.state, died.value.id) == (State.DEAD, id)
+    assert await mq.status("bad", id) == Status(State.DEAD, 1, reason="rejected: no stock")
+
+
+async def test_a_quarantined_message_has_no_result_either(mq: MessageQueue) -> None:
+    @mq.handler("typed", result_ttl=60)
+    async def typed(payload: int) -> None: ...
+
+    async with Worker(mq):
+        id = await mq.produce("typed", "text")
+        with pytest.raises(MessageDied, match="payload does not fit int"):
+            await mq.result("typed", id, timeout=30)
+
+
+async def test_the_timeout_is_kept_and_the_message_goes_on(mq: MessageQueue) -> None:
+    id = await mq.produce("slow", 1)
+    begun = time.monotonic()
+    with pytest.raises(ResultTimeout, match=r"has no result after 0\.2 s") as late:
+        await mq.result("slow", id, timeout=0.2)
+    assert isinstance(late.value, TimeoutError)
+    assert 0.2 <= time.monotonic() - begun < 10
+    assert await mq.status("slow", id) == Status(State.PENDING)
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+async def test_a_timeout_that_is_none_is_refused(mq: MessageQueue, seconds: float) -> None:
+    with pytest.raises(InvalidInput, match="above 0"):
+        await mq.result("slow", "id", timeout=seconds)
+
+
+async def test_an_unknown_message_is_told_apart(mq: MessageQueue) -> None:
+    @mq.handler("kept", result_ttl=60)
+    async def kept(payload: int) -> None: ...
+
+    with pytest.raises(ResultUnknown, match="never produced"):
+        await mq.result("none", "id")
+    async with Worker(mq):
+        await mq.result("kept", await mq.produce("kept", 1), timeout=30)
+    with pytest.raises(ResultUnknown, match="its result is gone: they are kept for 60 s"):
+        await mq.result("kept", "never")
+    assert await mq.status("kept", "never") is None
+    assert [status async for status in mq.watch("kept", "never")] == []
+
+
+async def test_a_topic_that_keeps_no_results_says_so_within_seconds(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    @mq.handler("plain")
+    async def plain(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("plain", 1)
+    waiting = asyncio.create_task(mq.result("plain", id, timeout=30))
+    await until_heard(raw, "plain")
+    async with Worker(mq):
+        begun = time.monotonic()
+        with pytest.raises(ResultUnknown, match="keeps no results"):
+            await waiting
+        assert time.monotonic() - begun < 10
+
+
+async def test_a_result_expires(mq: MessageQueue) -> None:
+    @mq.handler("brief", result_ttl=0.05)
+    async def brief(payload: int) -> int:
+        return payload
+
+    async with Worker(mq):
+        id = await mq.produce("brief", 1)
+        await mq.result("brief", id, timeout=30)
+        async with asyncio.timeout(30):
+            while await mq.status("brief", id) is not None:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        with pytest.raises(ResultUnknown, match=r"kept for 0.05 s"):
+            await mq.result("brief", id)
+
+
+async def test_progress_is_seen_by_those_who_watch(mq: MessageQueue) -> None:
+    go_on = asyncio.Event()
+
+    @mq.handler("report", result_ttl=60, retry=0.001, max_attempts=2)
+    async def report(payload: int, delivery: Delivery) -> str:
+        if delivery.attempt == 1:
+            delivery.progress(0.9, "nearly")
+            raise ValueError("again")
+        delivery.progress(0.25, "first")
+        delivery.progress(note="second")
+        await go_on.wait()
+        return "done"
+
+    async with Worker(mq):
+        id = await mq.produce("report", 1)
+        seen: list[Status] = []
+        async for status in mq.watch("report", id):
+            seen.append(status)
+            if status.note == "second":
+                go_on.set()
+    assert seen[-1] == Status(State.COMPLETED, 2)
+    assert seen[-2].state is State.PROCESSING
+    assert (seen[-2].attempt, seen[-2].progress, seen[-2].note) == (2, 0.25, "second")
+    assert all(one.progress in (None, 0.25) for one in seen if one.attempt == 2)
+    assert len(seen) == len(set(seen))
+
+
+async def test_progress_may_be_said_in_a_thread_and_ten_thousand_times(mq: MessageQueue) -> None:
+    go_on = threading.Event()
+
+    @mq.handler("rows", result_ttl=60)
+    def rows(count: int, delivery: Delivery) -> int:
+        for row in range(count + 1):
+            delivery.progress(row / count, f"row {row}")
+        go_on.wait(30)
+        return count
+
+    async with Worker(mq):
+        id = await mq.produce("rows", 10_000)
+        async with asyncio.timeout(30):
+            while (status := await mq.status("rows", id)) is None or status.progress != 1:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        assert status.note == "row 10000"
+        go_on.set()
+        assert await mq.result("rows", id, timeout=30) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("share", "note"), [(1.1, ""), (-0.1, ""), (float("nan"), ""), (True, ""), ("1", ""), (1, 5)]
+)
+async def test_a_progress_that_is_none_is_refused(mq: MessageQueue, share: Any, note: Any) -> None:
+    delivery = Delivery(
+        id="a",
+        topic="t",
+        payload=1,
+        attempt=1,
+        fence=1,
+        headers={},
+        created_at=0.0,
+        deadline=None,
+        extend=lambda _: None,
+    )
+    with pytest.raises(InvalidInput, match=r"progress\("):
+        delivery.progress(share, note)
+    delivery.progress(1, "x" * 1000)
+
+
+async def test_ten_thousand_waiters_share_a_few_connections(
+    mq: MessageQueue, raw: Redis, server: Server
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    ids = await mq.produce_many("echo", range(10_000))
+    before = len(await raw.client_list())
+    waits = [asyncio.create_task(mq.result("echo", id, timeout=120)) for id in ids]
+    await until_heard(raw, "echo")
+    assert len(await raw.client_list()) - before <= 4
+    async with Worker(mq):
+        assert await asyncio.gather(*waits) == list(range(10_000))
+
+
+async def test_lost_news_costs_two_seconds_at_most(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id, timeout=30))
+    await until_heard(raw, "echo")
+    async with Worker(mq):
+        begun = time.monotonic()
+        assert await waiting == 1
+        assert time.monotonic() - begun < 10
+
+
+async def test_after_a_broken_connection_everything_is_read_again(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    monkeypatch.setattr(module, "CHECK_EVERY", 1000)
+    monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id, timeout=60))
+    await until_heard(raw, "echo")
+    async with Worker(mq) as worker:
+        async with asyncio.timeout(30):
+            while await mq.status("echo", id) != Status(State.COMPLETED, 1):  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await raw.client_kill_filter(_type="pubsub")
+        assert await waiting == 1
+        assert worker
+
+
+async def test_a_channel_is_heard_a_while_longer_than_its_last_waiter(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(module, "LISTEN_ON", 0.3)
+    id = await mq.produce("slow", 1)
+    with pytest.raises(ResultTimeout):
+        await mq.result("slow", id, timeout=0.1)
+    assert await raw.pubsub_channels() == [b"mx-rmq:{slow}:results"]
+    async with asyncio.timeout(30):
+        while await raw.pubsub_channels():  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.01)
+    with pytest.raises(ResultTimeout):
+        await mq.result("slow", id, timeout=0.1)
+
+
+async def test_partitions_are_one_topic_to_those_who_wait(mq: MessageQueue) -> None:
+    @mq.handler("spread", result_ttl=60, partitions=5)
+    async def spread(payload: int) -> int:
+        return payload
+
+    async with Worker(mq):
+        made = await mq.produce_many("spread", range(20))
+        keyed = await mq.produce_many("spread", range(20), keys=[f"k{n}" for n in range(20)])
+        own = await mq.produce_many("spread", range(20), ids=[f"own-{n}" for n in range(20)])
+        for ids in (made, keyed, own):
+            waits = (mq.result("spread", id, timeout=30) for id in ids)
+            assert await asyncio.gather(*waits) == list(range(20))
+        assert await mq.status("spread", "own-7") == Status(State.COMPLETED, 1)
+        with pytest.raises(ResultUnknown):
+            await mq.result("spread", "never", timeout=30)
+
+
+async def test_a_queue_that_is_closed_tells_those_who_wait(server: Server, raw: Redis) -> None:
+    mq = MessageQueue(server.url)
+    await mq.open()
+    id = await mq.produce("slow", 1)
+    waiting = asyncio.create_task(mq.result("slow", id))
+    await until_heard(raw, "slow")
+    await mq.close()
+    with pytest.raises(NotOpen):
+        await waiting
+
+
+async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    id = await mq.produce("slow", 1)
+    waiting = asyncio.create_task(mq.result("slow", id))
+    await until_heard(raw, "slow")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (part,) = mq._open_waiters()._parts.values()
+    assert part.waiting == {}
+
+
+def test_synchronous_code_waits_too(server: Server) -> None:
+    mq = MessageQueue(server.url)
+
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int, delivery: Delivery) -> int:
+        delivery.progress(0.5)
+        return payload
+
+    async def work() -> None:
+        async with mq, Worker(mq):
+            await asyncio.to_thread(ended.wait)
+
+    ended = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    try:
+        id = mq.sync.produce("echo", 5)
+        assert mq.sync.result("echo", id, timeout=30, type=int) == 5
+        assert mq.sync.status("echo", id) == Status(State.COMPLETED, 1)
+        watched = list(mq.sync.watch("echo", mq.sync.produce("echo", 6)))
+        assert watched[-1] == Status(State.COMPLETED, 1)
+        for status in mq.sync.watch("echo", mq.sync.produce("echo", 7)):
+            assert status
+            break
+        with pytest.raises(ResultUnknown):
+            mq.sync.result("echo", "never")
+    finally:
+        ended.set()
+        thread.join()
+        mq.sync.close()
+
+
+async def test_an_embedded_server_has_results(tmp_path: Path, kind: Kind) -> None:
+    async with MessageQueue(f"embedded://{tmp_path}") as mq:
+
+        @mq.handler("echo", result_ttl=60)
+        async def echo(payload: int) -> int:
+            return payload
+
+        async with Worker(mq):
+            assert await mq.result("echo", await mq.produce("echo", 3), timeout=30) == 3
+
+
+async def test_operators_see_what_is_kept(mq: MessageQueue) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> dict[str, int]:
+        return {"n": payload}
+
+    async with Worker(mq):
+        ids = await mq.produce_many("echo", range(3))
+        for id in ids:
+            await mq.result("echo", id, timeout=30)
+    stats = await mq.admin.stats("echo")
+    assert (stats.completed, stats.total, stats.totals.completed) == (3, 0, 3)
+    assert 0 < stats.completed_bytes < stats.completed_budget
+    page = await mq.admin.list("echo", "completed")
+    assert {one.id for one in page.messages} == set(ids)
+    found = await mq.admin.get("echo", ids[2])
+    assert found is not None
+    assert (found.state, found.payload, found.attempts) == (State.COMPLETED, {"n": 2}, 0)
+    assert found.archived_at is not None
+    assert found.created_at is not None
+    assert await mq.admin.audit("echo") == []
