@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delivery, InvalidInput, MessageQueue, Worker
+from mx_rmq import Delivery, InvalidInput, MessageDied, MessageQueue, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core import codec, events
 from mx_rmq.core.message import State
@@ -91,6 +91,29 @@ async def test_an_aborted_message_stops_its_handler_and_is_a_dead_letter_with_th
         assert (last.what, last.by, last.about) == ("aborted", "ada", "aborted: wrong customer")
         assert await mq.admin.abort("t", other)
     assert seen.of(events.Completed) == []
+
+
+@on_a_server
+@pytest.mark.parametrize("state", ["processing", "delayed"])
+async def test_a_caller_that_waits_for_the_result_learns_of_it_at_once(
+    mq: MessageQueue, state: str
+) -> None:
+    became = sleeper(mq, result_ttl=60)
+    async with Worker(mq):
+        if state == "processing":
+            (id,) = await start(mq, became)
+        else:
+            id = await mq.produce("t", 1, delay=60)
+        waiting = asyncio.create_task(mq.result("t", id, timeout=30))
+        await asyncio.sleep(0)
+        begun = time.monotonic()
+        assert await mq.admin.abort("t", id, "not needed")
+        with pytest.raises(MessageDied, match="aborted: not needed"):
+            await waiting
+        assert time.monotonic() - begun < WITHIN
+        status = await mq.status("t", id)
+        assert status is not None
+        assert (status.state, status.reason) == (State.DEAD, "aborted: not needed")
 
 
 @on_a_server

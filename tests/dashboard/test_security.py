@@ -355,7 +355,7 @@ async def test_a_read_only_dashboard_offers_nothing_and_does_nothing(mq: Message
             page = await visitor.page(path)
             assert 'method="post"' not in page
             assert "read-only" in page
-        assert len(POSTS) == 8
+        assert len(POSTS) == 9
         for path in POSTS:
             answer = await visitor.client.post(
                 f"{filled(path)}?id={id}", data={}, headers={"Origin": HERE}

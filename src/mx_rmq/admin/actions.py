@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.messages import Found
     from mx_rmq.store.quarantine import QuarantineReason
 
-ABORTED: Final = "aborted"  # how the reason of an aborted message begins
 EDITED: Final = "with another payload"  # what the history says about an edited message
 
 _KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
@@ -109,7 +108,7 @@ class Actions:
 
     async def abort(self, part: str, id: str, reason: str) -> bool:
         """Dead-letter a pending, delayed or processing message; refuse one that cannot be read."""
-        reason = f"{ABORTED}: {storable(reason)}"
+        reason = f"aborted: {storable(reason) or 'no reason given'}"
 
         async def apply(message: Message, seen: bytes) -> Settled:
             message = msgspec.structs.replace(message, reason=reason)

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.reads import ServerView
 
 LONGEST_RATES: Final = 60.0  # maximum seconds for measuring rates
-NO_REASON: Final = "no reason given"
 KNOWN: Final = 10  # topics named in the error about an unknown one
 
 
@@ -363,7 +362,7 @@ class Admin:
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
         return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
 
-    async def abort(self, topic: str, id: str, reason: str = NO_REASON) -> bool:
+    async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
 
         False: it is not pending, delayed or in processing. Once this returns, the message does not
@@ -439,7 +438,7 @@ class Admin:
         return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
 
     async def abort_many(
-        self, topic: str, ids: Sequence[str], reason: str = NO_REASON
+        self, topic: str, ids: Sequence[str], reason: str = ""
     ) -> builtins.list[bool]:
         """Abort these messages; return for each whether there was something to abort."""
         if isinstance(ids, str) or not isinstance(reason, str):
@@ -456,7 +455,7 @@ class Admin:
         self,
         topic: str,
         state: State | str,
-        reason: str = NO_REASON,
+        reason: str = "",
         **options: Unpack[BulkOptions],
     ) -> int:
         """Abort the pending, delayed or processing messages that match a filter; return how many.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.option("--reason", help="Why, for the dead letter.  [default: no reason given]")
+@click.option("--reason", help="Why, for the dead letter.")
 @acts_on(LIVE, "Only messages in this state. Required with --all; not allowed without it.")
 async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
@@ -25,11 +25,12 @@ async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """
     if options["state"] is not None and options["ids"]:
         raise click.UsageError("--state needs --all.")
-    why = {} if reason is None else {"reason": reason}
+
+    why = reason or ""
 
     async def one(topic: str, id: str, *, state: None) -> bool:
-        return await admin.abort(topic, id, **why)
+        return await admin.abort(topic, id, why)
 
-    many = partial(admin.abort_all, **why)
+    many = partial(admin.abort_all, reason=why)
     action = Action(verb="abort", done="aborted", states=LIVE, one=one, many=many)
     return await act(admin, action, **options)

@@ -75,7 +75,7 @@ async def cancel(request: DashboardRequest, form: Form) -> Response:
 
 async def abort(request: DashboardRequest, form: Form) -> Response:
     """Dead-letter a live message, and stop its handler."""
-    work = request.admin.abort(request.topic, request.id, **_reason(form))
+    work = request.admin.abort(request.topic, request.id, form.get("reason", ""))
     return _to_message(request, "aborted" if await _noted(request, "abort", work) else "gone")
 
 
@@ -148,11 +148,6 @@ def _shown(form: Form) -> _Shown:
     }
 
 
-def _reason(form: Form) -> dict[str, str]:
-    reason = form.get("reason", "").strip()
-    return {"reason": reason} if reason else {}
-
-
 async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
     """Run an action and record its outcome. The caller records failures."""
     became = await work
@@ -199,7 +194,7 @@ async def bulk(request: DashboardRequest, form: Form) -> Response:
         search=search,
         limit=_positive(form, "limit"),
         rate=_positive(form, "rate"),
-        **_reason(form),
+        reason=form.get("reason", ""),
     )
     request.parts.jobs.start(job)
     return request.go("jobs", job.id)

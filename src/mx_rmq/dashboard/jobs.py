@@ -123,8 +123,12 @@ class Jobs:
 
     async def _run(self, job: Job) -> int:
         admin = self._mq.admin.as_operator(job.who)
-        options = {"limit": job.limit, "rate": job.rate, "progress": job.update}
-        if job.reason:
+        options: dict[str, Any] = {
+            "limit": job.limit,
+            "rate": job.rate,
+            "progress": job.update,
+        }
+        if job.act == "abort":
             options["reason"] = job.reason
         return await run_bulk(admin, job.act, job.topic, job.state, job.search, **options)
 

@@ -109,8 +109,10 @@ async def abort_message(
         why=brief(message.reason),
         walk=WALK,
         aborts=store.keys.of(topic).aborts_channel,
+        keep=limits["keep"],
+        ttl_ms=limits["ttl_ms"],
+        budget=limits["budget"],
         hexpire_s=store.field_ttl(limits["ttl_ms"]),
-        **limits,
     )
 
 
