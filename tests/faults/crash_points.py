@@ -89,6 +89,8 @@ CALLS: Final = {
         ("lifecycle", "release_message"),
         ("scheduler", "process_delay_message"),
         ("scheduler", "get_next_delay_task"),
+        ("expirer", "undated_messages"),
+        ("expirer", "set_expiry"),
         ("expirer", "expire_message"),
         ("expirer", "move_to_dlq"),
         ("expirer", "handle_parse_error"),
@@ -320,12 +322,15 @@ class Run:
         ]
         self._subjects["expire_message", topic("work", life)] = expired
         await self._spoil("work", life, expired[1])
+        brief = await self._make("brief", life, "brief", ends="dead", delay=600_000)
+        self._subjects["expire_message", topic("brief", life)] = [brief]
+        self._subjects["set_expiry", topic("brief", life)] = [brief]
         await self._make("work", life, "hang", act="hang")
         await self._make("line", life, "hang-line", act="hang")
         tick = topic("tick", life)
         await self._raw.hset(self._store.keys.of(tick).meta, "tick", str(YEAR_2001))
         self._ends[f"{tick} "] = {"handled"}
-        return [*settled, *expired]
+        return [*settled, *expired, brief]
 
     async def _await_result(self, life: int) -> str:
         """Make a message whose result is kept, and wait for it from now on."""

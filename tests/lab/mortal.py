@@ -44,7 +44,7 @@ PATIENCE: Final = 20.0
 HEIR_WITHIN: Final = 45.0
 """Seconds in which an heir finds everything. From its second crash on, a message may wait ten."""
 
-KINDS: Final = ("work", "fragile", "line", "ops", "app", "kept")
+KINDS: Final = ("work", "fragile", "line", "brief", "ops", "app", "kept")
 """The topics of each life, beside that of its cron."""
 
 
@@ -209,6 +209,8 @@ class Life:
         mq = self._mq
         for kind in KINDS:
             options: dict[str, Any] = {"retry": RETRY, "max_attempts": 2}
+            if kind == "brief":
+                options["ttl"] = 0.001
             if kind == "fragile":
                 options["max_crashes"] = 1
             if kind == "line":
