@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from datetime import tzinfo
 
+    from mx_rmq.core.duplicates import Terms
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.settings import QueueOptions
 
@@ -240,16 +241,19 @@ class MessageQueue:
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost.
 
-        If a custom `id` is already taken, no second message is stored, and the id is returned.
-        Messages with the same `key` go to the same partition of the topic.
+        If a custom `id` is already taken, no second message is stored, and the id is returned;
+        `on_duplicate` can change that. Messages with the same `key` go to the same partition of the
+        topic.
         """
         if self._via_middleware is not None:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
             (produced,) = await self._via_middleware([outgoing])
             return produced
         producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
+        terms: Terms | None = None
         if options:
-            message = Outgoing.of(topic, payload, options, id=id, key=key).message(limit)
+            outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
+            message, terms = outgoing.message(limit), outgoing.terms()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -260,7 +264,7 @@ class MessageQueue:
             )
         if key is not None:
             check_key(key)
-        return (await producer.produce(topic, message, key=key, confirm=confirm)).id
+        return (await producer.produce(topic, message, key=key, confirm=confirm, terms=terms)).id
 
     async def produce_many(
         self,
@@ -308,7 +312,10 @@ class MessageQueue:
         if keys is not None:
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
-        return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
+        terms = check_each(replace(template, id=id).terms() for id in ids or none)
+        return await produce_many(
+            producer, messages, keys or none, [confirm] * len(messages), terms
+        )
 
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""
@@ -316,7 +323,11 @@ class MessageQueue:
         messages = check_each(one.message(self.settings.max_payload) for one in outgoing)
         keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
+        terms = check_each(one.terms() for one in outgoing)
         if len(outgoing) > 1:
-            return await produce_many(producer, messages, keys, confirms)
-        (message,), (key,), (confirm,) = messages, keys, confirms
-        return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
+            return await produce_many(producer, messages, keys, confirms, terms)
+        (message,), (key,), (confirm,), (own,) = messages, keys, confirms, terms
+        produced = await producer.produce(
+            message.topic, message, key=key, confirm=confirm, terms=own
+        )
+        return [produced.id]

@@ -1,7 +1,7 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Died, Quarantined, Released, Postponed, Due
+message   Completed, Retried, Died, Quarantined, Released, Postponed, Replaced, Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -116,6 +116,19 @@ class Postponed:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A produce replaced the message while this worker held it. The new one waits to be handled."""
+
+    topic: str
+    id: str
+    error: str = ""
+    """Why the handler failed on the old one; empty if it did not."""
+    seconds: float | None = None
+    """How long the handler took; None: no handler ran here."""
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """This worker moved messages of a topic from delayed to pending, because their time came."""
 
@@ -221,6 +234,7 @@ Event = (
     | Quarantined
     | Released
     | Postponed
+    | Replaced
     | Due
     | LeaseLost
     | TakenOver

@@ -6,6 +6,7 @@ DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
 Release       -> release_message       it was not finished and goes back: no attempt is counted
 Postpone      -> retry_message         it waits for a newer release: no attempt is counted
+Replaced      -> release_replaced      it was replaced meanwhile: the new record waits
 """
 
 from __future__ import annotations
@@ -117,7 +118,14 @@ class Postpone(NamedTuple):
     why: str
 
 
-Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A produce gave the message a new record meanwhile, so what it came to no longer counts."""
+
+    outcome: Outcome
+
+
+Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone | Replaced
 
 
 @dataclass(frozen=True, slots=True)

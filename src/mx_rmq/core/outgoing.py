@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.duplicates import OnDuplicate, Terms, terms_of
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.names import check_options
@@ -31,6 +32,8 @@ class ProduceOptions(TypedDict, total=False):
     max_attempts: int | None
     retry: Any
     confirm: str | None
+    on_duplicate: OnDuplicate
+    dedup: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,10 @@ class Outgoing:
     key: str | None = None
     """Messages with the same key go to the same partition."""
     confirm: str | None = None
+    on_duplicate: OnDuplicate = "ignore"
+    """What happens if the id is taken."""
+    dedup: float | None = None
+    """Seconds for which the id stays taken; None: the setting of the queue."""
 
     @classmethod
     def of(
@@ -86,6 +93,10 @@ class Outgoing:
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
         )
+
+    def terms(self) -> Terms | None:
+        """Return what to do about a duplicate; None: the default. Refuse invalid options."""
+        return terms_of(self.id, self.on_duplicate, _ms("dedup", self.dedup))
 
 
 def check_each(checked: Iterable[T]) -> list[T]:

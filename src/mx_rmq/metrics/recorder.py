@@ -35,6 +35,7 @@ OUTCOMES: Final = {
     events.Quarantined: "quarantined",
     events.Released: "released",
     events.Postponed: "postponed",
+    events.Replaced: "replaced",
 }
 """The outcomes of a message that a worker held."""
 
@@ -119,7 +120,7 @@ class Recorder(Collector):
                 topic.queue_seconds.add(event.waited)
             return
         match event:
-            case events.Retried() | events.Died():
+            case events.Retried() | events.Died() | events.Replaced():
                 topic = self.topics[event.topic]
                 topic.outcomes[OUTCOMES[type(event)]] += 1
                 if event.seconds is not None:
