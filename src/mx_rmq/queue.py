@@ -312,7 +312,9 @@ class MessageQueue:
         if keys is not None:
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
-        terms = check_each(replace(template, id=id).terms() for id in ids or none)
+        terms: Sequence[Terms | None] = none
+        if "on_duplicate" in options or "dedup" in options:
+            terms = check_each(replace(template, id=id).terms() for id in ids or none)
         return await produce_many(
             producer, messages, keys or none, [confirm] * len(messages), terms
         )

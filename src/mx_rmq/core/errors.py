@@ -80,8 +80,8 @@ class DuplicateMessage(MxRmqError):
         self.state = state
         self.duplicates = dict(duplicates or {id: state})
         more = len(self.duplicates) - 1
-        others = f", and so are {more:,} more of the ids" if more else ""
-        super().__init__(f"the id {id!r} is taken by a message that is {state}{others}")
+        others = f"; so {'is' if more == 1 else 'are'} {more:,} of the others" if more else ""
+        super().__init__(f"id {id!r} is taken: its message is {state}{others}")
 
 
 class QueueFull(MxRmqError):

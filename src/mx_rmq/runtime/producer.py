@@ -170,6 +170,7 @@ class Producer:
             await self._register(topic)
         if time.monotonic() >= self._refresh_at:
             self.refresh_partitions()
+        unusual = any(terms)
         sending: asyncio.Task[Stored] | None = None
         try:
             for name, places in await self._split(topic, messages, keys):
@@ -178,7 +179,7 @@ class Producer:
                     if isinstance(places, range)
                     else [messages[place] for place in places]
                 )
-                chunk_terms = [terms[place] for place in places] if any(terms) else ()
+                chunk_terms = [terms[place] for place in places] if unusual else ()
                 try:
                     script = _SCRIPTS[chunk[0].is_delayed]
                     call = self.store.prepare(script, name, chunk, chunk_terms)
@@ -240,7 +241,8 @@ class Producer:
         while left:
             batch: dict[str, int] = {}
             while left and len(batch) < MAX_REPLACING and messages[left[0]].id not in batch:
-                batch[messages[left[0]].id] = left.popleft()
+                place = left.popleft()
+                batch[messages[place].id] = place
             calls = [
                 self.produce(
                     topic,

@@ -45,7 +45,8 @@ local arriving, weight, recount_ms, overflow = 0, 0, math.huge, false
 local new = answer == '1' or answer == 'f'
 if answer ~= '1' then -- new_messages left it out
   if window > 0 then marks = {string.format('%.0f', now + window), id} end
-  if window == 0 and taken_until[1] then freed_marks[1] = id end
+  local still = tonumber(taken_until[1] or 0) > now
+  if window == 0 and still then freed_marks[1] = id end
   recent_ttl = redis.call('PTTL', recent)
   if new or archived then fresh = {each} end
 end
