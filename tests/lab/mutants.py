@@ -231,7 +231,7 @@ MUTANTS = [
     Mutant(
         "own ids of delayed messages are soon forgotten",
         "produce_delay_message",
-        "math.max(recent_ttl, dedup_ms, 600000)",
+        "math.max(recent_ttl, longest, 600000)",
         "dedup_ms",
     ),
     Mutant(
