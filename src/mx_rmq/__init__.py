@@ -13,6 +13,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.delivery import Delivery
     from mx_rmq.core.errors import (
         DecodeError,
+        DuplicateMessage,
         EmbeddedServerError,
         InvalidInput,
         MissingRights,
@@ -47,6 +48,7 @@ __all__ = [
     "Delays",
     "Delivery",
     "Drained",
+    "DuplicateMessage",
     "EmbeddedServerError",
     "Exponential",
     "HandlerTimeout",

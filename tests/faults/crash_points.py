@@ -393,7 +393,7 @@ class Run:
         if death.script in ("dispatch_message", "handle_timeout_message", "expire_message"):
             leases = await self._raw.hgetall(self._store.keys.of(death.topic).processing)
             for id, lease in leases.items():
-                if lease.partition(b":")[2].decode() == order.worker:
+                if lease.partition(b":")[2].partition(b" ")[0].decode() == order.worker:
                     if id.decode() in stood:
                         stood[id.decode()] += ", taken over"
                     elif death.script == "dispatch_message":
