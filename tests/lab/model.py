@@ -686,4 +686,4 @@ def _how(text: str) -> How:
     own, maker, priority, *more = (text or "0 0 normal").split(" ")
     ttl, dedup, asks = [*more, "", "", ""][:3]
     times = [int(ms) if ms else None for ms in (ttl, dedup)]
-    return How(own == "1", int(maker), priority, times[0], times[1], asks == "1")
+    return How(own == "1", int(maker), priority, times[0], times[1], bool(asks))

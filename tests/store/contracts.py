@@ -91,8 +91,6 @@ def needed(script: str) -> list[str]:
     used = "pending" if script in ("produce_normal_message", "release_message") else "delay_tasks"
     others = [f"{kind}{level}" for kind in ("pending", "delay_tasks") for level in LEVELS]
     others += ["cancelled", "expiry"]  # which only matter where there is a cap, or a ttl
-    if script.startswith("produce"):
-        others.append("processing")  # which only matters to a caller that asks for a state
     return [name for name in vital(script) if name not in others or name == used]
 
 

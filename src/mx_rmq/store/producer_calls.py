@@ -50,7 +50,9 @@ class Prepared(NamedTuple):
     lane: Lane
     ids: list[str]
     items: list[Value]
-    makers: list[str]  # the receipts of lanes whose generated ids callers pass as custom ids
+    makers: list[str]
+    """Further keys: the receipts of lanes whose generated ids callers pass as custom ids, and
+    `processing` for callers that want to know the state of a duplicate."""
 
 
 def draft(store: Store, payload: Any, **fields: Any) -> Message:
@@ -109,6 +111,7 @@ def prepare(
     makers: list[str] = []
     ids: list[str] = []
     items: list[Value] = []
+    processing = 0  # its place among the keys, if somebody wants to know a duplicate's state
     lane = store.lanes.lane(topic)
     try:
         for offset, message in enumerate(messages, 1):
@@ -128,7 +131,10 @@ def prepare(
             if message.id and terms and (own := terms[offset - 1]) is not None:
                 ttl = "" if message.ttl is None else message.ttl
                 dedup = "" if own.dedup is None else own.dedup
-                how = f"{how} {ttl} {dedup} {'1' if own.refuses else ''}"
+                if own.refuses and not processing:
+                    makers.append(store.keys.of(topic).processing)
+                    processing = len(script.keys) + len(makers)
+                how = f"{how} {ttl} {dedup} {processing if own.refuses else ''}"
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
             ids.append(id)

@@ -3,8 +3,8 @@
 -- produce_normal_message. Rings the scheduler only if one of them is due before all that wait.
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing | dlq_payload
--- keys: error_parse_payload | doorbell_delay | recent receipt totals history
+-- keys: payload | pending* | delay_tasks* | cancelled expiry | dlq_payload error_parse_payload
+-- keys: doorbell_delay | recent receipt totals history
 
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages

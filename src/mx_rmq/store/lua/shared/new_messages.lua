@@ -1,7 +1,7 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
 -- letter per message: see produce_normal_message.
--- needs: each, width, recent, dlq_payload, error_parse_payload, payload, processing, now,
--- needs: delay_tasks_high, delay_tasks, delay_tasks_low
+-- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
+-- needs: delay_tasks, delay_tasks_low
 -- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
 -- defines: priorities, ttls, windows, asks, longest, any_own, any_dead, any_quarantined,
 -- defines: remembered, taken_until, surprise, stale, recent_ttl
@@ -16,9 +16,9 @@ for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
   if not priorities[how] then
     local own, maker, priority, ttl, window, asked =
-      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(1?)$')
+      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
     owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
-    ttls[how], asks[how] = tonumber(ttl), asked == '1'
+    ttls[how], asks[how] = tonumber(ttl), tonumber(asked)
     window = tonumber(window) or dedup_ms
     if makers[how] > 0 then window = math.max(window, 600000) end
     windows[how] = owns[how] and window or 0
@@ -58,7 +58,7 @@ for n = 1, #ids do
   end
   if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
-    if asks[how] and redis.call('HEXISTS', processing, id) == 1 then status = 'p' end
+    if asks[how] and redis.call('HEXISTS', KEYS[asks[how]], id) == 1 then status = 'p' end
     for _, key in ipairs(asks[how] and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
       if redis.call('ZMSCORE', key, id)[1] then status = 'w' end
     end
