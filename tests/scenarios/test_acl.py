@@ -416,7 +416,7 @@ async def test_a_producer_may_not_replace_and_nothing_is_changed(
 ) -> None:
     async with queue(await admit("producer", rules_of("producer", kind))) as mq:
         for state in State:
-            with pytest.raises(ScriptFailed, match="may not run HGET .*:processing"):
+            with pytest.raises(ScriptFailed, match=r"may not run HGET .*:processing"):
                 await mq.produce(TOPIC, 1, id=state.value, on_duplicate="replace")
     async with MessageQueue(server.url) as mq:
         assert await mq.admin.audit(TOPIC) == []
