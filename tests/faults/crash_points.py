@@ -56,6 +56,7 @@ CALLS: Final = {
         ("producer", "produce_normal_message"),
         ("producer", "produce_normal_message, confirmed"),
         ("producer", "produce_delay_message"),
+        ("producer", "replace_message"),
     ),
     "operator": (
         ("operator", "pause_topic"),
@@ -86,6 +87,7 @@ CALLS: Final = {
         ("expirer", "ring_doorbell"),
         ("monitor", "handle_timeout_message"),
         ("monitor", "retry_message"),
+        ("monitor", "release_replaced"),
         ("monitor", "move_to_dlq"),
         ("monitor", "handle_parse_error"),
         ("monitor", "ring_doorbell"),
@@ -123,6 +125,8 @@ TARGETS: Final = {
     "produce_normal_message, confirmed": "pending",
     "produce_delay_message": "delayed",
     "produce_cron_message": "pending",
+    "replace_message": "pending",
+    "release_replaced": "pending",
     "complete_message": "gone",
     "retry_message": "delayed",
     "release_message": "pending",
@@ -148,7 +152,7 @@ OR_ELSE: Final = {
     ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
 }
 
-RING: Final = {"process_delay_message", "produce_cron_message"}
+RING: Final = {"process_delay_message", "produce_cron_message", "release_replaced"}
 """What they make pending, the same worker may have taken before their reply was heard."""
 
 
@@ -199,6 +203,9 @@ class Run:
         """By id."""
         self._subjects: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         """By script and topic: the messages of a call that names none."""
+        self._replaced: set[str] = set()
+        """The ids of messages that were replaced while a worker held them: settling them does
+        nothing but tell the worker."""
         self._dead: dict[int, str] = {}
         """The processes that were killed, and what their workers were called."""
 
@@ -274,16 +281,22 @@ class Run:
             await self._make("work", life, "lost-garbage", ends="quarantined"),
             await self._make("fragile", life, "lost-dead", ends="dead"),
         ]
+        replaced = await self._make("work", life, "lost-replaced", id=f"{life}.replaced")
+        self._replaced.add(replaced)
         lost_line = await self._make("line", life, "lost-line")
-        for kind, ids in (("work", lost[:2]), ("fragile", lost[2:]), ("line", [lost_line])):
+        held = {"work": [*lost[:2], replaced], "fragile": lost[2:], "line": [lost_line]}
+        for kind, ids in held.items():
             self._subjects["handle_timeout_message", topic(kind, life)] = ids
         await self._spoil("work", life, lost[1])
-        for kind, count in (("work", 2), ("fragile", 1), ("line", 1)):
+        for kind, ids in held.items():
             name = topic(kind, life)
-            taken = await self._store.dispatch_message(name, "gone", count=count, lease=1)
-            assert len(taken.messages) == count
+            taken = await self._store.dispatch_message(name, "gone", count=len(ids), lease=1)
+            assert len(taken.messages) == len(ids)
+        newer = msgspec.to_builtins(Payload(f"{life}.lost-replaced", "ok"))
+        await self._store.replace_message(topic("work", life), draft(newer, id=replaced))
         settled = [
             *lost,
+            replaced,
             await self._make("work", life, "ok"),
             await self._make("work", life, "own", id=f"{life}.own"),
             await self._make("work", life, "once", act="once"),
@@ -417,6 +430,8 @@ class Run:
             self.violated(f"{death.script} was about nothing: {death.ids}")
         for id, stand in stood.items():
             moves = death.script != "extend_lease"
+            if id in self._replaced and death.script == "retry_message":
+                moves = False
             if death.detail == When.BEFORE:
                 right = stand != target
             else:

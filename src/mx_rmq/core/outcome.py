@@ -6,7 +6,7 @@ DeadLetter    -> move_to_dlq           it gets no further attempt
 Quarantine    -> handle_parse_error    its record or payload cannot be read
 Release       -> release_message       it was not finished and goes back: no attempt is counted
 Postpone      -> retry_message         it waits for a newer release: no attempt is counted
-Replaced      -> release_replaced      it was replaced meanwhile: the new record waits
+GiveWay       -> release_replaced      it was replaced meanwhile: the new record waits
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Postpone(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class GiveWay:
     """A produce gave the message a new record meanwhile, so what it came to no longer counts."""
 
     outcome: Outcome
 
 
-Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone | Replaced
+Outcome = Complete | RetryLater | DeadLetter | Quarantine | Release | Postpone | GiveWay
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, Server
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
+    GiveWay,
     Outcome,
     Postpone,
     Quarantine,
     Release,
-    Replaced,
     RetryLater,
 )
 from mx_rmq.core.partition import topic_of
@@ -67,7 +67,7 @@ _KINDS: Final = {
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
     Postpone: _Kind("postponed", events.Postponed),
-    Replaced: _Kind("replaced", events.Replaced, most=1),
+    GiveWay: _Kind("replaced", events.Replaced, most=1),
 }
 
 
@@ -192,8 +192,8 @@ class Lifecycle:
                 self._forget_lost(held, refused=_KINDS[kind].word)
                 continue
             if answer is Settled.REPLACED:
-                if held.outcome is not None and not isinstance(held.outcome, Replaced):
-                    self.settle(held, Replaced(held.outcome))
+                if held.outcome is not None and not isinstance(held.outcome, GiveWay):
+                    self.settle(held, GiveWay(held.outcome))
                 continue
             self._slots.forget(held)
             if wanted:
@@ -224,7 +224,7 @@ class Lifecycle:
             ]
             return await store.postpone_message(topic, worker, later)
         ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
-        if kind is Replaced:
+        if kind is GiveWay:
             return [await store.release_replaced(topic, worker, claim)]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
@@ -249,8 +249,8 @@ class Lifecycle:
         """
         (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
         if answer is Settled.REPLACED:
-            outcome = Replaced(outcome)
-            (answer,) = await self._apply(topic, Replaced, [_TakenOver(taken, outcome)])
+            outcome = GiveWay(outcome)
+            (answer,) = await self._apply(topic, GiveWay, [_TakenOver(taken, outcome)])
         if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
             self._bus.emit(event)
 
@@ -385,10 +385,10 @@ def _event(
             return events.Postponed(topic, id, outcome.delay / 1000, outcome.why)
         case Release():
             return events.Released(topic, id)
-        case Replaced(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
+        case GiveWay(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
             why = f"{type(error).__name__}: {text_of(error)}"
             return events.Replaced(topic, id, why, seconds, waited)
-        case Replaced():
+        case GiveWay():
             return events.Replaced(topic, id, "", seconds, waited)
 
 

@@ -111,7 +111,7 @@ def prepare(
     makers: list[str] = []
     ids: list[str] = []
     items: list[Value] = []
-    processing = 0  # its place among the keys, if somebody wants to know a duplicate's state
+    processing = 0  # its place among the keys, if a caller wants to know a duplicate's state
     lane = store.lanes.lane(topic)
     try:
         for offset, message in enumerate(messages, 1):

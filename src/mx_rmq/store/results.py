@@ -17,7 +17,8 @@ class Placed(StrEnum):
     STORED = "1"
     REPEATED = "2"  # stored when this call was sent the first time; its reply was lost
     REPLACED = "r"  # stored in place of the message that had this id
-    LIVE = "l"  # a message with this id is pending; or just live, if nobody asked for its state
+    LIVE = "l"
+    """A message with this id is pending, or in any live state if the caller did not ask which."""
     DELAYED = "w"
     PROCESSING = "p"
     DEAD = "d"

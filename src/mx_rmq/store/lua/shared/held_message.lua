@@ -1,4 +1,4 @@
--- held_message: go on only if the worker still holds the message, and nobody has replaced it.
+-- held_message: go on only if the worker still holds the message, and it was not replaced.
 -- needs: processing, expire_monitor
 -- defines: worker, id, token, lease, own
 
