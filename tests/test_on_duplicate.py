@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from mx_rmq import (
     Worker,
     events,
 )
+from mx_rmq.admin import What
 from mx_rmq.store.results import HandedBack, Leased
 from tests.lab.calls import resend_next
 from tests.runtime.stage import Seen, on_servers, queue, until, until_so
@@ -77,6 +79,13 @@ async def is_idle(mq: MessageQueue) -> bool:
     return not (stats.pending or stats.delayed or stats.processing)
 
 
+async def deadline(mq: MessageQueue) -> float:
+    found = await mq.admin.get("t", "own")
+    assert found is not None
+    assert found.lease_deadline is not None
+    return found.lease_deadline
+
+
 # replace
 
 
@@ -113,7 +122,7 @@ async def test_an_update_of_a_running_message_runs_once_after_it(mq: MessageQueu
     stats = await mq.admin.stats("t")
     assert (stats.totals.replaced, stats.totals.completed) == (2, 1)
     happened = [one.what for one in await mq.admin.history("t", "own")]
-    assert happened.count("replaced") == 2
+    assert happened.count(What.REPLACED) == 2
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Reject("never"), Retry(3600)])
@@ -159,12 +168,10 @@ async def test_a_long_handler_keeps_its_lease_after_a_replacement(
             await mq.produce("t", "old", id="own")
             await handling.runs(1)
             await mq.produce("t", "new", id="own", on_duplicate="replace")
-            first = await mq.admin.get("t", "own")
-            assert first is not None
+            first = await deadline(mq)
 
             async def extended() -> bool:
-                found = await mq.admin.get("t", "own")
-                return found is not None and found.lease_deadline > first.lease_deadline + 1.0
+                return await deadline(mq) > first + 1.0
 
             await until_so(extended)
             assert not seen.of(events.LeaseLost)
@@ -282,7 +289,7 @@ async def test_whichever_comes_first_the_new_payload_runs_once(
         assert left == topics or rival == "cancel"  # which may come second
         async with Worker(mq):
             for topic in topics:
-                await until_so(lambda topic=topic: is_gone(mq, "own", topic))  # type: ignore[misc] # mypy does not see the default
+                await until_so(partial(is_gone, mq, "own", topic))
     assert sorted(handled) == sorted(left)
 
 
@@ -418,12 +425,11 @@ async def test_a_window_of_its_own_frees_an_id_sooner_or_later(mq: MessageQueue)
     async def handle(payload: str) -> None:
         began.append(payload)
 
-    async with Worker(mq) as worker:
+    async with Worker(mq):
         for dedup in (0, 3600, None):
             for payload in (f"{dedup} first", f"{dedup} second"):
                 await mq.produce("t", payload, id=f"id-{dedup}", dedup=dedup)
-                await until_so(lambda dedup=dedup: is_gone(mq, f"id-{dedup}"))
-        assert worker is not None
+                await until_so(partial(is_gone, mq, f"id-{dedup}"))
     assert began == ["0 first", "0 second", "3600 first", "None first"]
     until_ms = await mq.store.caller.command("ZSCORE", mq.store.keys.of("t").recent, "id-3600")
     now = await mq.store.time("t")

@@ -258,7 +258,7 @@ class Model:
         self.expiries.pop(id, None)
         self._store(call, id, record, None if id in self.leases else ttl)
         for held in (self.dead, self.dead_letters, self.quarantine, self.quarantined):
-            held.pop(id, None)  # type: ignore[attr-defined] # a dict of either kind
+            held.pop(id, None)
         if id in self.leases:
             mark = Mark(priority, due if due > now else None, None if ttl is None else now + ttl)
             self.marks[id] = mark
