@@ -14,6 +14,7 @@ if _typing.TYPE_CHECKING:
     from mx_rmq.core.dependencies import Depends
     from mx_rmq.core.errors import (
         DecodeError,
+        DuplicateMessage,
         EmbeddedServerError,
         InvalidInput,
         MessageDied,
@@ -55,6 +56,7 @@ __all__ = [
     "Delivery",
     "Depends",
     "Drained",
+    "DuplicateMessage",
     "EmbeddedServerError",
     "Exponential",
     "HandlerTimeout",

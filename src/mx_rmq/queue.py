@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
+    from mx_rmq.core.duplicates import Terms
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
@@ -216,16 +217,19 @@ class MessageQueue(Router):
     ) -> str:
         """Produce a message and return its id. Once this returns, the message is not lost.
 
-        If a custom `id` is already taken, no second message is stored, and the id is returned.
-        Messages with the same `key` go to the same partition of the topic.
+        If a custom `id` is already taken, no second message is stored, and the id is returned;
+        `on_duplicate` can change that. Messages with the same `key` go to the same partition of the
+        topic.
         """
         if self._via_middleware is not None:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
             (produced,) = await self._via_middleware([outgoing])
             return produced
         producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
+        terms: Terms | None = None
         if options:
-            message = Outgoing.of(topic, payload, options, id=id, key=key).message(limit)
+            outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
+            message, terms = outgoing.message(limit), outgoing.terms()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -236,7 +240,7 @@ class MessageQueue(Router):
             )
         if key is not None:
             check_key(key)
-        return (await producer.produce(topic, message, key=key, confirm=confirm)).id
+        return (await producer.produce(topic, message, key=key, confirm=confirm, terms=terms)).id
 
     async def produce_many(
         self,
@@ -280,7 +284,12 @@ class MessageQueue(Router):
         if keys is not None:
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
-        return await produce_many(producer, messages, keys or none, [confirm] * len(messages))
+        terms: Sequence[Terms | None] = none
+        if "on_duplicate" in options or "dedup" in options:
+            terms = check_each(replace(template, id=id).terms() for id in ids or none)
+        return await produce_many(
+            producer, messages, keys or none, [confirm] * len(messages), terms
+        )
 
     async def reschedule(
         self,
@@ -334,10 +343,14 @@ class MessageQueue(Router):
         messages = check_each(one.message(self.settings.max_payload) for one in outgoing)
         keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
+        terms = check_each(one.terms() for one in outgoing)
         if len(outgoing) > 1:
-            return await produce_many(producer, messages, keys, confirms)
-        (message,), (key,), (confirm,) = messages, keys, confirms
-        return [(await producer.produce(message.topic, message, key=key, confirm=confirm)).id]
+            return await produce_many(producer, messages, keys, confirms, terms)
+        (message,), (key,), (confirm,), (own,) = messages, keys, confirms, terms
+        produced = await producer.produce(
+            message.topic, message, key=key, confirm=confirm, terms=own
+        )
+        return [produced.id]
 
 
 def _checked(lifespan: Any) -> Any:

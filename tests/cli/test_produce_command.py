@@ -279,3 +279,27 @@ async def test_what_is_not_json_gets_a_hint(shell: Shell) -> None:
 
 async def test_no_url_gets_one_line(shell: Shell) -> None:
     assert shell.refused("orders", "1", MX_RMQ_URL="").startswith("Error: no URL: pass one")
+
+
+async def test_a_taken_id_is_ignored_replaced_or_an_error(mq: MessageQueue, shell: Shell) -> None:
+    assert shell.produce("t", "1", "--id", "own").stdout == "own\n"
+    assert shell.produce("t", "2", "--id", "own").stdout == "own\n"
+    refused = shell.produce("t", "3", "--id", "own", "--on-duplicate", "error")
+    assert refused.returncode == 2
+    assert "id 'own' is taken: its message is pending" in refused.stderr
+    found = await mq.admin.get("t", "own")
+    assert found is not None
+    assert found.payload == 1
+    words = ("--id", "own", "--on-duplicate", "replace", "--dedup", "0")
+    assert shell.produce("t", "4", *words).stdout == "own\n"
+    found = await mq.admin.get("t", "own")
+    assert found is not None
+    assert found.payload == 4
+    assert await mq.store.caller.command("ZCARD", mq.store.keys.of("t").recent) == 0
+
+
+def test_what_needs_an_id_says_so(shell: Shell) -> None:
+    for words in (("--on-duplicate", "replace"), ("--dedup", "5")):
+        refused = shell.produce("t", "1", *words)
+        assert refused.returncode == 2
+        assert "needs an id" in refused.stderr

@@ -62,6 +62,7 @@ CALLS: Final = {
         ("producer", "produce_normal_message"),
         ("producer", "produce_normal_message, confirmed"),
         ("producer", "produce_delay_message"),
+        ("producer", "replace_message"),
     ),
     "operator": (
         ("operator", "pause_topic"),
@@ -97,6 +98,7 @@ CALLS: Final = {
         ("expirer", "ring_doorbell"),
         ("monitor", "handle_timeout_message"),
         ("monitor", "retry_message"),
+        ("monitor", "release_replaced"),
         ("monitor", "move_to_dlq"),
         ("monitor", "handle_parse_error"),
         ("monitor", "ring_doorbell"),
@@ -136,6 +138,8 @@ TARGETS: Final = {
     "produce_normal_message, confirmed": "pending",
     "produce_delay_message": "delayed",
     "produce_cron_message": "pending",
+    "replace_message": "pending",
+    "release_replaced": "pending",
     "complete_message": "gone",
     "complete_with_result": "completed",
     "retry_message": "delayed",
@@ -164,7 +168,7 @@ OR_ELSE: Final = {
     ("in processing, taken over", "in processing"),  # the call came late, and was refused for that
 }
 
-RING: Final = {"process_delay_message", "produce_cron_message"}
+RING: Final = {"process_delay_message", "produce_cron_message", "release_replaced"}
 """What they make pending, the same worker may have taken before their reply was heard."""
 
 
@@ -218,6 +222,9 @@ class Run:
         self._waiters = Waiters(self._store)
         self._results: dict[str, asyncio.Task[Any]] = {}
         """By label: those who wait for the results."""
+        self._replaced: set[str] = set()
+        """The ids of messages that were replaced while a worker held them: settling them does
+        nothing but tell the worker."""
         self._dead: dict[int, str] = {}
         """The processes that were killed, and what their workers were called."""
 
@@ -294,16 +301,22 @@ class Run:
             await self._make("work", life, "lost-garbage", ends="quarantined"),
             await self._make("fragile", life, "lost-dead", ends="dead"),
         ]
+        replaced = await self._make("work", life, "lost-replaced", id=f"{life}.replaced")
+        self._replaced.add(replaced)
         lost_line = await self._make("line", life, "lost-line")
-        for kind, ids in (("work", lost[:2]), ("fragile", lost[2:]), ("line", [lost_line])):
+        held = {"work": [*lost[:2], replaced], "fragile": lost[2:], "line": [lost_line]}
+        for kind, ids in held.items():
             self._subjects["handle_timeout_message", topic(kind, life)] = ids
         await self._spoil("work", life, lost[1])
-        for kind, count in (("work", 2), ("fragile", 1), ("line", 1)):
+        for kind, ids in held.items():
             name = topic(kind, life)
-            taken = await self._store.dispatch_message(name, "gone", count=count, lease=1)
-            assert len(taken.messages) == count
+            taken = await self._store.dispatch_message(name, "gone", count=len(ids), lease=1)
+            assert len(taken.messages) == len(ids)
+        newer = msgspec.to_builtins(Payload(f"{life}.lost-replaced", "ok"))
+        await self._store.replace_message(topic("work", life), draft(newer, id=replaced))
         settled = [
             *lost,
+            replaced,
             await self._make("work", life, "ok"),
             await self._make("work", life, "own", id=f"{life}.own"),
             await self._make("work", life, "once", act="once"),
@@ -430,7 +443,7 @@ class Run:
         if death.script in ("dispatch_message", "handle_timeout_message", "expire_message"):
             leases = await self._raw.hgetall(self._store.keys.of(death.topic).processing)
             for id, lease in leases.items():
-                if lease.partition(b":")[2].decode() == order.worker:
+                if lease.partition(b":")[2].partition(b" ")[0].decode() == order.worker:
                     if id.decode() in stood:
                         stood[id.decode()] += ", taken over"
                     elif death.script == "dispatch_message":
@@ -454,6 +467,8 @@ class Run:
             self.violated(f"{death.script} was about nothing: {death.ids}")
         for id, stand in stood.items():
             moves = death.script != "extend_lease"
+            if id in self._replaced and death.script == "retry_message":
+                moves = False
             if death.detail == When.BEFORE:
                 right = stand != target
             else:

@@ -240,7 +240,7 @@ class Scene:
         async with Redis.from_url(self.server.url) as raw:
             for topic in TOPICS:
                 leases += await raw.hvals(f"mx-rmq:{{{topic}}}:processing")
-        return {lease.partition(b":")[2].decode() for lease in leases}
+        return {lease.partition(b":")[2].partition(b" ")[0].decode() for lease in leases}
 
     async def settle(self, within: float = 120) -> None:
         """Wait until all is produced and nothing is left to do; longer is a violation."""

@@ -269,6 +269,27 @@ async def _reschedule(store: Store, topic: str, _: None) -> Settled:
     )
 
 
+def _replace(seed: Callable[[Stage], Awaitable[Any]], where: str, *, delay: int = 0) -> Case:
+    async def act(store: Store, topic: str, _: Any) -> Placed:
+        new = draft("new", id="a", priority=Priority.HIGH, delay=delay)
+        return (await store.replace_message(topic, new)).placed
+
+    new = seed is _nothing
+    done, again = (Placed.STORED, Placed.REPEATED) if new else (Placed.REPLACED, Placed.REPLACED)
+    return _case(f"replace_message, {where}", seed, act, done, again)
+
+
+async def _replaced(stage: Stage) -> list[Leased]:
+    """The one that was taken second was replaced meanwhile."""
+    taken = await stage.leased()
+    await stage.store.replace_message(stage.topic, draft("new", id="a"))
+    return taken
+
+
+async def _release_replaced(store: Store, topic: str, taken: list[Leased]) -> Settled:
+    return await store.release_replaced(topic, WORKER, taken[1])
+
+
 async def _pause(store: Store, topic: str, _: None) -> bool:
     return await store.pause_topic(topic)
 
@@ -358,6 +379,13 @@ CASES: Final = (
     _case("abort_message, processing", Stage.leased, _abort),
     _case("reschedule_message, pending", Stage.pending, _reschedule),
     _case("reschedule_message, delayed", Stage.delayed, _reschedule),
+    _replace(_nothing, "new"),
+    _replace(Stage.pending, "pending"),
+    _replace(Stage.delayed, "delayed", delay=DELAY),
+    _replace(Stage.leased, "in processing"),
+    _replace(Stage.dead, "dead"),
+    _replace(Stage.quarantined, "quarantined"),
+    _case("release_replaced", _replaced, _release_replaced),
     _case("pause_topic", Stage.pending, _pause, True, True),
     _case("resume_topic", _paused, _resume, True, True),
     _case("ring_doorbell", _silent, _ring, True, False),

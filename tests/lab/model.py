@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha1
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.lab.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 LEVELS = ("high", "normal", "low")
 
@@ -39,6 +42,18 @@ class Lease(NamedTuple):
     worker: str
 
 
+class Mark(NamedTuple):
+    """Where the new record of a message in processing will wait."""
+
+    priority: str
+    due: int | None
+    expires: int | None
+
+    def __str__(self) -> str:
+        times = ("" if at is None else str(at) for at in (self.due, self.expires))
+        return " ".join([self.priority, *times])
+
+
 class How(NamedTuple):
     """What a produce says of a message's id, and its priority."""
 
@@ -46,6 +61,8 @@ class How(NamedTuple):
     maker: int
     priority: str
     ttl: int | None
+    dedup: int | None
+    asks: bool
 
 
 SUPERSEDED = object()
@@ -64,6 +81,8 @@ class Model:
     expiries: dict[str, int] = field(default_factory=dict)
     """When messages expire: those that wait and have a ttl, and no others."""
     leases: dict[str, Lease] = field(default_factory=dict)
+    marks: dict[str, Mark] = field(default_factory=dict)
+    """What is in processing, and was replaced meanwhile."""
     deadlines: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
     dead_letters: dict[str, bytes] = field(default_factory=dict)
@@ -122,7 +141,7 @@ class Model:
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
             expiries=self.expiries,
-            leases={id: f"{token}:{worker}" for id, (token, worker) in self.leases.items()},
+            leases={id: self._lease_of(id) for id in self.leases},
             deadlines=self.deadlines,
             dead=self.dead,
             dead_letters=self.dead_letters,
@@ -135,6 +154,11 @@ class Model:
             meta=meta,
             recent=self.recent,
         )
+
+    def _lease_of(self, id: str) -> str:
+        token, worker = self.leases[id]
+        mark = f" {self.marks[id]}" if id in self.marks else ""
+        return f"{token}:{worker}{mark}"
 
     def live(self) -> int:
         return len(self.records)
@@ -182,38 +206,127 @@ class Model:
         return [str(now), "" if last is None else str(last), fired]
 
     def _new(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
-        now, dedup = call.named["now_ms"], call.named["dedup_ms"]
         fresh: dict[str, tuple[str, ...]] = {}
         answer = ""
         for item in call.items:
-            id, (own, maker, _, _) = item[0], _how(item[1])
-            lane, _, number = id.rpartition("-")
-            made, refused = self.receipts.get(lane, (0, ""))
-            if refused.startswith("full"):
-                made -= int(refused.removeprefix("full "))
-            if id in fresh or id in self.records:
-                answer += "l"
-            elif own and id in self.dead:
-                answer += "d"
-            elif own and id in self.quarantine:
-                answer += "q"
-            elif not self._is_freed(id, now, maker) and (
-                self.recent.get(id, 0) > now or (maker and made >= int(number))
-            ):
-                answer += "f"
-            else:
-                answer += "1"
-                fresh[id] = item
+            answer += self._place(call, item, fresh)
+            if answer[-1] == "1":
+                fresh[item[0]] = item
+        self._remember(call, fresh)
+        return list(fresh.values()), self._receipt(call, answer)
+
+    def _place(self, call: Call, item: tuple[str, ...], fresh: Container[str]) -> str:
+        """Return what has the id of a new message; 1: nothing."""
+        now, id, (own, maker, _, _, _, asks) = call.named["now_ms"], item[0], _how(item[1])
+        lane, _, number = id.rpartition("-")
+        made, refused = self.receipts.get(lane, (0, ""))
+        if refused.startswith("full"):
+            made -= int(refused.removeprefix("full "))
+        if id in fresh or id in self.records:
+            if asks and id in self.leases:
+                return "p"
+            return "w" if asks and any(id in ids for ids in self.delayed.values()) else "l"
+        if own and id in self.dead:
+            return "d"
+        if own and id in self.quarantine:
+            return "q"
+        if not self._is_freed(id, now, maker) and (
+            self.recent.get(id, 0) > now or (maker and made >= int(number))
+        ):
+            return "f"
+        return "1"
+
+    def _remember(self, call: Call, fresh: dict[str, tuple[str, ...]]) -> None:
+        """Remember the ids of new messages, and forget some whose window is over."""
+        now = call.named["now_ms"]
         freed = [f"!{id}" for id in fresh if self._is_freed(id, now, _how(fresh[id][1]).maker)]
         if fresh:
             stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
             for id in {*(id for _, id in stale[: 2 * len(fresh) + 10]), *freed}:
                 del self.recent[id]
         for id, item in fresh.items():
-            own, maker, _, _ = _how(item[1])
-            if own:
-                self.recent[id] = now + (max(dedup, 600_000) if maker else dedup)
-        return list(fresh.values()), self._receipt(call, answer)
+            if window := self._window(call, item):
+                self.recent[id] = now + window
+
+    def _window(self, call: Call, item: tuple[str, ...]) -> int:
+        """Return for how long a message takes its id."""
+        own, maker, _, _, dedup, _ = _how(item[1])
+        window = call.named["dedup_ms"] if dedup is None else dedup
+        return (max(window, 600_000) if maker else window) if own else 0
+
+    # any -> pending, delayed; processing -> processing
+
+    def replace_message(self, call: Call) -> Any:
+        (item,) = call.items
+        id, how, record, delay, at = item
+        now, walk, (_, _, priority, ttl, _, _) = call.named["now_ms"], call.named["walk"], _how(how)
+        due = int(at) if at else now + int(delay)
+        found = self._place(call, item, ())
+        waits = found == "l" and id not in self.leases
+        earliest = self._earliest()
+        if found == "1":
+            self._remember(call, {id: item})
+        else:
+            self._remember_again(call, item)
+        self.expiries.pop(id, None)
+        self._store(call, id, record, None if id in self.leases else ttl)
+        for held in (self.dead, self.dead_letters, self.quarantine, self.quarantined):
+            held.pop(id, None)
+        if id in self.leases:
+            mark = Mark(priority, due if due > now else None, None if ttl is None else now + ttl)
+            self.marks[id] = mark
+        elif due > now:
+            self._leave(id, walk, waits=waits)
+            self.delayed[priority][id] = due
+            self.rung_delay |= earliest is None or due < earliest
+        elif not (waits and self._stays(id, priority, walk)):
+            self._leave(id, walk, waits=waits)
+            self.pending[priority].append(id)
+            self.rung = True
+        return self._receipt(call, "1" if found in "1f" else "r")
+
+    def _remember_again(self, call: Call, item: tuple[str, ...]) -> None:
+        """Let the window of an id that is taken start again."""
+        now, id = call.named["now_ms"], item[0]
+        was = self.recent.get(id, 0)
+        stale = sorted((until, id) for id, until in self.recent.items() if until <= now)
+        for _, one in stale[:10]:
+            del self.recent[one]
+        if window := self._window(call, item):
+            self.recent[id] = now + window
+        elif was > now:
+            del self.recent[id]
+
+    def _stays(self, id: str, priority: str, walk: int) -> bool:
+        """Say whether a waiting message that gets no delay keeps its place."""
+        if any(id in self.delayed[level] for level in LEVELS):
+            return False
+        for level in LEVELS:
+            if id in self.pending[level][-walk:] or id in self.pending[level][:walk]:
+                return level == priority
+        return True
+
+    def _leave(self, id: str, walk: int, *, waits: bool) -> None:
+        """Take a waiting message out of its place."""
+        if waits and not any(self.delayed[level].pop(id, None) for level in LEVELS):
+            self._take_place(id, walk)
+
+    def release_replaced(self, call: Call) -> Any:
+        id, now, worker = call.named["id"], call.named["now_ms"], call.named["worker"]
+        if self.leases.get(id) != (int(call.named["token"]), worker) or id not in self.marks:
+            return "0"
+        priority, due, expires = self.marks[id]
+        earliest = self._earliest()
+        self._unlease(id)
+        if due is not None and due > now:
+            self.delayed[priority][id] = due
+            self.rung_delay |= earliest is None or due < earliest
+        else:
+            self.pending[priority].append(id)
+            self.rung = True
+        if expires is not None:
+            self.expiries[id] = expires
+        return self._receipt(call, "1")
 
     def _is_freed(self, id: str, now: int, maker: int) -> bool:
         """Say whether a generated id was cancelled or discarded, and not used again since."""
@@ -280,7 +393,8 @@ class Model:
         while answer:
             token, length, answer = answer.split(" ", 2)
             id, answer = answer[: int(length)], answer[int(length) :]
-            if self.leases.get(id) == (int(token), call.named["worker"]):
+            held = self.leases.get(id) == (int(token), call.named["worker"])
+            if held and id not in self.marks:
                 reply += [id, token, self.records[id]]
         return reply
 
@@ -352,9 +466,10 @@ class Model:
 
     def extend_lease(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, *_ in mine:
+        replaced = [item[0] for item, found in zip(call.items, answer, strict=True) if found == "r"]
+        for id in [*(id for id, *_ in mine), *replaced]:
             self.deadlines[id] = call.named["now_ms"] + call.named["lease_ms"]
-        return answer
+        return answer.replace("r", "1")
 
     def move_to_dlq(self, call: Call) -> Any:
         return self._archive(call, self.dead, self.dead_letters, _bytes(call.named["record"]))
@@ -371,6 +486,8 @@ class Model:
         id, now = call.named["id"], call.named["now_ms"]
         if self.leases.get(id) != (int(call.named["token"]), call.named["worker"]):
             return "0"
+        if id in self.marks:
+            return "r"
         self._trim(call, index, contents, data)
         self._unlease(id)
         del self.records[id]
@@ -404,17 +521,21 @@ class Model:
 
     def _mine(self, call: Call) -> tuple[list[tuple[str, ...]], str]:
         mine: dict[str, tuple[str, ...]] = {}
+        seen: set[str] = set()
         answer = ""
         for item in call.items:
             id, token = item[0], int(item[1])
-            held = self.leases.get(id) == (token, call.named["worker"]) and id not in mine
+            held = self.leases.get(id) == (token, call.named["worker"]) and id not in seen
             if held:
+                seen.add(id)
+            if held and id not in self.marks:
                 mine[id] = item
-            answer += "1" if held else "0"
+            answer += "0" if not held else "r" if id in self.marks else "1"
         return list(mine.values()), answer
 
     def _unlease(self, id: str) -> None:
         del self.leases[id], self.deadlines[id]
+        self.marks.pop(id, None)
 
     # the monitor's and the scheduler's
 
@@ -606,8 +727,7 @@ class Model:
         """Take a waiting message out of its place."""
         id = call.named["id"]
         self.expiries.pop(id, None)
-        if not any(self.delayed[level].pop(id, None) for level in LEVELS):
-            self._take_place(id, int(call.named["walk"]))
+        self._leave(id, int(call.named["walk"]), waits=True)
 
     def _take_place(self, id: str, walk: int) -> None:
         """Take a pending id out, or leave it where it is, if that is deep in a list."""
@@ -657,5 +777,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _how(text: str) -> How:
-    own, maker, priority, *ttl = (text or "0 0 normal").split(" ")
-    return How(own == "1", int(maker), priority, int(ttl[0]) if ttl else None)
+    own, maker, priority, *more = (text or "0 0 normal").split(" ")
+    ttl, dedup, asks = [*more, "", "", ""][:3]
+    times = [int(ms) if ms else None for ms in (ttl, dedup)]
+    return How(own == "1", int(maker), priority, times[0], times[1], bool(asks))

@@ -110,6 +110,7 @@ class Life:
         await self._produce(["own"], id=own("own"))
         await self._produce(["late"], delay=DELAY)
         await self._produce(["own-late"], delay=DELAY, id=own("own-late"))
+        await self._produce(["own-late"], id=own("own-late"), on_duplicate="replace")
         await self._produce(["m1", "m2", "m3"], many=True)
         await self._produce(["n1", "n2"], many=True, ids=[own("n1"), own("n2")])
         await self._produce(["l1", "l2"], many=True, delay=DELAY)

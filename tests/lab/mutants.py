@@ -26,15 +26,17 @@ _RECEIPT = "redis.call('SET', receipt, string.format('%.0f ', call) .. answer, '
 _BRIEF = _RECEIPT.replace("600000", "3000")
 """Shorter than it takes to give a reply up and to send the call again."""
 _RING = "if rung == 0 then redis.call('RPUSH', doorbell, '1') end\n"
-_ONE_HELD = "if redis.call('HGET', processing, id) ~= token .. ':' .. worker then return '0' end"
+_ONE_HELD = "if lease ~= own then"
 
 MUTANTS = [
     Mutant("complete without a token check", "complete_message", _HELD, _ANY),
     Mutant("retry without a token check", "retry_message", _HELD, _ANY),
     Mutant("release without a token check", "release_message", _HELD, _ANY),
     Mutant("extend without a token check", "extend_lease", _HELD, _ANY),
-    Mutant("dead-letter without a token check", "move_to_dlq", _ONE_HELD, ""),
-    Mutant("quarantine without a token check", "handle_parse_error", _ONE_HELD, ""),
+    Mutant("dead-letter without a token check", "move_to_dlq", _ONE_HELD, "if not lease then"),
+    Mutant(
+        "quarantine without a token check", "handle_parse_error", _ONE_HELD, "if not lease then"
+    ),
     Mutant(
         "the worker is not part of the lease",
         "complete_message",
@@ -251,7 +253,7 @@ MUTANTS = [
     Mutant(
         "own ids of delayed messages are soon forgotten",
         "produce_delay_message",
-        "math.max(recent_ttl, dedup_ms, 600000)",
+        "math.max(recent_ttl, longest, 600000)",
         "dedup_ms",
     ),
     Mutant(
@@ -554,6 +556,152 @@ MUTANTS = [
         "reschedule_message",
         "  if earlier == 0 and rung == 0 then redis.call('RPUSH', doorbell_delay, '1') end\n",
         "",
+    ),
+    Mutant(
+        "a replaced message is completed",
+        "complete_message",
+        "leases[n] == ARGV[at + 1] .. lease_end and not seen[id]",
+        "string.match(leases[n] or '', '^[^ ]*') == ARGV[at + 1] .. lease_end and not seen[id]",
+    ),
+    Mutant(
+        "a replaced message is lost",
+        "retry_message",
+        "replaced[#replaced + 1], answer[n] = true, id, 'r'",
+        "answer[n] = true, '0'",
+    ),
+    Mutant(
+        "a replaced message is not extended",
+        "extend_lease",
+        "for n = 1, #replaced do held[count + n] = replaced[n] end\n",
+        "",
+    ),
+    Mutant(
+        "a replaced message is dead",
+        "move_to_dlq",
+        _ONE_HELD,
+        "if string.match(lease or '', '^[^ ]*') ~= own then",
+    ),
+    Mutant(
+        "a takeover forgets the replacement",
+        "handle_timeout_message",
+        "leases[#leases] .. (mark or '')",
+        "leases[#leases]",
+    ),
+    Mutant(
+        "replace forgets that it runs",
+        "replace_message",
+        "local running = answer == 'l' and lease",
+        "local running = false",
+    ),
+    Mutant(
+        "the first replacement wins", "replace_message", "string.match(lease, '^[^ ]*')", "lease"
+    ),
+    Mutant(
+        "replace leaves the old place",
+        "replace_message",
+        "local waits = answer == 'l' and not lease",
+        "local waits = false",
+    ),
+    Mutant(
+        "replace takes the place away",
+        "replace_message",
+        "stays = list == behind or not list and deep",
+        "stays = false",
+    ),
+    Mutant(
+        "replace keeps the level", "replace_message", "stays = list == behind or", "stays = list or"
+    ),
+    Mutant(
+        "replace ignores the delay",
+        "replace_message",
+        "local later, stays = due > now and not running, false",
+        "local later, stays = false, false",
+    ),
+    Mutant(
+        "a replaced message keeps its old expiry",
+        "replace_message",
+        "  elseif expires then\n    redis.call('ZREM', expiry, id)\n",
+        "",
+    ),
+    Mutant(
+        "a replaced message loses its new expiry",
+        "replace_message",
+        "if waits and ttl then expiries = {now + ttl, id} end\n",
+        "",
+    ),
+    Mutant(
+        "a revived message stays archived",
+        "replace_message",
+        "if archived and not full then",
+        "if false then",
+    ),
+    Mutant(
+        "replace does not start the window again",
+        "replace_message",
+        "if window > 0 then marks = {string.format('%.0f', now + window), id} end",
+        "",
+    ),
+    Mutant("a resent replace takes effect again", "replace_message", _RECEIPT, ""),
+    Mutant("replace is soon forgotten", "replace_message", _RECEIPT, _BRIEF),
+    Mutant(
+        "replace does not ring",
+        "replace_message",
+        "if rings == 0 then redis.call('RPUSH', doorbell, '1') end\n",
+        "",
+    ),
+    Mutant(
+        "a released replacement keeps its lease",
+        "release_replaced",
+        "redis.call('HDEL', processing, id)",
+        "",
+    ),
+    Mutant(
+        "a released replacement keeps its deadline",
+        "release_replaced",
+        "redis.call('ZREM', expire_monitor, id)",
+        "",
+    ),
+    Mutant(
+        "a released replacement is not delayed",
+        "release_replaced",
+        "local delayed = soonest > now",
+        "local delayed = false",
+    ),
+    Mutant(
+        "a released replacement never expires",
+        "release_replaced",
+        "if tonumber(expires_ms) then redis.call('ZADD', expiry, expires_ms, id) end",
+        "",
+    ),
+    Mutant(
+        "a message is released that was not replaced",
+        "release_replaced",
+        "token .. ':' .. worker .. ' '",
+        "token .. ':' .. worker",
+    ),
+    Mutant(
+        "anybody releases a replacement",
+        "release_replaced",
+        "if string.find(lease, own, 1, true) ~= 1 then",
+        "if not string.find(lease, ' ', 1, true) then",
+    ),
+    Mutant(
+        "a window of its own is ignored",
+        "produce_normal_message",
+        "window = tonumber(window) or dedup_ms",
+        "window = dedup_ms",
+    ),
+    Mutant(
+        "a duplicate in processing is called pending",
+        "produce_normal_message",
+        "then status = 'p' end",
+        "then status = 'l' end",
+    ),
+    Mutant(
+        "a delayed duplicate is called pending",
+        "produce_delay_message",
+        "then status = 'w' end",
+        "then status = 'l' end",
     ),
     Mutant("pause stays open", "pause_topic", "redis.call('HSET', meta, 'paused', '1')", ""),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),

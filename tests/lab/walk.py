@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mx_rmq.core import codec
+from mx_rmq.core.duplicates import Terms
 from mx_rmq.core.message import Priority, State
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 
+    from mx_rmq.core.duplicates import OnDuplicate
     from mx_rmq.core.message import Message
     from mx_rmq.net.connection import Check, Value
     from mx_rmq.net.topology import Servers
@@ -234,6 +236,55 @@ class Walk(RuleBasedStateMachine):
         self._produced(self.play(fault, produce(TOPIC, drafts)))
 
     @rule(
+        name=st.sampled_from(["produce_normal_message", "produce_delay_message"]),
+        on_duplicate=st.sampled_from(["error", "ignore"]),
+        dedup=st.sampled_from([None, 0, 5000]),
+        id=own_ids,
+        ttl=ttls,
+        fault=faults,
+    )
+    def produce_on_terms(
+        self,
+        name: str,
+        on_duplicate: OnDuplicate,
+        dedup: int | None,
+        id: str,
+        ttl: int | None,
+        fault: str,
+    ) -> None:
+        terms = Terms(on_duplicate, dedup)
+        delay = 500 if name == "produce_delay_message" else 0
+        drafts = [draft(1, id=id, ttl=ttl, delay=delay), draft(2, delay=delay)]
+        call = self.store.prepare(name, TOPIC, drafts, [terms, terms])
+        self._produced(self.play(fault, self.store.produce(call)))
+
+    @rule(
+        id=own_ids,
+        made=st.sampled_from([None, None, None, 0, 1]),
+        priority=priorities,
+        delay=st.sampled_from([0, 0, 1, 500, 5000]),
+        ttl=ttls,
+        dedup=st.sampled_from([None, None, 0, 200_000]),
+        fault=faults,
+    )
+    def replace(
+        self,
+        id: str,
+        made: int | None,
+        priority: Priority,
+        delay: int,
+        ttl: int | None,
+        dedup: int | None,
+        fault: str,
+    ) -> None:
+        if made is not None:
+            id = self._made_before(made) or id
+        new = draft("new", id=id, priority=priority, delay=delay, ttl=ttl)
+        work = self.store.replace_message(TOPIC, new, Terms("replace", dedup))
+        produced = self.play(fault, work)
+        self._produced([produced] if produced else None)
+
+    @rule(
         what=st.sampled_from(["now", "now", "late", "same", "older", "early", "look", "taken"]),
         priority=priorities,
         id=own_ids,
@@ -294,6 +345,13 @@ class Walk(RuleBasedStateMachine):
         self.play(fault, self._settle(picked[0][0], held, what, delay))
 
     @precondition(lambda self: self.claims)
+    @rule(position=recent, fault=faults)
+    def release_replaced(self, position: int, fault: str) -> None:
+        marked = [(name, one) for name, one in self.claims if one.id in self.model.marks]
+        worker, one = marked[-1 - position % len(marked)] if marked else self._pick(position)
+        self.play(fault, self.store.release_replaced(TOPIC, worker, one))
+
+    @precondition(lambda self: self.claims)
     @rule(worker=workers, what=st.sampled_from(["release", "complete"]), fault=faults)
     def settle_all(self, worker: str, what: str, fault: str) -> None:
         if held := [one for name, one in self.claims if name == worker][-20:]:
@@ -352,6 +410,17 @@ class Walk(RuleBasedStateMachine):
             for claim, message in zip(claims, messages, strict=True)
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
+
+    async def _give_way(
+        self, worker: str, held: Sequence[Leased], settled: list[Settled]
+    ) -> list[Settled]:
+        """Let go of messages that were replaced; return the answers about all."""
+        return [
+            await self.store.release_replaced(TOPIC, worker, one)
+            if answer is Settled.REPLACED
+            else answer
+            for one, answer in zip(held, settled, strict=True)
+        ]
 
     @precondition(lambda self: any(id in self.model.leases for id in CUSTOM))
     @rule(parse=st.booleans())
@@ -613,6 +682,7 @@ class Walk(RuleBasedStateMachine):
             )
             if timed_out.messages:
                 settled = await self._settle("monitor", timed_out.messages, "retry")
+                settled = await self._give_way("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
             taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:

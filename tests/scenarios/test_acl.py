@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mx_rmq import Delivery, MessageQueue, NotConfirmed, Reject, Worker
+from mx_rmq import Delivery, DuplicateMessage, MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
@@ -141,6 +141,8 @@ async def work(mq: MessageQueue) -> None:
         handled.append(number)
         if number == 2:
             await mq.produce(TOPIC, 3, id="own")
+            for delay in (60, None, None):
+                await mq.produce("another", 8, id="newest", delay=delay, on_duplicate="replace")
         if number == 4:
             raise ValueError("again, please")
         if number == 5:
@@ -330,8 +332,15 @@ def selectors_of(rules: list[str]) -> list[tuple[str, str, str]]:
 
 SPARED = {"+hincrby", "+xadd", "+scard"}
 """What is only counted and written down, or asked for where there is a cap."""
-SPARING = {"+zcount": ["delay_tasks"], "+hmget": ["archive_bytes"], "+get": ["layout"]}
-"""What is asked for only to spare a ring, to say what fills a server, and to warn."""
+SPARING = {
+    "+zcount": ["delay_tasks"],
+    "+hmget": ["archive_bytes"],
+    "+get": ["layout"],
+    "+zmscore": ["delay_tasks"],
+    "+hexists": ["processing"],
+}
+"""What is asked for only to spare a ring, to say what fills a server, to warn, and to name the
+state of a duplicate."""
 
 
 @with_selectors
@@ -398,6 +407,33 @@ async def test_a_wrong_type_is_told_also_to_a_user_who_may_not_ask_for_it(
     async with queue(url) as mq:
         with pytest.raises(WrongType):
             await mq.produce(TOPIC, 1)
+
+
+@with_selectors
+async def test_a_producer_is_told_where_a_duplicate_is(admit: Admit, kind: Kind) -> None:
+    rules = rules_of("producer", kind)
+    async with queue(await admit("producer", rules)) as mq:
+        for state in State:
+            with pytest.raises(DuplicateMessage, match=f"its message is {state.value}"):
+                await mq.produce(TOPIC, 1, id=state.value, on_duplicate="error")
+    for right in ("+zmscore ~mx-rmq:{*}:delay_tasks", "+hexists ~mx-rmq:{*}:processing"):
+        less = split(" ".join(rules).replace(right, right.replace(right.split()[0], "+time")))
+        async with queue(await admit("producer", less)) as mq:
+            with pytest.raises(ScriptFailed, match="may not run"):
+                await mq.produce(TOPIC, 1, id=State.DELAYED.value, on_duplicate="error")
+
+
+@with_selectors
+async def test_a_producer_may_not_replace_and_nothing_is_changed(
+    admit: Admit, kind: Kind, server: Server
+) -> None:
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        for state in State:
+            with pytest.raises(ScriptFailed, match=r"may not run HGET .*:processing"):
+                await mq.produce(TOPIC, 1, id=state.value, on_duplicate="replace")
+    async with MessageQueue(server.url) as mq:
+        assert await mq.admin.audit(TOPIC) == []
+        assert (await mq.admin.stats(TOPIC)).total == len(State)
 
 
 # what nobody may

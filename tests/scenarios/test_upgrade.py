@@ -254,3 +254,25 @@ async def test_a_restored_older_state_means_what_the_page_says(raw: Redis, serve
 
 async def processing(mq: MessageQueue, count: int) -> bool:
     return (await mq.admin.stats(TOPIC)).processing == count
+
+
+@pytest.mark.parametrize("heir", ["last", "this"])
+async def test_a_message_replaced_under_a_worker_of_the_last_release_runs_alone(
+    raw: Redis, server: Server, tmp_path: Path, last: Path, heir: str
+) -> None:
+    """That worker loses its lease; whichever release takes over, the new payload runs once."""
+    async with MessageQueue(server.url) as mq, fleet(server.url, tmp_path, last) as ships:
+        old = ships.start("last", "worker")
+        await mq.produce(TOPIC, {"number": 1, "fails": 0, "work": 30}, id="own")
+        await until(lambda: processing(mq, 1))
+        new = {"number": 2, "fails": 0, "work": 0}
+        await mq.produce(TOPIC, new, id="own", on_duplicate="replace")
+        if heir == "this":
+            await ships.end(old, signal.SIGKILL)
+            ships.start("this", "worker")
+        await until(partial(ships.lines.has, "done", 1))
+        await until(lambda: is_idle(mq))
+        ((release, number, attempt),) = ships.lines.of("done")
+        assert (release, number) == (heir, 2)
+        assert heir == "last" or attempt == 1  # this release counts no crash of the old payload
+        assert await mq.admin.audit(TOPIC) == []

@@ -207,11 +207,36 @@ def produce(script: str) -> Callable[..., Awaitable[Any]]:
     return act
 
 
+async def replace(stage: Stage, *_: Any) -> str:
+    try:
+        await stage.store.replace_message(TOPIC, draft("d", id="d"))
+    except QueueFull:
+        return "full"
+    return ""
+
+
+async def replaced(stage: Stage) -> list[Leased]:
+    """One is in processing, and was replaced."""
+    taken = [one for one in await stage.leased() if one.id == "a"]
+    await stage.store.replace_message(TOPIC, draft("new", id="a"))
+    return taken
+
+
+async def release_replaced(stage: Stage, taken: list[Leased]) -> Settled:
+    return await stage.store.release_replaced(TOPIC, WORKER, taken[0])
+
+
+async def it_runs_again(stage: Stage, taken: list[Leased]) -> None:
+    assert await release_replaced(stage, taken)
+    assert await dispatch(stage)
+
+
 async def room(stage: Stage, *_: Any) -> None:
     await dispatch(stage)
 
 
 LOST = [Settled.LOST] * 3
+REPLACED = [Settled.REPLACED]
 
 REFUSALS = (
     Refusal("produce_normal_message", full, produce("produce_normal_message"), "full", room),
@@ -221,6 +246,12 @@ REFUSALS = (
     Refusal("dispatch_message, not alone", one_is_held, dispatch_alone, [], it_is_done),
     Refusal("complete_message", lost, complete, LOST, dispatch),
     Refusal("complete_with_result", lost, keep, LOST, dispatch),
+    Refusal("complete_message, replaced", replaced, complete, REPLACED, it_runs_again),
+    Refusal("release_message, replaced", replaced, release, REPLACED, it_runs_again),
+    Refusal("retry_message, replaced", replaced, retry, REPLACED, it_runs_again),
+    Refusal("move_to_dlq, replaced", replaced, bury, Settled.REPLACED, it_runs_again),
+    Refusal("replace_message", full, replace, "full", room),
+    Refusal("release_replaced", lost, release_replaced, Settled.LOST, dispatch),
     Refusal("release_message", lost, release, LOST, dispatch),
     Refusal("retry_message", lost, retry, LOST, dispatch),
     Refusal("move_to_dlq", lost, bury, Settled.LOST, dispatch),
@@ -253,7 +284,9 @@ async def test_a_late_copy_of_a_refused_call_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    "refusal", [one for one in REFUSALS if not one.script.startswith("produce")], ids=str
+    "refusal",
+    [one for one in REFUSALS if not one.script.startswith(("produce", "replace"))],
+    ids=str,
 )
 async def test_a_refusal_is_an_answer_also_at_maxmemory(
     store: Store, raw: Redis, clock: Clock, refusal: Refusal

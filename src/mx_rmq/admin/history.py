@@ -36,6 +36,7 @@ class What(StrEnum):
     RELEASED = "released"  # handed back by a worker that stopped
     POSTPONED = "postponed"  # handed back by a worker whose release is too old to read it
     TAKEN_OVER = "taken_over"  # taken from a worker that went silent
+    REPLACED = "replaced"  # by a produce with the same id
     REQUEUED = "requeued"
     DISCARDED = "discarded"
     CANCELLED = "cancelled"

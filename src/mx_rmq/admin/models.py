@@ -196,7 +196,8 @@ def message_view(part: str, found: Found) -> MessageView:
     except DecodeError as error:
         fields.update(broken=error.reason, newer=isinstance(error, NewerRecord))
     if found.lease is not None:
-        token, _, worker = found.lease.decode("utf-8", "backslashreplace").partition(":")
+        lease, _, _ = found.lease.decode("utf-8", "backslashreplace").partition(" ")
+        token, _, worker = lease.partition(":")
         fields.update(worker=worker, token=int(token) if is_number(token) else None)
     return MessageView(
         id=found.id,

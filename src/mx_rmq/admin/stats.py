@@ -41,6 +41,7 @@ class Totals:
     rescheduled: int = 0
     postponed: int = 0  # handed back, because only a newer release can read them
     taken_over: int = 0
+    replaced: int = 0  # by a produce with the same id
     requeued: int = 0
     discarded: int = 0
     cancelled: int = 0

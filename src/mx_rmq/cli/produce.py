@@ -16,6 +16,7 @@ from mx_rmq.cli.connection import check_directory, with_server
 from mx_rmq.cli.output import as_json, count, cut, print_json
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core.confirm import Level
+from mx_rmq.core.duplicates import CHOICES
 from mx_rmq.core.errors import (
     InvalidInput,
     MxRmqError,
@@ -38,7 +39,20 @@ HINT: Final = """write a string as '"text"'"""
 @click.argument("topic")
 @click.argument("payload", required=False)
 @with_server
-@click.option("--id", help="A custom id. A second message with the same id is not stored.")
+@click.option("--id", help="A custom id. --on-duplicate says what happens if it is taken.")
+@click.option(
+    "--on-duplicate",
+    type=click.Choice(CHOICES),
+    default="ignore",
+    show_default=True,
+    help="If the id is taken: store nothing, replace that message, or fail.",
+)
+@click.option(
+    "--dedup",
+    type=float,
+    help="Seconds for which the id stays taken, 0: only while the message exists.  "
+    "[default: MX_RMQ_DEDUP, then mx-rmq.toml, then 120]",
+)
 @click.option("--delay", type=float, help="Seconds until the message is due.")
 @click.option("--at", help="When the message is due: 2030-01-31T12:00:00+01:00.")
 @click.option(

@@ -6,6 +6,7 @@ MxRmqError
 ├── NotOpen                 the queue is not open, or was opened in another event loop
 ├── DecodeError             stored bytes are not a message; keeps the bytes
 │   └── NewerRecord         … or one that only a newer release can read
+├── DuplicateMessage        a produce with on_duplicate="error" whose id is taken
 ├── QueueFull               the topic's cap on waiting messages refused a produce
 ├── ServerUnavailable       the server did not take the call; nothing was changed
 │   └── ServerFull          the server is at its maxmemory
@@ -30,7 +31,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class MxRmqError(Exception):
@@ -67,6 +68,23 @@ class DecodeError(MxRmqError):
 
 class NewerRecord(DecodeError):
     """The record was written by a newer release. The message waits for a worker of that release."""
+
+
+class DuplicateMessage(MxRmqError):
+    """The id of a produce with `on_duplicate="error"` is taken. The message was not stored.
+
+    `state` is where the message with this id is: pending, delayed, processing, dead, quarantined,
+    or completed if it is gone and its dedup window is not over. `duplicates` has the state of every
+    id that was taken: a `produce_many` stores all other messages, then raises.
+    """
+
+    def __init__(self, id: str, state: str, duplicates: Mapping[str, str] | None = None) -> None:
+        self.id = id
+        self.state = state
+        self.duplicates = dict(duplicates or {id: state})
+        more = len(self.duplicates) - 1
+        others = f"; so {'is' if more == 1 else 'are'} {more:,} of the others" if more else ""
+        super().__init__(f"id {id!r} is taken: its message is {state}{others}")
 
 
 class QueueFull(MxRmqError):

@@ -1,7 +1,8 @@
 """What happens in a worker: one value per event. Logs, metrics, live views and tests subscribe.
 
 worker    WorkerStarted, WorkerStopping, WorkerStopped
-message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Aborted, Due
+message   Completed, Retried, Snoozed, Died, Quarantined, Released, Postponed, Replaced, Aborted,
+          Due
 lease     LeaseLost, TakenOver
 trouble   LoopBlocked, ServerLost, ServerBack, PartDied, PartRestarted, WorkerFailed
 cron      CronFired, CronMissed
@@ -144,6 +145,19 @@ class Aborted:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced:
+    """A produce replaced the message while this worker held it. The new one waits to be handled."""
+
+    topic: str
+    id: str
+    error: str = ""
+    """Why the handler failed on the old one; empty if it did not."""
+    seconds: float | None = None
+    """How long the handler took; None: no handler ran here."""
+    waited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Due:
     """This worker moved messages of a topic from delayed to pending, because their time came."""
 
@@ -251,6 +265,7 @@ Event = (
     | Released
     | Postponed
     | Aborted
+    | Replaced
     | Due
     | LeaseLost
     | TakenOver

@@ -8,6 +8,7 @@ Quarantine    -> handle_parse_error    its record or payload cannot be read
 Release       -> release_message       it was not finished and goes back: no attempt is counted
 SnoozeLater   -> retry_message         its handler wants it back later: no attempt is counted
 Postpone      -> retry_message         it waits for a newer release: no attempt is counted
+GiveWay       -> release_replaced      it was replaced meanwhile: the new record waits
 """
 
 from __future__ import annotations
@@ -144,7 +145,16 @@ class Postpone(NamedTuple):
     why: str
 
 
-Outcome = Complete | RetryLater | SnoozeLater | DeadLetter | Quarantine | Release | Postpone
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """A produce gave the message a new record meanwhile, so what it came to no longer counts."""
+
+    outcome: Outcome
+
+
+Outcome = (
+    Complete | RetryLater | SnoozeLater | DeadLetter | Quarantine | Release | Postpone | GiveWay
+)
 
 
 @dataclass(frozen=True, slots=True)

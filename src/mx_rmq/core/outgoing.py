@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
+from mx_rmq.core.duplicates import OnDuplicate, Terms, terms_of
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
@@ -37,6 +38,8 @@ class ProduceOptions(TypedDict, total=False):
     max_attempts: int | None
     retry: RetryOption
     confirm: Level | Literal["stored", "replicated", "fsynced"] | None
+    on_duplicate: OnDuplicate
+    dedup: Seconds | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,10 @@ class Outgoing:
     key: str | None = None
     """Messages with the same key go to the same partition."""
     confirm: str | None = None
+    on_duplicate: OnDuplicate = "ignore"
+    """What happens if the id is taken."""
+    dedup: float | None = None
+    """Seconds for which the id stays taken; None: the setting of the queue."""
 
     def __post_init__(self) -> None:
         """Check the times. Middleware and tests see them as numbers, whatever the caller gave."""
@@ -69,6 +76,8 @@ class Outgoing:
             given["at"] = _timestamp(self.at)
         if self.ttl is not None:
             given["ttl"] = as_seconds("ttl=", self.ttl, SHORTEST, MAX_SECONDS)
+        if self.dedup is not None:
+            given["dedup"] = as_seconds("dedup=", self.dedup, most=MAX_SECONDS)
         for name, value in given.items():
             object.__setattr__(self, name, value)
 
@@ -103,6 +112,10 @@ class Outgoing:
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
         )
+
+    def terms(self) -> Terms | None:
+        """Return what to do about a duplicate; None: the default. Refuse invalid options."""
+        return terms_of(self.id, self.on_duplicate, _ms(self.dedup))
 
 
 def payload_list(payloads: Iterable[T]) -> list[T]:

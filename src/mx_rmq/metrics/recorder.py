@@ -37,6 +37,7 @@ OUTCOMES: Final = {
     events.Released: "released",
     events.Postponed: "postponed",
     events.Aborted: "aborted",
+    events.Replaced: "replaced",
 }
 """The outcomes of a message that a worker held."""
 
@@ -121,7 +122,7 @@ class Recorder(Collector):
                 topic.queue_seconds.add(event.waited)
             return
         match event:
-            case events.Retried() | events.Snoozed() | events.Died():
+            case events.Retried() | events.Snoozed() | events.Died() | events.Replaced():
                 topic = self.topics[event.topic]
                 topic.outcomes[OUTCOMES[type(event)]] += 1
                 if event.seconds is not None:

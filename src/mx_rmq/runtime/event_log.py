@@ -34,6 +34,9 @@ _LINES: Final[dict[type, str]] = {
         "%(topic)s %(id)s: only a newer release can read this message; upgrade this worker. "
         "Offered again in %(delay)g s, not counted as an attempt: %(reason)s"
     ),
+    events.Replaced: (
+        "%(topic)s %(id)s: failed, but was replaced, so the new message is next: %(error)s"
+    ),
     events.LeaseLost: "%(topic)s %(id)s: lease lost, so the result of %(handler)s does not count",
     events.Aborted: "%(topic)s %(id)s: aborted, so the result of %(handler)s does not count",
     events.TakenOver: "%(topic)s %(id)s: taken over from %(lost_by)s, which went silent",
@@ -103,6 +106,8 @@ class EventLog:
                 fields["took"] = "" if seconds is None else f" after {took(seconds)}"
             case events.Snoozed(reason=reason):
                 fields["why"] = f": {reason}" if reason else ""
+            case events.Replaced(error=""):
+                return
             case events.Died(attempts=attempts):
                 fields["attempts"] = count(attempts, "attempt")
             case events.Postponed(topic):

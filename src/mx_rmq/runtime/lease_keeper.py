@@ -26,6 +26,7 @@ from mx_rmq.runtime.lifecycle import handed_back
 from mx_rmq.runtime.loop import FailureLog, each, spawn
 from mx_rmq.safe_log import defer_exit
 from mx_rmq.store.arguments import MAX_BATCH
+from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -302,7 +303,10 @@ class LeaseKeeper:
                 batch = [held for held in batch if held.started_at is None]  # not even meanwhile
                 self._handing_back.update(batch)
                 back = [handed_back(held) for held in batch]
-                await store.release_message(topic.name, self._worker, back)
+                answers = await store.release_message(topic.name, self._worker, back)
+                for held, answer in zip(batch, answers, strict=True):
+                    if answer is Settled.REPLACED:
+                        await store.release_replaced(topic.name, self._worker, held.leased)
                 self._handing_back.difference_update(batch)
                 for held in batch:
                     self._in_main_loop(self._lifecycle.forget_waiting, held)

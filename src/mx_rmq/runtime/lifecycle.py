@@ -20,6 +20,7 @@ from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
+    GiveWay,
     Outcome,
     Postpone,
     Quarantine,
@@ -72,6 +73,7 @@ _KINDS: Final = {
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
     Postpone: _Kind("postponed", events.Postponed),
+    GiveWay: _Kind("replaced", events.Replaced, most=1),
 }
 
 
@@ -202,6 +204,10 @@ class Lifecycle:
             if answer is Settled.LOST and not held.unsure:
                 self._forget_lost(held, refused=_KINDS[kind].word)
                 continue
+            if answer is Settled.REPLACED:
+                if held.outcome is not None and not isinstance(held.outcome, GiveWay):
+                    self.settle(held, GiveWay(held.outcome))
+                continue
             self._slots.forget(held)
             if wanted:
                 self._emit_settled(held, kind)
@@ -241,6 +247,8 @@ class Lifecycle:
             ]
             return await store.postpone_message(topic, worker, later)
         ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
+        if kind is GiveWay:
+            return [await store.release_replaced(topic, worker, claim)]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
         if isinstance(outcome, Quarantine):
@@ -263,6 +271,9 @@ class Lifecycle:
         the message is taken over again. `message`: None if it cannot be read.
         """
         (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
+        if answer is Settled.REPLACED:
+            outcome = GiveWay(outcome)
+            (answer,) = await self._apply(topic, GiveWay, [_TakenOver(taken, outcome)])
         if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
             self._bus.emit(event)
 
@@ -423,6 +434,11 @@ def _event(
             return events.Postponed(topic, id, outcome.delay / 1000, outcome.why)
         case Release():
             return events.Released(topic, id)
+        case GiveWay(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
+            why = f"{type(error).__name__}: {text_of(error)}"
+            return events.Replaced(topic, id, why, seconds, waited)
+        case GiveWay():
+            return events.Replaced(topic, id, "", seconds, waited)
 
 
 def handed_back(held: HeldMessage) -> HandedBack:

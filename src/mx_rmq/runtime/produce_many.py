@@ -5,13 +5,20 @@ from __future__ import annotations
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from mx_rmq.core.errors import MxRmqError, NotConfirmed, PartlyProduced, ProduceUnknown
+from mx_rmq.core.errors import (
+    DuplicateMessage,
+    MxRmqError,
+    NotConfirmed,
+    PartlyProduced,
+    ProduceUnknown,
+)
 from mx_rmq.core.names import check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.core.confirm import Confirm
+    from mx_rmq.core.duplicates import Terms
     from mx_rmq.core.message import Message
     from mx_rmq.runtime.producer import Producer
 
@@ -21,33 +28,44 @@ async def produce_many(
     messages: Sequence[Message],
     keys: Sequence[str | None],
     confirms: Sequence[Confirm | None],
+    terms: Sequence[Terms | None],
 ) -> list[str]:
-    """Produce messages in order, each with its key and its confirmation; return their ids.
+    """Produce messages in order, each with its key, confirmation and terms; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
-    had stored something. NotConfirmed: all are stored, but some were not confirmed in time.
+    had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If ids
+    are taken that must not be, all other messages are stored before DuplicateMessage is raised, or
+    PartlyProduced with this cause.
     """
     kinds = [
-        (one.topic, key is None, confirm)
-        for one, key, confirm in zip(messages, keys, confirms, strict=True)
+        (one.topic, key is None, confirm, own is not None and own.replaces)
+        for one, key, confirm, own in zip(messages, keys, confirms, terms, strict=True)
     ]
-    for topic in {topic for topic, _, _ in kinds}:
+    for topic in {topic for topic, *_ in kinds}:
         check_topic(topic)
     ids: list[str | None] = [None] * len(messages)
     late: set[str] = set()  # the ids that were not confirmed in time
     not_confirmed: NotConfirmed | None = None
+    duplicates: dict[str, str] = {}
     try:
-        for (topic, keyless, confirm), run in groupby(range(len(messages)), kinds.__getitem__):
+        for (topic, keyless, confirm, replaces), run in groupby(
+            range(len(messages)), kinds.__getitem__
+        ):
             places = [*run]
             first, end = places[0], places[-1] + 1
             own = None if keyless else [key for key in keys[first:end] if key is not None]
             batch = messages[first:end]
-            async for stored in producer.produce_all(topic, batch, keys=own, confirm=confirm):
+            send = producer.replace_all if replaces else producer.produce_all
+            calls = send(topic, batch, keys=own, confirm=confirm, terms=terms[first:end])
+            async for stored in calls:
+                duplicates.update(stored.duplicates)
                 for place, id in zip(stored.places, stored.ids, strict=True):
                     ids[first + place] = id
                 if stored.unconfirmed is not None:
                     not_confirmed = stored.unconfirmed
                     late.update(stored.ids)
+        for id, state in duplicates.items():
+            raise DuplicateMessage(id, state, duplicates)
     except MxRmqError as error:
         known = [id for id in ids if id is not None]
         if not known:

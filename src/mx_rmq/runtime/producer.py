@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from mx_rmq.core.errors import InvalidInput, MxRmqError, NotConfirmed, ProduceUnknown, QueueFull
+from mx_rmq.core.errors import (
+    DuplicateMessage,
+    InvalidInput,
+    MxRmqError,
+    NotConfirmed,
+    ProduceUnknown,
+    QueueFull,
+)
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import MAX_PARTITIONS, number_for, number_in, partition
 from mx_rmq.store.arguments import MAX_BATCH
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from mx_rmq.core.confirm import Confirm
+    from mx_rmq.core.duplicates import Terms
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.store import Store
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
 
 MAX_CALL_BYTES: Final = 1_048_576  # per call, which blocks the server; one message may exceed it
 MAX_CHUNK: Final = 500  # messages per call of `produce_all`
+MAX_REPLACING: Final = 50  # calls of `produce_all` at a time, if each replaces a message
 MIN_RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
 REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions and default ttls
 LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
@@ -43,7 +52,7 @@ ENVELOPE: Final = 300  # approximate size of a record without its payload, in by
 _SCRIPTS: Final = ("produce_normal_message", "produce_delay_message")
 """Indexed by `Message.is_delayed`."""
 
-_Waiting = tuple["Message", "asyncio.Future[Produced]"]
+_Waiting = tuple["Message", "Terms | None", "asyncio.Future[Produced]"]
 
 
 class Stored(NamedTuple):
@@ -52,6 +61,9 @@ class Stored(NamedTuple):
     places: Sequence[int]  # positions of the messages, in the order of `ids`
     ids: list[str]
     unconfirmed: NotConfirmed | None = None
+    duplicates: Mapping[str, str] = {}
+    """The ids that were taken and their states, of messages that must not be duplicates. These are
+    not among `ids`."""
 
 
 class _Channel:
@@ -77,7 +89,7 @@ class Producer:
         self._sending: set[asyncio.Task[None]] = set()
         self._progress: asyncio.Event | None = None  # tells `close` that a caller is done
         self._registering: dict[str, asyncio.Task[None]] = {}
-        self._registering_callers = 0
+        self._callers = 0  # callers that wait for something other than a channel
         self._refresh_at = time.monotonic() + REFRESH_EVERY
         self._refreshing: asyncio.Task[None] | None = None
         self._probes: dict[str, asyncio.Task[None]] = {}
@@ -91,8 +103,12 @@ class Producer:
         *,
         key: str | None = None,
         confirm: Confirm | None = None,
+        terms: Terms | None = None,
     ) -> Produced:
-        """Produce one message; messages produced during a call share the next one."""
+        """Produce one message; messages produced during a call share the next one.
+
+        `terms`: what to do if its id is taken; None: nothing.
+        """
         if topic not in self.store.partitions:
             await self._register(topic)
         if time.monotonic() >= self._refresh_at:
@@ -104,6 +120,8 @@ class Producer:
             name = await self._partition_for_id(topic, message.id, key)
         elif self.store.partitions[topic] > 1:
             name = self._partition(topic, None, key)
+        if terms is not None and terms.replaces:
+            return await self._replace(name, message, terms, confirm)
         delayed = bool(message.delay) or message.due is not None  # is_delayed, inlined for speed
         channel = self._channels.get((name, delayed, confirm))
         if channel is None:
@@ -111,15 +129,32 @@ class Producer:
             self._channels[name, delayed, confirm] = channel
         if channel.busy:
             answer: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
-            channel.waiting.append((message, answer))
-            return await answer
-        channel.busy = True
-        try:
-            call = self.store.prepare(channel.script, name, [message])
-            (produced,) = await self.store.produce(call, confirm)
-        finally:
-            self._continue(channel)
+            channel.waiting.append((message, terms, answer))
+            produced = await answer
+        else:
+            channel.busy = True
+            try:
+                call = self.store.prepare(channel.script, name, [message], [terms])
+                (produced,) = await self.store.produce(call, confirm)
+            finally:
+                self._continue(channel)
+        if terms is not None and terms.refuses and produced.placed.duplicate:
+            raise DuplicateMessage(produced.id, produced.placed.state)
         return produced
+
+    async def _replace(
+        self, name: str, message: Message, terms: Terms, confirm: Confirm | None
+    ) -> Produced:
+        self._callers += 1
+        try:
+            return await self.store.replace_message(name, message, terms, confirm)
+        finally:
+            self._caller_done()
+
+    def _caller_done(self) -> None:
+        self._callers -= 1
+        if self._progress is not None:
+            self._progress.set()
 
     async def produce_all(
         self,
@@ -128,10 +163,12 @@ class Producer:
         *,
         keys: Sequence[str] | None = None,
         confirm: Confirm | None = None,
+        terms: Sequence[Terms | None] = (),
     ) -> AsyncIterator[Stored]:
         """Produce messages in order, in as many calls as needed; yield what each call stored.
 
-        Each call is prepared while the server runs the previous one.
+        Each call is prepared while the server runs the previous one. None of `terms` may replace:
+        see `replace_all`.
         """
         if topic not in self.store.partitions:
             await self._register(topic)
@@ -139,6 +176,7 @@ class Producer:
             self.refresh_partitions()
         if self.store.ttls:
             messages = [self._with_ttl(topic, message) for message in messages]
+        unusual = any(terms)
         sending: asyncio.Task[Stored] | None = None
         try:
             for name, places in await self._split(topic, messages, keys):
@@ -147,8 +185,10 @@ class Producer:
                     if isinstance(places, range)
                     else [messages[place] for place in places]
                 )
+                chunk_terms = [terms[place] for place in places] if unusual else ()
                 try:
-                    call = self.store.prepare(_SCRIPTS[chunk[0].is_delayed], name, chunk)
+                    script = _SCRIPTS[chunk[0].is_delayed]
+                    call = self.store.prepare(script, name, chunk, chunk_terms)
                 except MxRmqError:  # refused, but the call under way may store its messages
                     if sending is not None:
                         yield await sending
@@ -156,7 +196,7 @@ class Producer:
                 if sending is not None:
                     yield await sending
                 sending = asyncio.create_task(
-                    self._store_all(call, places, confirm), name="mx-rmq producer"
+                    self._store_all(call, places, confirm, chunk_terms), name="mx-rmq producer"
                 )
                 await asyncio.sleep(0)  # let it start
             if sending is not None:
@@ -166,13 +206,70 @@ class Producer:
                 sending.cancel()  # no effect unless our caller was cancelled
 
     async def _store_all(
-        self, call: Prepared, places: Sequence[int], confirm: Confirm | None
+        self,
+        call: Prepared,
+        places: Sequence[int],
+        confirm: Confirm | None,
+        terms: Sequence[Terms | None],
     ) -> Stored:
         try:
             produced = await self.store.produce(call, confirm)
         except NotConfirmed as error:
             return Stored(places, list(error.ids), error)
-        return Stored(places, [one.id for one in produced])
+        if not terms:
+            return Stored(places, [one.id for one in produced])
+        refused = [
+            own is not None and own.refuses and one.placed.duplicate
+            for own, one in zip(terms, produced, strict=True)
+        ]
+        return Stored(
+            [place for place, no in zip(places, refused, strict=True) if not no],
+            [one.id for one, no in zip(produced, refused, strict=True) if not no],
+            duplicates={
+                one.id: one.placed.state for one, no in zip(produced, refused, strict=True) if no
+            },
+        )
+
+    async def replace_all(
+        self,
+        topic: str,
+        messages: Sequence[Message],
+        *,
+        keys: Sequence[str] | None,
+        confirm: Confirm | None,
+        terms: Sequence[Terms | None],
+    ) -> AsyncIterator[Stored]:
+        """Replace messages, one call each; yield what each call stored.
+
+        Calls for different ids overlap. Of messages with the same id, the last one wins.
+        """
+        left = deque(range(len(messages)))
+        while left:
+            batch: dict[str, int] = {}
+            while left and len(batch) < MAX_REPLACING and messages[left[0]].id not in batch:
+                place = left.popleft()
+                batch[messages[place].id] = place
+            calls = [
+                self.produce(
+                    topic,
+                    messages[place],
+                    key=None if keys is None else keys[place],
+                    confirm=confirm,
+                    terms=terms[place],
+                )
+                for place in batch.values()
+            ]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            failed: BaseException | None = None
+            for (id, place), answer in zip(batch.items(), answers, strict=True):
+                if isinstance(answer, NotConfirmed):
+                    yield Stored([place], [id], answer)
+                elif isinstance(answer, BaseException):
+                    failed = failed or answer
+                else:
+                    yield Stored([place], [id])
+            if failed is not None:
+                raise failed
 
     def _with_ttl(self, topic: str, message: Message) -> Message:
         """Return the message with the topic's default time to live, unless it has its own."""
@@ -288,13 +385,11 @@ class Producer:
             )
             self._registering[topic] = registering
             registering.add_done_callback(lambda done: self._registered(topic, done))
-        self._registering_callers += 1
+        self._callers += 1
         try:
             await asyncio.shield(registering)
         finally:
-            self._registering_callers -= 1
-            if self._progress is not None:
-                self._progress.set()
+            self._caller_done()
 
     def _registered(self, topic: str, registering: asyncio.Task[None]) -> None:
         del self._registering[topic]
@@ -340,20 +435,21 @@ class Producer:
                 await asyncio.sleep(0)  # let answered callers produce again and join the next batch
         finally:
             while waiting:  # only if the event loop ends
-                waiting.popleft()[1].cancel()
+                waiting.popleft()[2].cancel()
             self._continue(channel)
 
     async def _send_batch(self, channel: _Channel, batch: list[_Waiting]) -> None:
         """Send messages in one call, except those whose callers have given up."""
 
         def check() -> None:
-            if any(answer.done() for _, answer in batch):
+            if any(answer.done() for *_, answer in batch):
                 raise Withdrawn
 
-        while batch := [one for one in batch if not one[1].done()]:
+        while batch := [one for one in batch if not one[2].done()]:
             try:
-                messages = [message for message, _ in batch]
-                call = self.store.prepare(channel.script, channel.name, messages)
+                messages = [message for message, *_ in batch]
+                terms = [own for _, own, _ in batch]
+                call = self.store.prepare(channel.script, channel.name, messages, terms)
                 produced = await self.store.produce(call, channel.confirm, check)
             except Withdrawn:
                 continue
@@ -375,14 +471,14 @@ class Producer:
                 if not isinstance(error, Exception):
                     raise
             else:
-                for (_, answer), one_produced in zip(batch, produced, strict=True):
+                for (*_, answer), one_produced in zip(batch, produced, strict=True):
                     if not answer.done():
                         answer.set_result(one_produced)
             return
 
     async def close(self) -> None:
         """Wait until every produce has its answer, then end all background work."""
-        while self._registering_callers or any(one.busy for one in self._channels.values()):
+        while self._callers or any(one.busy for one in self._channels.values()):
             self._progress = asyncio.Event()
             await self._progress.wait()
         tasks = [*self._registering.values(), *self._probes.values()]
@@ -424,6 +520,6 @@ def _size(message: Message) -> int:
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:
-    _, answer = one
+    *_, answer = one
     if not answer.done():
         answer.set_exception(error)

@@ -50,7 +50,9 @@ class TopicKeys:
     # id -> when it expires; only messages that wait and have a ttl
     expiry: str = _key("ZSET", "expiry")
 
-    processing: str = _key("HASH", "processing")  # id -> lease, "token:worker"
+    processing: str = _key("HASH", "processing")
+    """id -> lease, "token:worker". If the message was replaced since, a mark follows: " LEVEL DUE
+    EXPIRES", where its new record will wait."""
     expire_monitor: str = _key("ZSET", "expire_monitor")  # id -> lease deadline
 
     dlq: str = _key("ZSET", "dlq")  # id -> time of death

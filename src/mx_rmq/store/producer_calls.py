@@ -20,6 +20,7 @@ from mx_rmq.core.errors import (
 from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
+from mx_rmq.store import operator_calls
 from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import PLACED, Produced, Ticked
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.core.confirm import Confirm
+    from mx_rmq.core.duplicates import Terms
     from mx_rmq.net.connection import Check, Value
     from mx_rmq.store.lanes import Lane
     from mx_rmq.store.store import Store
@@ -48,7 +50,9 @@ class Prepared(NamedTuple):
     lane: Lane
     ids: list[str]
     items: list[Value]
-    makers: list[str]  # the receipts of lanes whose generated ids callers pass as custom ids
+    makers: list[str]
+    """Further keys: the receipts of lanes whose generated ids callers pass as custom ids, and
+    `processing` for callers that want to know the state of a duplicate."""
 
 
 def draft(store: Store, payload: Any, **fields: Any) -> Message:
@@ -73,8 +77,33 @@ async def produce_delay_message(
     return await store.produce(store.prepare("produce_delay_message", topic, messages))
 
 
-def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) -> Prepared:
-    """Prepare a call of one of the two scripts above, without asking the server."""
+# any -> pending, delayed; processing -> processing
+
+
+async def replace_message(
+    store: Store,
+    topic: str,
+    message: Message,
+    terms: Terms | None = None,
+    confirm: Confirm | None = None,
+) -> Produced:
+    """Store a message under its custom id, in place of the one that has the id."""
+    call = store.prepare("replace_message", topic, [message], [terms])
+    (produced,) = await store.produce(call, confirm)
+    return produced
+
+
+def prepare(
+    store: Store,
+    name: str,
+    topic: str,
+    messages: Sequence[Message],
+    terms: Sequence[Terms | None] = (),
+) -> Prepared:
+    """Prepare a call of one of the three scripts above, without asking the server.
+
+    `terms`: what each message does if its id is taken; empty: the default for all.
+    """
     if len(messages) > MAX_BATCH:
         raise too_many(len(messages))
     script = load(name)
@@ -82,6 +111,7 @@ def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) ->
     makers: list[str] = []
     ids: list[str] = []
     items: list[Value] = []
+    processing = 0  # its place among the keys, if a caller wants to know a duplicate's state
     lane = store.lanes.lane(topic)
     try:
         for offset, message in enumerate(messages, 1):
@@ -98,7 +128,14 @@ def prepare(store: Store, name: str, topic: str, messages: Sequence[Message]) ->
                     makers.append(store.keys.of(topic).receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 how = f"1 {maker} {message.priority}"
-            if message.ttl is not None:
+            if message.id and terms and (own := terms[offset - 1]) is not None:
+                ttl = "" if message.ttl is None else message.ttl
+                dedup = "" if own.dedup is None else own.dedup
+                if own.refuses and not processing:
+                    makers.append(store.keys.of(topic).processing)
+                    processing = len(script.keys) + len(makers)
+                how = f"{how} {ttl} {dedup} {processing if own.refuses else ''}"
+            elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
@@ -130,6 +167,8 @@ async def produce(
             "dedup_ms": round(limits.dedup * 1000),
             "max_pending": ceil(limits.max_pending / store.partitions[topic]),
         }
+        if name == "replace_message":
+            named["walk"] = operator_calls.WALK
         answer = await store.run(
             name, part, named, items, lane=lane, makers=makers, confirm=confirm, check=check
         )

@@ -16,7 +16,11 @@ class Placed(StrEnum):
 
     STORED = "1"
     REPEATED = "2"  # stored when this call was sent the first time; its reply was lost
-    LIVE = "l"  # a message with this id is pending, delayed or in processing
+    REPLACED = "r"  # stored in place of the message that had this id
+    LIVE = "l"
+    """A message with this id is pending, or in any live state if the caller did not ask which."""
+    DELAYED = "w"
+    PROCESSING = "p"
     DEAD = "d"
     QUARANTINED = "q"
     FINISHED = "f"
@@ -25,7 +29,22 @@ class Placed(StrEnum):
     @property
     def duplicate(self) -> bool:
         """Whether the id was taken, so nothing was stored."""
-        return self not in (Placed.STORED, Placed.REPEATED)
+        return self not in (Placed.STORED, Placed.REPEATED, Placed.REPLACED)
+
+    @property
+    def state(self) -> str:
+        """The state of the message that has the id."""
+        return _STATES[self]
+
+
+_STATES: Final = {
+    Placed.LIVE: "pending",
+    Placed.DELAYED: "delayed",
+    Placed.PROCESSING: "processing",
+    Placed.DEAD: "dead",
+    Placed.QUARANTINED: "quarantined",
+    Placed.FINISHED: "completed",
+}
 
 
 class Settled(StrEnum):
@@ -36,6 +55,7 @@ class Settled(StrEnum):
     LOST = "0"  # the caller no longer holds it: nothing was changed
     PROCESSING = "p"  # a worker holds it, so it cannot be cancelled or rescheduled
     CHANGED = "c"  # its record is no longer the one that the caller saw
+    REPLACED = "r"  # the caller holds it, but it has a new record: call `release_replaced`
 
     def __bool__(self) -> bool:
         return self in (Settled.DONE, Settled.REPEATED)

@@ -101,6 +101,7 @@ class Store:
     # what producers call
     produce_normal_message = producer_calls.produce_normal_message
     produce_delay_message = producer_calls.produce_delay_message
+    replace_message = producer_calls.replace_message
     produce_cron_message = producer_calls.produce_cron_message
     draft = producer_calls.draft
     prepare = producer_calls.prepare
@@ -116,6 +117,7 @@ class Store:
     snooze_message = worker_calls.snooze_message
     postpone_message = worker_calls.postpone_message
     release_message = worker_calls.release_message
+    release_replaced = worker_calls.release_replaced
     extend_lease = worker_calls.extend_lease
     move_to_dlq = worker_calls.move_to_dlq
     handle_parse_error = worker_calls.handle_parse_error

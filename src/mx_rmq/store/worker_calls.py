@@ -171,6 +171,12 @@ async def release_message(
     return await _settle(store, "release_message", topic, {"worker": worker}, items)
 
 
+async def release_replaced(store: Store, topic: str, worker: str, claim: Held) -> Settled:
+    """Let go of a message that was replaced while the worker held it: its new record waits."""
+    named: dict[str, Value] = {"worker": worker, "id": claim.id, "token": claim.token}
+    return Settled((await store.run("release_replaced", topic, named)).decode())
+
+
 async def _settle(
     store: Store, name: str, topic: str, named: dict[str, Value], items: list[Value]
 ) -> list[Settled]:

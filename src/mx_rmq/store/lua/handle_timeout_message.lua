@@ -2,6 +2,7 @@
 -- Takes over messages whose lease has run out: a new token, which shuts the old holder out, and a
 -- short recovery deadline. Nothing is removed. The caller decides and calls retry_message or
 -- move_to_dlq with the new token; if it dies first, the recovery deadline brings the message back.
+-- The mark of a replaced message goes along to the new lease.
 -- A deadline without a lease, or a lease without a record, is a leftover and is dropped.
 -- If the time is not what the caller expects, the clock was set, and nothing is taken over: holders
 -- get time to extend their leases. A token ahead of the clock means that the clock was set back, so
@@ -47,7 +48,9 @@ for i = 1, fit do
   if held[i] and records[i] then
     -- use: lease
     taken[#taken + 1] = id
-    lost_by[#taken] = string.match(held[i], ':(.*)$') or ''
+    local loser, mark = string.match(held[i], ':([^ ]*)(.*)$')
+    lost_by[#taken] = loser or ''
+    leases[#leases] = leases[#leases] .. (mark or '')
     reply[#reply + 1] = lost_by[#taken]
     reply[#reply + 1] = records[i]
   else

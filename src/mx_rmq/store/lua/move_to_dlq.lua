@@ -3,7 +3,8 @@
 -- errors. The oldest dead letters are dropped if there are too many, if they are too old, or if
 -- they take more bytes than the budget; a letter larger than the whole budget is kept alone. A TTL
 -- on the field is a second net, for a topic that is no longer trimmed.
--- Returns  1 done, 2 done by an earlier copy of this call, 0 the worker no longer holds it
+-- Returns  1 done, 2 done by an earlier copy of this call, 0 the worker no longer holds it, r it
+--          does, but the message was replaced: nothing is done, see release_replaced
 -- Cost     O(log P + D log A), P in processing, A archived, D dropped, at most 10,200
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
 -- keys: receipt totals history

@@ -25,6 +25,6 @@ end
 
 -- use: store_new, add_delayed
 
-note('delayed', '', stored)
+note('delayed', '', stored_ids)
 -- use: receipt
 return answer

@@ -7,6 +7,7 @@
 
 local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: first_answer, history, held_messages
+if count == 0 then return answer end
 
 local front, expiries = {high = {}, normal = {}, low = {}}, {}
 for n = #mine, 1, -1 do

@@ -10,6 +10,7 @@
 local what = ARGV.what -- what the history calls it: retried, snoozed or postponed
 local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
 -- use: clock, first_answer, history, held_messages
+if count == 0 then return answer end
 
 redis.call('HLEN', payload)
 local soonest, records, expiries, about = math.huge, {}, {}, {}

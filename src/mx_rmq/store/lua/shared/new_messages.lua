@@ -1,21 +1,28 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
 -- letter per message: see produce_normal_message.
--- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now
+-- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
+-- needs: delay_tasks, delay_tasks_low
 -- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
--- defines: priorities, ttls, any_own, any_dead, any_quarantined, remembered, taken_until, surprise,
--- defines: stale, recent_ttl
+-- defines: priorities, ttls, windows, asks, longest, any_own, any_dead, any_quarantined,
+-- defines: remembered, taken_until, surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
 local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
+local windows, asks, longest = {[''] = 0}, {}, 0
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
   if not priorities[how] then
-    local own, maker, priority, ttl = string.match(how, '^([01]) (%d+) (%l+) ?(%d*)$')
+    local own, maker, priority, ttl, window, asked =
+      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
     owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
-    ttls[how] = tonumber(ttl)
+    ttls[how], asks[how] = tonumber(ttl), tonumber(asked)
+    window = tonumber(window) or dedup_ms
+    if makers[how] > 0 then window = math.max(window, 600000) end
+    windows[how] = owns[how] and window or 0
+    longest = math.max(longest, windows[how])
   end
   if owns[how] then any_own = true else generated[#generated + 1] = id end
   ids[#ids + 1] = id
@@ -51,6 +58,10 @@ for n = 1, #ids do
   end
   if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
+    if asks[how] and redis.call('HEXISTS', KEYS[asks[how]], id) == 1 then status = 'p' end
+    for _, key in ipairs(asks[how] and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
+      if redis.call('ZMSCORE', key, id)[1] then status = 'w' end
+    end
   elseif own and any_dead and redis.call('HEXISTS', dlq_payload, id) == 1 then
     status = 'd'
   elseif own and any_quarantined and redis.call('HEXISTS', error_parse_payload, id) == 1 then
@@ -63,10 +74,10 @@ for n = 1, #ids do
     seen[id] = true
     fresh[#fresh + 1] = i
     if freed then freed_marks[#freed_marks + 1] = '!' .. id end
-    local memory = maker > 0 and math.max(dedup_ms, 600000) or dedup_ms
-    if own and memory > 0 then
-      taken[memory] = taken[memory] or string.format('%.0f', now + memory)
-      marks[#marks + 1] = taken[memory]
+    local window = windows[how]
+    if window > 0 then
+      taken[window] = taken[window] or string.format('%.0f', now + window)
+      marks[#marks + 1] = taken[window]
       marks[#marks + 1] = id
     end
   end
