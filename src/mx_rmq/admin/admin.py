@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.stats import Rates
+    from mx_rmq.core.durations import Seconds
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -376,7 +377,7 @@ class Admin:
         topic: str,
         id: str,
         *,
-        delay: float | None = None,
+        delay: Seconds | None = None,
         at: datetime | float | None = None,
     ) -> bool:
         """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.

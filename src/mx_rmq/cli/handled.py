@@ -35,10 +35,13 @@ TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 
 OUTCOMES: Final = {
     events.Retried: "retried",
+    events.Snoozed: "snoozed",
     events.Died: "dead",
     events.Quarantined: "quarantined",
     events.Released: "released",
     events.Postponed: "postponed",
+    events.Replaced: "replaced",
+    events.Aborted: "aborted",
 }
 """What a summary counts besides completed messages, in its order."""
 

@@ -15,15 +15,16 @@ local inline    = tonumber(ARGV.inline)    -- the longest result to publish, in 
 local channel   = ARGV.channel             -- where ends of messages are published
 local each, width = ARGV.each, 3 -- per message: id, token, kept
 -- use: clock, first_answer, history, held_messages
+if count == 0 then return answer end
 
 redis.call('HLEN', payload)
 local kind, recount_ms, arriving, weight = 'completed', math.huge, count, 0
-local old, replaced = redis.call('ZMSCORE', archive, unpack(held)), {}
+local old, overwritten = redis.call('ZMSCORE', archive, unpack(held)), {}
 local results, times, told, part, size = {}, {}, {}, {}, 0
 for n, id in ipairs(held) do
   local kept = ARGV[mine[n] + 2]
   weight = weight + #kept
-  if old[n] then replaced[id] = redis.call('HSTRLEN', archive_payload, id) end
+  if old[n] then overwritten[id] = redis.call('HSTRLEN', archive_payload, id) end
   results[2 * n - 1], results[2 * n] = id, kept
   times[2 * n - 1], times[2 * n] = now, id
   local short = #kept <= inline
@@ -38,9 +39,9 @@ end
 
 -- use: archive_size, victims
 local noted_ttl = redis.call('HGET', meta, 'result_ttl')
-for _, one in ipairs(victims) do replaced[one] = nil end
+for _, one in ipairs(victims) do overwritten[one] = nil end
 for _, id in ipairs(held) do
-  if replaced[id] then victims[#victims + 1], weights[#victims + 1] = id, replaced[id] end
+  if overwritten[id] then victims[#victims + 1], weights[#victims + 1] = id, overwritten[id] end
 end
 
 -- use: drop_victims

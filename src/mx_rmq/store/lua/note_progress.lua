@@ -2,7 +2,7 @@
 -- Keeps what handlers say about their progress, each in a separate key that expires, and wakes
 -- those who watch the messages. What a worker without the lease says is ignored. The token tells
 -- which attempt it belongs to. Safe to repeat, so it needs no receipt.
--- Returns  one digit per message: 1 kept, 0 not its lease
+-- Returns  one letter per message: 1 kept, 0 not its lease, r the message was replaced
 -- Cost     O(1) per message
 -- keys: processing expire_monitor
 
@@ -10,6 +10,7 @@ local keep_ms = tonumber(ARGV.keep_ms) -- how long it is kept, unless it is said
 local channel = ARGV.channel           -- where those who watch listen
 local each, width = ARGV.each, 3 -- per message: id, token, said
 -- use: held_messages
+if count == 0 then return answer end
 
 local places, told = {}, {} -- the keys of the progress follow those above, in the same order
 for n, i in ipairs(mine) do
