@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delays, Exponential, InvalidInput, MessageQueue, Outgoing, Retry
+from mx_rmq import Delays, Exponential, InvalidInput, MessageQueue, Outgoing, Retry, Worker
 from mx_rmq.core.durations import LONGEST, as_seconds
 from mx_rmq.core.handler import Handler
 from mx_rmq.core.retry import policy_of
@@ -78,7 +78,7 @@ def test_a_default_ttl_is_a_duration_of_a_handler_a_cron_and_a_queue() -> None:
     mq.handler("own", ttl=5)(handle)
     mq.handler("queue")(handle)
     mq.cron("* * * * *", topic="tick", ttl=timedelta(seconds=2))(lambda: None)
-    assert [handler.ttl for handler in mq.handlers.values()] == [5.0, 60.0, 2.0]
+    assert [handler.ttl for handler in Worker(mq)._handlers().values()] == [5.0, 60.0, 2.0]
     assert MessageQueue("redis://h").settings.ttl is None
     for wrong in (0, -1, "5", True):
         with pytest.raises(InvalidInput, match="ttl="):
