@@ -64,7 +64,7 @@ class Waiters:
         id: str,
         *,
         timeout: float | None,  # noqa: ASYNC109 - it raises ResultTimeout
-        type: Any,
+        type: Any = Any,
     ) -> Any:
         """Wait for a message to end; return its result."""
         if timeout is not None and not timeout > 0:

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "pause": ("pause", "Stop workers from taking messages of a topic."),
     "produce": ("produce", "Produce messages."),
     "requeue": ("requeue", "Move dead or quarantined messages back to pending."),
+    "result": ("result", "Print what the handler of a message returned."),
     "resume": ("resume", "Let workers take messages of a paused topic again."),
     "server": ("server", "Run the embedded server in the foreground."),
     "show": ("show", "Show everything about one message."),
