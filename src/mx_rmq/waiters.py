@@ -199,7 +199,12 @@ class Waiters:
             if not self._subscription.hears(part.channel):
                 await self._subscription.add(part.channel)
             if not end.done():
-                found = await part.brief.read(id)
+                try:
+                    found = await part.brief.read(id)
+                except MxRmqError:
+                    if not end.done():
+                        raise
+                    return await end
                 if not end.done() and (found is None or found.state.is_archive):
                     return found
             return await end

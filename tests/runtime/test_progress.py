@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -41,11 +42,15 @@ class Sent:
                 await self.came.wait()
 
 
-def held(id: str, topic: str = "t") -> HeldMessage:
-    class Held(SimpleNamespace):
-        __hash__ = object.__hash__
+@dataclass(eq=False)
+class Held:
+    leased: str
+    topic: SimpleNamespace
+    ended_at: float | None = None
 
-    return cast("HeldMessage", Held(leased=id, topic=SimpleNamespace(name=topic), ended_at=None))
+
+def held(id: str, topic: str = "t") -> HeldMessage:
+    return cast("HeldMessage", Held(id, SimpleNamespace(name=topic)))
 
 
 @pytest.fixture
