@@ -66,7 +66,7 @@ class Waiters:
         id: str,
         *,
         timeout: Seconds | None,  # noqa: ASYNC109 - it raises ResultTimeout
-        type: Any,
+        type: Any = Any,
     ) -> Any:
         """Wait for a message to end; return its result."""
         within = None if timeout is None else as_seconds("timeout=", timeout, SHORTEST)
@@ -200,7 +200,12 @@ class Waiters:
             if not self._subscription.hears(part.channel):
                 await self._subscription.add(part.channel)
             if not end.done():
-                found = await part.brief.read(id)
+                try:
+                    found = await part.brief.read(id)
+                except MxRmqError:
+                    if not end.done():
+                        raise
+                    return await end
                 if not end.done() and (found is None or found.state.is_archive):
                     return found
             return await end

@@ -201,6 +201,7 @@ async def test_checks_that_a_user_may_not_make_are_told_as_such(
         enabled=True,
         passwords=["+secret"],
         keys=["*"],
+        channels=["*"],
         categories=["+@all"],
         commands=["-slowlog", "-scan", "-acl", "-blpop"],
     )
@@ -211,6 +212,19 @@ async def test_checks_that_a_user_may_not_make_are_told_as_such(
     assert "skip this user may not run SCAN" in told.stdout
     assert "ok   this user may not run BLPOP, so workers cannot use this user" in told.stdout
     assert not [line for line in told.stdout.splitlines() if line.startswith(("warn", "bad"))]
+
+
+async def test_a_user_who_may_not_listen_to_channels_is_a_finding(
+    own: tuple[Server, Redis],
+) -> None:
+    server, client = own
+    await client.acl_setuser(
+        "deaf", enabled=True, passwords=["+secret"], keys=["*"], categories=["+@all"]
+    )
+    told = await run(f"unix://deaf:secret@{server.socket}", "doctor")
+    (line,) = (line for line in told.stdout.splitlines() if "SUBSCRIBE" in line)
+    assert line.startswith("warn user deaf may not SUBSCRIBE to channels")
+    assert "Grant +subscribe and &mx-rmq:*" in line
 
 
 async def test_an_operator_who_lacks_a_command_is_told_which(own: tuple[Server, Redis]) -> None:

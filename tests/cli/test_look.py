@@ -20,6 +20,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
+from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, MX_RMQ, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
 from tests.lab.messages import (
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
     from mx_rmq.store.audit import Violation
-    from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
     from tests.lab.servers import Server
 
@@ -325,6 +325,27 @@ async def test_the_result_of_a_completed_message_is_shown(store: Store, server: 
     told = (await run(server, "show", TOPIC, one.id)).stdout
     assert "state:       completed\n" in told
     assert told.endswith("result:\n  0\n")
+
+
+async def test_a_result_is_printed_or_the_reason_why_there_is_none(
+    store: Store, server: Server
+) -> None:
+    async with await Store.open(server.url) as real:
+        done = await bring(real, State.COMPLETED)
+    dead = await bring(store, State.DEAD)
+    waiting = (await pending(store))[0]
+    told = await run(server, "result", TOPIC, done.id)
+    assert (told.exit_code, told.stdout) == (0, "0\n")
+    document = await run_json(server, "result", TOPIC, done.id)
+    assert document == {"topic": TOPIC, "id": done.id, "result": 0}
+    for id, why in (
+        (dead.id, "is dead"),
+        (waiting, "has no result after 0.1 s"),
+        ("never", "nothing is known"),
+    ):
+        told = await run(server, "result", TOPIC, id, "--wait", "0.1")
+        assert told.exit_code == 1
+        assert why in told.stderr
 
 
 async def test_failures_from_before_a_requeue_are_told_from_those_since(

@@ -53,11 +53,12 @@ class Ends:
     processing: set[str] = field(default_factory=set)
     dead: set[str] = field(default_factory=set)
     quarantined: set[str] = field(default_factory=set)
+    completed: set[str] = field(default_factory=set)
     labels: dict[str, str] = field(default_factory=dict)
     """The labels that are in their records."""
 
     def ids(self) -> set[str]:
-        """Return all of them."""
+        """Return those of messages that are not done."""
         return self.pending | self.delayed | self.processing | self.dead | self.quarantined
 
     def of(self, id: str) -> list[str]:

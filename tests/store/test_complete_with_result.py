@@ -129,6 +129,18 @@ async def test_results_stay_within_their_bytes_and_the_overflow_is_noted(
     assert counts.overflowed == clock.now
 
 
+async def test_workers_that_keep_no_results_do_not_disturb_the_count_of_the_bytes(
+    store: Store, raw: Redis
+) -> None:
+    await complete(store, await leased(store, 2))
+    await store.trim_archive(TOPIC, State.COMPLETED)
+    before = await raw.hgetall(store.keys.of(TOPIC).archive_bytes)
+    for one in await leased(store, 3):
+        await settle(store, one, None)
+    assert await store.trim_archive(TOPIC, State.COMPLETED) == 0
+    assert await raw.hgetall(store.keys.of(TOPIC).archive_bytes) == before
+
+
 async def test_what_was_dropped_is_no_news_of_the_history(store: Store, clock: Clock) -> None:
     store.limits = Limits(results_max=1)
     for _ in range(3):

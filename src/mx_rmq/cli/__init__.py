@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "produce": ("produce", "Produce messages."),
     "requeue": ("requeue", "Move dead or quarantined messages back to pending."),
     "reschedule": ("reschedule", "Give a pending or delayed message another due time."),
+    "result": ("result", "Print what the handler of a message returned."),
     "resume": ("resume", "Let workers take messages of a paused topic again."),
     "server": ("server", "Run the embedded server in the foreground."),
     "show": ("show", "Show everything about one message."),

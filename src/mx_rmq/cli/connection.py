@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin import Admin
     from mx_rmq.settings import QueueSettings
+    from mx_rmq.store import Store
 
 COMPLETE_WITHIN: Final = 1.0  # seconds to wait for the server after the Tab key
 COMPLETED: Final = 100  # topics offered at most
@@ -57,11 +58,10 @@ def check_directory(settings: QueueSettings) -> None:
 
 
 @asynccontextmanager
-async def open_admin(settings: QueueSettings) -> AsyncIterator[Admin]:
+async def open_store(settings: QueueSettings) -> AsyncIterator[Store]:
     """Connect to the server."""
     import logging
 
-    from mx_rmq.admin import Admin
     from mx_rmq.store import Store
 
     check_directory(settings)
@@ -74,6 +74,15 @@ async def open_admin(settings: QueueSettings) -> AsyncIterator[Admin]:
             load_scripts=settings.load_scripts,
         )
     async with store:
+        yield store
+
+
+@asynccontextmanager
+async def open_admin(settings: QueueSettings) -> AsyncIterator[Admin]:
+    """Connect to the server as an operator."""
+    from mx_rmq.admin import Admin
+
+    async with open_store(settings) as store:
         yield Admin(store, operator=_operator())
 
 

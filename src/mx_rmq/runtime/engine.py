@@ -80,7 +80,7 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
-        self._progress = Progresses(store, self.slots, worker=name)
+        self._progress = Progresses(store, worker=name)
         self.consumer = Consumer(
             self.slots,
             self._threads,

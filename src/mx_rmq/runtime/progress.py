@@ -18,7 +18,7 @@ from mx_rmq.runtime.loop import FailureLog, Loop, each
 from mx_rmq.store.arguments import MAX_BATCH
 
 if TYPE_CHECKING:
-    from mx_rmq.runtime.slots import HeldMessage, Slots
+    from mx_rmq.runtime.slots import HeldMessage
     from mx_rmq.store import Store
 
 EVERY: Final = 0.25  # seconds between two calls
@@ -29,9 +29,8 @@ SAY_AGAIN: Final = 200.0  # seconds after which it is sent again while its handl
 class Progresses:
     """The last word of each running handler of one worker."""
 
-    def __init__(self, store: Store, slots: Slots, *, worker: str) -> None:
+    def __init__(self, store: Store, *, worker: str) -> None:
         self._store = store
-        self._slots = slots
         self._worker = worker
         self._lock = threading.Lock()
         self._said: dict[HeldMessage, ProgressNote] = {}
@@ -80,7 +79,12 @@ class Progresses:
                 words = [(one.leased, msgspec.json.encode(said[one])) for one in some]
                 await self._store.note_progress(topic, self._worker, words, keep=round(KEEP * 1000))
 
-        await each(topics, send, self._failures)
+        try:
+            await each(topics, send, self._failures)
+        except BaseException:  # the server is away: send it once it is back
+            with self._lock:
+                self._unsent = {**unsent, **self._unsent}
+            raise
         await asyncio.sleep(EVERY)
         with self._lock:
             return 0.0 if self._unsent else SAY_AGAIN if self._said else None
