@@ -555,7 +555,7 @@ class Model:
         if not self._is_seen(call):
             return "c" if id in self.records else "0"
         record = _bytes(call.named["record"])
-        self._trim(call, self.dead, self.dead_letters, arriving=record)
+        self._trim(call, self.dead, self.dead_letters, record)
         if id in self.leases:
             self._unlease(id)
         else:
