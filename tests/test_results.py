@@ -344,14 +344,13 @@ async def test_after_a_broken_connection_everything_is_read_again(
     id = await mq.produce("echo", 1)
     waiting = asyncio.create_task(mq.result("echo", id, timeout=60))
     await until_heard(raw, "echo")
-    async with Worker(mq) as worker:
+    async with Worker(mq):
         async with asyncio.timeout(30):
             while await mq.status("echo", id) != Status(State.COMPLETED, 1):  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
         assert not waiting.done()
         await raw.client_kill_filter(_type="pubsub")
         assert await waiting == 1
-        assert worker
 
 
 async def test_a_channel_is_heard_a_while_longer_than_its_last_waiter(
@@ -433,7 +432,7 @@ def test_synchronous_code_waits_too(server: Server) -> None:
         watched = list(mq.sync.watch("echo", mq.sync.produce("echo", 6)))
         assert watched[-1] == Status(State.COMPLETED, 1)
         for status in mq.sync.watch("echo", mq.sync.produce("echo", 7)):
-            assert status
+            assert status.attempt <= 1
             break
         with pytest.raises(ResultUnknown):
             mq.sync.result("echo", "never")

@@ -98,7 +98,7 @@ async def admit(raw: Redis, server: Server) -> AsyncIterator[Admit]:
     run: Callable[..., Awaitable[Any]] = raw.execute_command
     async with await Store.open(server.url) as store:
         await leased(store, id=State.PROCESSING.value, worker="dead", lease=1)
-        for state in (State.DEAD, State.QUARANTINED, State.DELAYED, State.PENDING):
+        for state in (*(one for one in State if one.is_archive), State.DELAYED, State.PENDING):
             await bring(store, state, id=state.value)
 
     async def admit(role: str, rules: list[str]) -> str:

@@ -111,8 +111,12 @@ class Subscription:
         old = self._line_of.get(channel)
         try:
             node = self._servers.node_at(self._servers.site_of(channel))
-        except redis_errors.RedisError:  # no server has it: its old line, or any, tries on
-            node = old.node if old is not None else self._servers.nodes()[0]
+        except redis_errors.RedisError:  # no server has it: its old line, or any, keeps trying
+            known = [old.node] if old is not None else self._servers.nodes()
+            if not known:
+                self._tell(channel, heard=False)
+                return
+            node = known[0]
         line = self._lines.get(node)
         if line is None:
             line = self._lines[node] = _Line(self, node, self._servers)
