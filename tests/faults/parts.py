@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.faults.trial import Trial
 
 LOOPS: Final = (
+    "abort listener",
     "doorbell listener",
     "survey",
     "scheduler",

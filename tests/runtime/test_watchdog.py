@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 
 pytestmark = on_a_server
 
-LOOPS = ("doorbell listener", "survey", "scheduler", "monitor", "crons", "janitor", "registry")
+LOOPS = (
+    "abort listener",
+    "doorbell listener",
+    "survey",
+    "scheduler",
+    "monitor",
+    "crons",
+    "janitor",
+    "registry",
+)
 
 
 @pytest.fixture

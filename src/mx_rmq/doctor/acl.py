@@ -49,6 +49,15 @@ async def rights(caller: Caller, scratch: str) -> list[Finding]:
                 "in deploy/acl",
             )
         )
+    if not await _may_publish(caller, scratch):
+        found.append(
+            warn(
+                f"{user} may not PUBLISH to channels, so workers learn of aborts up to ten seconds "
+                "late",
+                "Grant +publish and &mx-rmq:* with your prefix (ACL SETUSER), or use the files in "
+                "deploy/acl",
+            )
+        )
     return found or [ok(f"{user} may run every command that is needed")]
 
 
@@ -66,6 +75,14 @@ async def _may_listen(caller: Caller, channel: str) -> bool:
         return await subscription.add(channel)
     finally:
         await subscription.close()
+
+
+async def _may_publish(caller: Caller, channel: str) -> bool:
+    try:
+        await caller.command("PUBLISH", channel, "", at=channel)
+    except ScriptFailed:
+        return False
+    return True
 
 
 async def _missing(caller: Caller, scratch: str, commands: str) -> list[str]:
