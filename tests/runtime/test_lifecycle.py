@@ -11,12 +11,14 @@ import pytest
 
 from mx_rmq import Worker
 from mx_rmq.core import codec, events
+from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
 from mx_rmq.core.message import Priority
 from mx_rmq.core.outcome import Complete, DeadLetter, Quarantine, Release, RetryLater
 from mx_rmq.runtime import engine
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.store.store import Store
+from mx_rmq.store.worker_calls import release_replaced
 from tests.lab.messages import FAILURE, LEASE, TOPIC, draft, pending, take
 from tests.lab.proxy import Proxy
 from tests.lab.snapshot import snapshot
@@ -93,6 +95,56 @@ def dead(held: HeldMessage) -> Outcome:
 
 
 # each outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (Complete(), ""),
+        (Release(), ""),
+        (retry, "ValueError: boom"),
+        (dead, "ValueError: boom"),
+        (Quarantine(BOOM), ""),
+    ],
+)
+async def test_what_was_replaced_waits_with_its_new_record(
+    store: Store, outcome: Any, error: str
+) -> None:
+    work = Work(store)
+    held = [*await work.held(id="own"), *await work.held(2)]
+    await store.replace_message(TOPIC, draft("new", id="own"))
+    await work.apply(held, outcome)
+    assert not work.slots.held
+    (event,) = work.seen.of(events.Replaced)
+    assert (event.topic, event.id, event.error) == (TOPIC, "own", error)
+    assert not work.seen.of(events.LeaseLost)
+    found = [one for one in await take(store, 9) if one.id == "own"]
+    assert [bytes(codec.decode(one.record).payload) for one in found] == [b'"new"']
+
+
+async def test_a_replacement_whose_release_is_interrupted_still_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, tries = Work(store), 0
+    held = await work.held(id="own")
+    await store.replace_message(TOPIC, draft("new", id="own"))
+
+    async def release(self: Store, *args: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ServerUnavailable("away")
+        answer = await release_replaced(self, *args)
+        if tries == 2:
+            raise OutcomeUnknown("the reply is lost")
+        return answer
+
+    monkeypatch.setattr(Store, "release_replaced", release)
+    await work.apply(held, Complete())
+    assert tries == 3
+    assert await work.counts() == (1, 0, 0, 0, 0)
+    assert work.seen.of(events.Replaced)
+    assert not work.seen.of(events.LeaseLost)
 
 
 async def test_what_is_complete_is_gone(store: Store) -> None:
