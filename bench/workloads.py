@@ -29,7 +29,7 @@ START_SECONDS = 30.0
 STUCK = 12.0
 DRAIN_SECONDS = 90.0
 PACED_SECONDS = 30.0
-TRIP_SECONDS = 5.0
+TRIP_SECONDS = 3.0
 """After that no caller begins another round trip: slow queues make fewer."""
 
 
