@@ -125,6 +125,23 @@ async def test_an_update_of_a_running_message_runs_once_after_it(mq: MessageQueu
     assert happened.count(What.REPLACED) == 2
 
 
+async def test_a_run_whose_message_was_replaced_is_not_counted_as_completed(
+    mq: MessageQueue,
+) -> None:
+    handling = Handling(mq)
+    counted: list[float] = []
+    mq.events.count_completed(lambda topic, seconds: counted.extend(seconds))
+    async with Worker(mq):
+        await mq.produce("t", "old", id="own")
+        await handling.runs(1)
+        await mq.produce("t", "new", id="own", on_duplicate="replace")
+        handling.end()
+        await handling.runs(2)
+        handling.end()
+        await until_so(lambda: is_gone(mq))
+    assert len(counted) == 1
+
+
 @pytest.mark.parametrize("error", [ValueError("no"), Reject("never"), Retry(3600)])
 async def test_a_failed_attempt_does_not_hold_up_its_replacement(
     mq: MessageQueue, error: Exception

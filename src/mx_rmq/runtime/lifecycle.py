@@ -395,7 +395,7 @@ def _durations(batch: list[HeldMessage], answers: list[Settled]) -> list[float]:
     return [
         (held.ended_at or now) - (held.started_at or now)
         for held, answer in zip(batch, answers, strict=True)
-        if answer is not Settled.LOST or held.unsure
+        if answer or (answer is Settled.LOST and held.unsure)
     ]
 
 
