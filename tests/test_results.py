@@ -182,7 +182,7 @@ async def test_the_timeout_is_kept_and_the_message_goes_on(mq: MessageQueue) -> 
 
 @pytest.mark.parametrize("seconds", [0, -1])
 async def test_a_timeout_that_is_none_is_refused(mq: MessageQueue, seconds: float) -> None:
-    with pytest.raises(InvalidInput, match="above 0"):
+    with pytest.raises(InvalidInput, match=r"from 0\.001 to"):
         await mq.result("slow", "id", timeout=seconds)
 
 
@@ -395,6 +395,20 @@ async def test_a_queue_that_is_closed_tells_those_who_wait(server: Server, raw: 
     await mq.close()
     with pytest.raises(NotOpen):
         await waiting
+
+
+async def test_a_queue_that_is_closed_tells_those_who_watch(server: Server, raw: Redis) -> None:
+    mq = MessageQueue(server.url)
+    await mq.open()
+    id = await mq.produce("slow", 1)
+    watching = mq.watch("slow", id)
+    assert await anext(watching) == Status(State.PENDING)
+    next_one = asyncio.ensure_future(anext(watching))
+    await until_heard(raw, "slow")
+    await mq.close()
+    with pytest.raises(NotOpen):
+        async with asyncio.timeout(5):
+            await next_one
 
 
 async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(

@@ -46,6 +46,8 @@ CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
+CLOSED: Final = "the queue was closed during this call"
+
 _ENDS: Final = frozenset(state.value for state in State if state.is_archive)
 
 
@@ -59,6 +61,7 @@ class Waiters:
         self._channels: dict[str, _Part] = {}
         self._decoders: dict[Any, Decode] = {}
         self._checking: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def result(
         self,
@@ -115,6 +118,7 @@ class Waiters:
                     async with asyncio.timeout(POLL_EVERY):
                         await changed.wait()
                 changed.clear()
+                self._check_open()
                 with suppress(*AWAY):
                     now = await part.light.read(id)
                     if now is not None and (now.state, now.lease) == (found.state, found.lease):
@@ -131,6 +135,7 @@ class Waiters:
 
     async def close(self) -> None:
         """Stop listening; those who wait are told."""
+        self._closed = True
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -139,7 +144,14 @@ class Waiters:
             for waiting in list(part.waiting.values()):
                 for one in waiting:
                     if not one.done():
-                        one.set_exception(NotOpen("the queue was closed during this call"))
+                        one.set_exception(NotOpen(CLOSED))
+            for watching in part.watched.values():
+                for changed in watching:
+                    changed.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotOpen(CLOSED)
 
     # where a message is
 
@@ -160,6 +172,7 @@ class Waiters:
         return None
 
     def _part(self, name: str) -> _Part:
+        self._check_open()
         part = self._parts.get(name)
         if part is None:
             part = self._parts[name] = _Part(self._store, name)
