@@ -129,6 +129,24 @@ async def test_a_result_that_cannot_be_kept_fails_the_attempt(
                 await mq.result("bad", id, timeout=30)
 
 
+async def test_a_result_whose_serializer_fails_fails_the_attempt(mq: MessageQueue) -> None:
+    class Broken:
+        def model_dump(self, **options: Any) -> Any:
+            raise LookupError("no such column")
+
+    @mq.handler("bad", result_ttl=60, max_attempts=2, retry=[0.01])
+    async def bad(payload: int) -> Any:
+        return Broken()
+
+    async with Worker(mq):
+        id = await mq.produce("bad", 1)
+        with pytest.raises(MessageDied, match=r"failed 2 times.*LookupError: no such column"):
+            await mq.result("bad", id, timeout=30)
+    found = await mq.admin.get("bad", id)
+    assert found is not None
+    assert "model_dump" in found.errors[-1].traceback
+
+
 async def test_middleware_may_change_the_result(server: Server, raw: Redis) -> None:
     class Twice(Middleware):
         async def handle(self, delivery: Delivery, call: Any) -> Any:

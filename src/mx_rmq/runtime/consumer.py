@@ -270,8 +270,13 @@ class Consumer:
             return _COMPLETE, None
         try:
             value = codec.encode_payload(result, self._max_result)
-        except InvalidInput as error:
-            return None, InvalidInput(f"the result of {handler.name} cannot be kept: {error}")
+        except Exception as error:  # noqa: BLE001 - serializers are user code
+            why = f"{type(error).__name__}: {text_of(error)}"
+            if isinstance(error, InvalidInput):
+                why = str(error)
+            refused = InvalidInput(f"the result of {handler.name} cannot be kept: {why}")
+            refused.__cause__ = error  # its traceback shows where
+            return None, refused
         ttl = ceil(handler.result_ttl * 1000)
         kept = Kept(
             attempt=message.attempts + 1,
