@@ -128,16 +128,20 @@ class NotConfirmed(MxRmqError):
 
     `ids` are those messages, in the order given. They exist and will be handled. They can be lost
     only if the primary is lost now. To wait again, produce them again with these ids: it makes no
-    second copy.
+    second copy. `taken` says for each whether its id was taken before: the state of the message
+    that has it, or empty.
     """
 
-    def __init__(self, what: str, level: str, within: float, ids: Sequence[str]) -> None:
+    def __init__(
+        self, what: str, level: str, within: float, ids: Sequence[str], taken: Sequence[str] = ()
+    ) -> None:
         stored = "the message is" if len(ids) == 1 else f"{len(ids):,} messages are"
         super().__init__(f"{stored} stored, but not {level} within {within:g} s: {what}")
         self.what = what
         self.level = level
         self.within = within
         self.ids = tuple(ids)
+        self.taken = tuple(taken) or ("",) * len(self.ids)
 
     def of(self, ids: Sequence[str]) -> NotConfirmed:
         """Return the same error for other messages."""

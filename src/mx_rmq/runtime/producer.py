@@ -136,10 +136,14 @@ class Producer:
             try:
                 call = self.store.prepare(channel.script, name, [message], [terms])
                 (produced,) = await self.store.produce(call, confirm)
+            except NotConfirmed as error:
+                raise _refused(terms, error.ids[0], error.taken[0]) or error from None
             finally:
                 self._continue(channel)
-        if terms is not None and terms.refuses and produced.placed.duplicate:
-            raise DuplicateMessage(produced.id, produced.placed.state)
+        if terms is not None and produced.placed.duplicate:
+            refused = _refused(terms, produced.id, produced.placed.state)
+            if refused is not None:
+                raise refused
         return produced
 
     async def _replace(
@@ -212,22 +216,26 @@ class Producer:
         confirm: Confirm | None,
         terms: Sequence[Terms | None],
     ) -> Stored:
+        unconfirmed: NotConfirmed | None = None
+        taken: Sequence[str] = ()
         try:
             produced = await self.store.produce(call, confirm)
+            ids = [one.id for one in produced]
+            if terms:
+                taken = [one.placed.state if one.placed.duplicate else "" for one in produced]
         except NotConfirmed as error:
-            return Stored(places, list(error.ids), error)
+            unconfirmed, ids, taken = error, list(error.ids), error.taken
         if not terms:
-            return Stored(places, [one.id for one in produced])
+            return Stored(places, ids, unconfirmed)
         refused = [
-            own is not None and own.refuses and one.placed.duplicate
-            for own, one in zip(terms, produced, strict=True)
+            own is not None and own.refuses and bool(state)
+            for own, state in zip(terms, taken, strict=True)
         ]
         return Stored(
             [place for place, no in zip(places, refused, strict=True) if not no],
-            [one.id for one, no in zip(produced, refused, strict=True) if not no],
-            duplicates={
-                one.id: one.placed.state for one, no in zip(produced, refused, strict=True) if no
-            },
+            [id for id, no in zip(ids, refused, strict=True) if not no],
+            None if all(refused) else unconfirmed,
+            {id: state for id, state, no in zip(ids, taken, refused, strict=True) if no},
         )
 
     async def replace_all(
@@ -463,8 +471,8 @@ class Producer:
                 for one, id in zip(batch, error.ids, strict=True):
                     _fail(one, ProduceUnknown(str(error), [id]))
             except NotConfirmed as error:
-                for one, id in zip(batch, error.ids, strict=True):
-                    _fail(one, error.of([id]))
+                for one, id, state in zip(batch, error.ids, error.taken, strict=True):
+                    _fail(one, _refused(one[1], id, state) or error.of([id]))
             except BaseException as error:
                 for one in batch:
                     _fail(one, error)
@@ -517,6 +525,11 @@ def _count_from_random() -> count[int]:
 
 def _size(message: Message) -> int:
     return len(message.payload) + ENVELOPE
+
+
+def _refused(terms: Terms | None, id: str, state: str) -> DuplicateMessage | None:
+    """Return the error of a message that must not be a duplicate; `state`: empty if it is none."""
+    return DuplicateMessage(id, state) if state and terms is not None and terms.refuses else None
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:
