@@ -651,7 +651,8 @@ class Model:
         if id in self.records or index.get(id) != int(call.named["archived_ms"]):
             return self._receipt(call, "0")
         del index[id], contents[id]
-        stamp = b'{"due":%d,' % call.named["now_ms"]
+        now = call.named["now_ms"]
+        stamp = b'{"due":%d,"requeued":%d,' % (now, now)
         self.records[id] = stamp + _bytes(call.named["record"])
         self.pending[call.named["priority"]].append(id)
         if call.named["expires_ms"]:
