@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,14 @@ from mx_rmq import (
     Reject,
     ResultTimeout,
     ResultUnknown,
+    ServerUnavailable,
     State,
     Status,
     Worker,
 )
 from mx_rmq import waiters as module
 from tests.lab.servers import Kind, chosen
+from tests.runtime.stage import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -440,6 +443,55 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(
         await waiting
     (part,) = mq._open_waiters()._parts.values()
     assert part.waiting == {}
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_those_who_ask_after_a_read_was_cancelled_get_an_answer(
+    mq: MessageQueue, turns: int
+) -> None:
+    id, name = await mq.produce("slow", 1), "mx-rmq waiters"
+    await mq.store.register("slow")
+    asked = asyncio.create_task(mq.status("slow", id))
+    while not (reads := [one for one in asyncio.all_tasks() if one.get_name() == name]):  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in reads:  # as code does that cancels all tasks
+        task.cancel()
+    async with asyncio.timeout(10):
+        with suppress(ServerUnavailable):
+            assert await asked == Status(State.PENDING)
+        assert await mq.status("slow", id) == Status(State.PENDING)
+
+
+async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+
+    @mq.handler("plain")
+    async def plain(payload: int) -> None: ...
+
+    id = await mq.produce("plain", 1)
+    waiting = asyncio.create_task(mq.result("plain", id))
+    parts = mq._open_waiters()._parts
+    await until(lambda: "plain" in parts and parts["plain"]._ended is not None)
+    part, cancelled = parts["plain"], asyncio.Event()
+    read_again = part._read_again
+
+    async def is_cancelled_first() -> None:
+        if not cancelled.is_set():
+            cancelled.set()
+            raise asyncio.CancelledError
+        await read_again()
+
+    await until(lambda: part._reading is not None and part._reading.done())
+    monkeypatch.setattr(part, "_read_again", is_cancelled_first)
+    await Worker(mq).drain()
+    async with asyncio.timeout(10):
+        await cancelled.wait()
+        with pytest.raises(ResultUnknown):
+            await waiting
 
 
 def test_synchronous_code_waits_too(server: Server) -> None:

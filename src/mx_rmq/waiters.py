@@ -23,6 +23,7 @@ from mx_rmq.core.errors import (
     NotOpen,
     ResultTimeout,
     ResultUnknown,
+    ServerUnavailable,
 )
 from mx_rmq.core.message import State
 from mx_rmq.core.names import check_topic
@@ -47,6 +48,7 @@ POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watche
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
 CLOSED: Final = "the queue was closed during this call"
+UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
 
 _ENDS: Final = frozenset(state.value for state in State if state.is_archive)
 
@@ -292,7 +294,12 @@ class _Part:
         self._again.update(dict.fromkeys(ids))
         if self._again and (self._reading is None or self._reading.done()):
             self._reading = spawn("waiters", self._read_again)
-            self._reading.add_done_callback(_log_end)
+            self._reading.add_done_callback(self._has_read)
+
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        _log_end(task)
+        if task.cancelled() or task.exception() is not None:
+            self._ended = None  # the next check reads everything again
 
     async def _read_again(self) -> None:
         while self._again:
@@ -326,6 +333,9 @@ class _Part:
         return now - self._used_at > seconds
 
 
+_Asked = dict[str, list["asyncio.Future[Whereabouts | None]"]]  # by id
+
+
 class _Reader:
     """Reads where messages are. What is asked during a read shares the next one."""
 
@@ -334,37 +344,41 @@ class _Reader:
         self._part = part
         self._live = live
         self._said = said
-        self._asked: dict[str, list[asyncio.Future[Whereabouts | None]]] = {}
-        self._busy = False
+        self._asked: _Asked = {}
+        self._task: asyncio.Task[None] | None = None
 
     async def read(self, id: str) -> Whereabouts | None:
         answer: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
         self._asked.setdefault(id, []).append(answer)
-        if not self._busy:
-            self._busy = True
-            task = spawn("waiters", self._read_all)
-            task.add_done_callback(_log_end)
+        if self._task is None or self._task.done():
+            self._task = spawn("waiters", self._read_all)
+            self._task.add_done_callback(self._has_read)
         return await answer
 
     async def _read_all(self) -> None:
-        try:
-            while self._asked:
-                asked = dict(list(self._asked.items())[:MAX_IDS])
-                for id in asked:
-                    del self._asked[id]
-                await self._read(asked)
-        finally:
-            self._busy = False
+        while self._asked:
+            asked = dict(list(self._asked.items())[:MAX_IDS])
+            for id in asked:
+                del self._asked[id]
+            await self._read(asked)
 
-    async def _read(self, asked: dict[str, list[asyncio.Future[Whereabouts | None]]]) -> None:
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        """Tell those whose turn never came: some code cancels all tasks."""
+        _log_end(task)
+        if task is self._task:
+            asked, self._asked = self._asked, {}
+            _fail(asked, ServerUnavailable(UNREAD))
+
+    async def _read(self, asked: _Asked) -> None:
         ids = list(asked)
         try:
             found = await self._store.read_status(self._part, ids, live=self._live, said=self._said)
         except MxRmqError as error:
-            for answer in (answer for answers in asked.values() for answer in answers):
-                if not answer.done():
-                    answer.set_exception(error)
+            _fail(asked, error)
             return
+        except BaseException:
+            _fail(asked, ServerUnavailable(UNREAD))
+            raise
         for id, one in zip(ids, found, strict=True):
             for answer in asked[id]:
                 if not answer.done():
@@ -385,6 +399,12 @@ def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
             kept = data[start : start + int(length)]
             start += int(length)
         yield kind.decode(), id, kept
+
+
+def _fail(asked: _Asked, error: MxRmqError) -> None:
+    for answer in (answer for answers in asked.values() for answer in answers):
+        if not answer.done():
+            answer.set_exception(error)
 
 
 def _log_end(task: asyncio.Task[None]) -> None:
