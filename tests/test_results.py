@@ -445,6 +445,19 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(
     assert part.waiting == {}
 
 
+async def test_an_id_that_cannot_be_sent_harms_nobody_else(mq: MessageQueue) -> None:
+    id = await mq.produce("slow", 1)
+    async with asyncio.timeout(10):
+        told = await asyncio.gather(
+            mq.status("slow", "\ud800"), mq.status("slow", id), return_exceptions=True
+        )
+        assert isinstance(told[0], InvalidInput)
+        assert told[1] == Status(State.PENDING)
+        with pytest.raises(InvalidInput):
+            await mq.result("slow", "\ud800")
+        assert await mq.status("slow", "\udcff") is None
+
+
 @pytest.mark.parametrize("turns", range(4))
 async def test_those_who_ask_after_a_read_was_cancelled_get_an_answer(
     mq: MessageQueue, turns: int

@@ -162,6 +162,10 @@ class Waiters:
         check_topic(topic)
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r:.80} is not a str")
+        try:
+            id.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:  # it would fail the read that it shares with others
+            raise InvalidInput(f"message id {id!r:.80} cannot be sent: {error}") from error
         known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
         while known:
             found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
