@@ -40,7 +40,7 @@ async def quarantine(store: Store, raw: Redis, data: bytes, **fields: Any) -> st
     await raw.hset(store.keys.of(TOPIC).payload, id, data)
     (one,) = await take(store)
     why = QuarantineReason.of(id=id, topic=TOPIC, error=TypeError("no"), data=data, worker="w7")
-    await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+    await store.handle_parse_error(TOPIC, "w1", one, why)
     return id
 
 

@@ -407,7 +407,7 @@ async def test_a_hostile_message_stays_harmless_wherever_it_is_shown(
         FAILURE, type=HOSTILE, text=HOSTILE, worker=HOSTILE, traceback=HOSTILE
     )
     final = msgspec.structs.replace(message(one).failed(failure), reason=HOSTILE)
-    await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    await store.move_to_dlq(TOPIC, "w1", one, final)
     for words in (("list", TOPIC, "--state", "dead"), ("show", TOPIC, "h")):
         told = await run(server, *words)
         assert told.exit_code == 0
