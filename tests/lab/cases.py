@@ -187,14 +187,18 @@ async def _ring(store: Store, topic: str, _: None) -> bool:
     return await store.ring_doorbell(topic)
 
 
-async def _dispatch(store: Store, topic: str, _: None) -> list[Leased]:
+def _claims(taken: list[Leased]) -> list[Claim]:
+    return [Claim(one.id, one.token) for one in taken]
+
+
+async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE)
-    return dispatched.messages
+    return _claims(dispatched.messages)
 
 
-async def _dispatch_alone(store: Store, topic: str, _: None) -> list[Leased]:
+async def _dispatch_alone(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE, alone=True)
-    return dispatched.messages
+    return _claims(dispatched.messages)
 
 
 async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
@@ -234,14 +238,14 @@ async def _extend(store: Store, topic: str, taken: list[Leased]) -> list[Claim]:
     return await store.extend_lease(topic, WORKER, [*taken, STALE], lease=2 * LEASE)
 
 
-async def _handle_timeout(store: Store, topic: str, _: None) -> list[Leased]:
+async def _handle_timeout(store: Store, topic: str, _: None) -> list[Claim]:
     late = await store.handle_timeout_message(topic, MONITOR, count=10, recovery=RECOVERY)
-    return late.messages
+    return _claims(late.messages)
 
 
-async def _expire(store: Store, topic: str, _: None) -> list[Leased]:
+async def _expire(store: Store, topic: str, _: None) -> list[Claim]:
     expired = await store.expire_message(topic, MONITOR, count=10, recovery=RECOVERY)
-    return expired.messages
+    return _claims(expired.messages)
 
 
 async def _set_expiry(store: Store, topic: str, _: None) -> int:
