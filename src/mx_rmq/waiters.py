@@ -24,7 +24,7 @@ from mx_rmq.core.errors import (
     ResultTimeout,
     ResultUnknown,
 )
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions
 from mx_rmq.core.payload import Decode, decoder, unreadable
@@ -46,7 +46,7 @@ CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
-_ENDS: Final = frozenset(state.value for state in State if state.is_archive)
+_ENDS: Final = frozenset(state.value for state in ARCHIVES)
 
 
 class Waiters:

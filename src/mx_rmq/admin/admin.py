@@ -18,9 +18,6 @@ from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
-    ARCHIVES,
-    LIVE,
-    WAITING,
     Cancelled,
     MessageView,
     Page,
@@ -32,7 +29,7 @@ from mx_rmq.admin.models import (
 from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
+from mx_rmq.core.message import FAILED, LIVE, WAITING, State
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.stats import Rates
-    from mx_rmq.core.durations import Seconds
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -394,7 +390,7 @@ class Admin:
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
+        states = FAILED if state is None else (_one_of(FAILED, state),)
         _text(id)
         parts = await self._parts(topic)
         return await self._actions.find_archived(parts, id, states, seen)
@@ -411,7 +407,7 @@ class Admin:
         `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
         message is either requeued or as it was.
         """
-        chosen = _one_of(ARCHIVES, state)
+        chosen = _one_of(FAILED, state)
         return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
@@ -421,7 +417,7 @@ class Admin:
 
         Order and options are those of `requeue_all`.
         """
-        return await self._bulk(topic, _one_of(ARCHIVES, state), self._actions.discard, options)
+        return await self._bulk(topic, _one_of(FAILED, state), self._actions.discard, options)
 
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -493,8 +489,8 @@ def _state(state: State | str) -> State:
 def _one_of(states: tuple[State, ...], state: State | str) -> State:
     chosen = _state(state)
     if chosen not in states:
-        can = {ARCHIVES: "archived", WAITING: "cancelled", LIVE: "aborted"}[states]
-        raise InvalidInput(f"state={chosen!s}: only {' and '.join(states)} messages are {can}")
+        act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
+        raise InvalidInput(f"state={chosen!s}: you can only {act} {' or '.join(states)} messages")
     return chosen
 
 

@@ -11,7 +11,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -126,8 +126,7 @@ async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     counts = [one for one, _ in found]
     budgets = {
         f"{state}_budget": sum([await store.budget(part, state) for part in parts])
-        for state in State
-        if state.is_archive
+        for state in ARCHIVES
     }
     return Stats(
         topic=topic,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.actions import LIVE, Action, act, acts_on
+from mx_rmq.cli.actions import Action, act, acts_on
+from mx_rmq.core.message import LIVE
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
