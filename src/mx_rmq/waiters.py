@@ -149,14 +149,12 @@ class Waiters:
         if not isinstance(id, str):
             raise InvalidInput(f"message id {id!r:.80} is not a str")
         known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
-        while known:
+        asked = 0
+        while known > asked:
             found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
-            before, known = known, 0
-            if found is None:  # perhaps the topic has grown
-                now = await self._store.views.partitions(topic)
-                known = now if now > before else 0
-                continue
-            return found
+            if found is not None:
+                return found
+            asked, known = known, await self._store.views.partitions(topic)  # it may have grown
         return None
 
     def _part(self, name: str) -> _Part:
@@ -192,9 +190,7 @@ class Waiters:
         """Return a message of a partition once it has ended; None: it is not there."""
         part = self._part(name)
         end: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
-        waiting = part.waiting.get(id)
-        if waiting is None:
-            waiting = part.waiting[id] = []
+        waiting = part.waiting.setdefault(id, [])
         waiting.append(end)
         try:
             if not self._subscription.hears(part.channel):

@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from logging import INFO
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
+from mx_rmq.core.events import OUTCOMES
 from mx_rmq.core.text import count, took
 from mx_rmq.safe_log import get_logger
 
@@ -33,17 +33,8 @@ SUMMARY_EVERY: Final = 10.0  # seconds
 SAMPLE: Final = 20  # durations kept of the messages that one call completed, for the median
 TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 
-OUTCOMES: Final = {
-    events.Retried: "retried",
-    events.Snoozed: "snoozed",
-    events.Died: "dead",
-    events.Quarantined: "quarantined",
-    events.Released: "released",
-    events.Postponed: "postponed",
-    events.Replaced: "replaced",
-    events.Aborted: "aborted",
-}
-"""What a summary counts besides completed messages, in its order."""
+UNCOUNTED: Final = [kind for kind in OUTCOMES if kind is not events.Completed]
+"""Outcomes that need an event each; completed messages are counted per call."""
 
 
 @dataclass(slots=True)
@@ -74,7 +65,7 @@ class Handled:
     def listen(self) -> None:
         """Start logging."""
         self._bus.count_completed(self._count_completed)
-        self._bus.subscribe(self._count, *OUTCOMES)
+        self._bus.subscribe(self._count, *UNCOUNTED)
         self._bus.subscribe(lambda _: self._summarise(), events.WorkerStopped)
         self._start_lines()
 
@@ -152,8 +143,7 @@ def _log_line(event: events.Completed | events.Released) -> None:
 
 
 def _log_summary(title: str, tally: _Tally, seconds: float, about: dict[str, str | int]) -> None:
-    words = ("completed", *OUTCOMES.values())
-    counts = {word: tally.outcomes[word] for word in words if tally.outcomes[word]}
+    counts = {word: tally.outcomes[word] for word in OUTCOMES.values() if tally.outcomes[word]}
     line = (
         f"{', '.join(f'{number:,} {word}' for word, number in counts.items())} in {seconds:.0f} s"
     )
@@ -161,4 +151,4 @@ def _log_summary(title: str, tally: _Tally, seconds: float, about: dict[str, str
     if tally.sample:
         fields["p50"], fields["longest"] = median(tally.sample), tally.longest
         line += f"; p50 {took(median(tally.sample))}, longest {took(tally.longest)}"
-    logger.about({"mx_rmq": fields}).log(INFO, "%s: %s", title, line)
+    logger.about({"mx_rmq": fields}).info("%s: %s", title, line)

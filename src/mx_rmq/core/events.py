@@ -253,6 +253,19 @@ class CronMissed:
     """How many; at most 1,000 are counted."""
 
 
+OUTCOMES: Final = {
+    Completed: "completed",
+    Retried: "retried",
+    Snoozed: "snoozed",
+    Died: "dead",
+    Quarantined: "quarantined",
+    Released: "released",
+    Postponed: "postponed",
+    Replaced: "replaced",
+    Aborted: "aborted",
+}
+"""The outcomes of a message that a worker held, as metrics and logs call them."""
+
 Event = (
     WorkerStarted
     | WorkerStopping

@@ -322,17 +322,21 @@ class Store:
         return self.links[site]
 
     def channel_of(self, topic: str) -> str:
-        """Return the channel on which the ends of a topic's messages are published."""
+        """Return the channel that tells when a topic's messages end, and their progress."""
         return self.keys.of(topic).channel
+
+    def aborts_channel_of(self, topic: str) -> str:
+        """Return the channel that tells workers which of a topic's messages were aborted."""
+        return self.keys.of(topic).aborts_channel
 
     def subscription(
         self,
         on_message: Callable[[str, bytes], None],
-        on_gap: Callable[[str], None],
+        on_gap: Callable[[str], None] | None = None,
         *,
         ping_every: float = PING_EVERY,
     ) -> Subscription:
-        """Return a listener for channels. See `Subscription`."""
+        """Listen to channels. See `Subscription`."""
         return Subscription(self.caller, on_message, on_gap, ping_every=ping_every)
 
     def doorbell(self, site: int = 0) -> Doorbell:
