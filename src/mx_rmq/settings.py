@@ -127,8 +127,8 @@ class QueueSettings(Limits):
     patience: float = field(default=10.0, metadata=_range(0, 300))
     """How long a call keeps retrying while the server is away."""
     ttl: float | None = field(default=None, metadata=_range(0.001, _MAX_SECONDS))
-    """When a message expires that has no ttl of its own and whose handler declares none; None:
-    never."""
+    """The ttl of messages that have none and whose handler declares none; None: they never
+    expire."""
     confirm: str = "stored"
     """How safe a message must be before produce returns: stored, replicated or fsynced."""
     confirm_replicas: int = field(default=1, metadata=_range(1, 100))

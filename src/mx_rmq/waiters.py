@@ -1,9 +1,9 @@
-"""Those who wait for messages: `mq.result`, `mq.status` and `mq.watch`.
+"""Waiters: the callers of `mq.result`, `mq.status` and `mq.watch`.
 
-All waiters of a queue share one subscription. A waiter makes sure that its partition's channel is
-heard, then reads once; reads that come together share a call. From then on the server tells: a
-short result comes along on the channel, anything else is read. If such news is lost, the counts of
-the topic tell within two seconds that something has ended, and every waiter reads again.
+All waiters of a queue share one subscription. A waiter first subscribes to its partition's channel,
+then reads once; concurrent reads share a call. From then on the server tells it what ends: a short
+result comes with the news, anything else is read. If news is lost, the topic's counts show within
+two seconds that something has ended, and all its waiters read again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
+CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
@@ -130,7 +130,7 @@ class Waiters:
                 del part.watched[id]
 
     async def close(self) -> None:
-        """Stop listening; those who wait are told."""
+        """Stop listening, and fail the calls that still wait."""
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -147,7 +147,7 @@ class Waiters:
         """Look for a message in the partitions of its topic."""
         check_topic(topic)
         if not isinstance(id, str):
-            raise InvalidInput(f"message id {id!r:.80} is not a str")
+            raise InvalidInput(f"message id {id!r:.80} is not a string")
         known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
         asked = 0
         while known > asked:
@@ -236,7 +236,7 @@ class Waiters:
                     changed.set()
 
     async def _check_all(self) -> None:
-        """Look every two seconds whether news was lost, as long as there are waiters."""
+        """While there are waiters, check every two seconds whether news was lost."""
         while self._parts:
             await asyncio.sleep(CHECK_EVERY)
             parts = list(self._parts.values())
@@ -248,7 +248,7 @@ class Waiters:
 
 
 class _Part:
-    """Those who wait for messages of one partition."""
+    """The waiters of one partition."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.name = name
@@ -265,7 +265,7 @@ class _Part:
         self._used_at = time.monotonic()
 
     def tell(self, id: str, found: Whereabouts | None) -> None:
-        """Tell those who wait for a message that it has ended."""
+        """Tell the waiters of a message that it has ended."""
         for one in self.waiting.get(id, ()):
             if not one.done():
                 one.set_result(found)
@@ -310,7 +310,7 @@ class _Part:
 
 
 class _SharedReads:
-    """Reads where messages are. What is asked during a read shares the next one."""
+    """Reads where messages are. Callers that ask during a read share the next one."""
 
     def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:
         self._store = store
@@ -355,7 +355,7 @@ class _SharedReads:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield what a message on the channel says: kind, id, and what is kept if it comes along."""
+    """Yield the news in one message on the channel: kind, id, and the result if it is included."""
     start = 0
     while start < len(data):
         end = data.index(b"\n", start)
@@ -372,4 +372,4 @@ def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
 
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("those who wait for messages: %s", how_it_ended(task))
+        logger.error("waiting for messages: %s", how_it_ended(task))

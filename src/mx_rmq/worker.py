@@ -303,7 +303,7 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Stop waiting for handlers: `stop` cancels them now, or the end of the lifespan."""
+        """Stop waiting: `stop` now cancels the handlers, or the end of the lifespan."""
         if self._engine is not None:
             self._engine.hurry.set()
         elif self._lifespan is not None:

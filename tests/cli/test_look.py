@@ -369,7 +369,7 @@ async def test_a_message_that_is_not_there_gives_exit_code_1(store: Store, serve
     error, reach = told.stderr.splitlines()
     assert error == "Error: no message 'unknown' in topic 'orders'"
     assert re.fullmatch(
-        r"The history reaches back to .+Z \(.+\); it may have finished before\.", reach
+        r"The history reaches back to .+Z \(.+\); it may have ended before\.", reach
     )
     assert await run_json(server, "show", TOPIC, "unknown", code=1) is None
 

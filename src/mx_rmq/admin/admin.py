@@ -104,8 +104,8 @@ class Admin:
     ) -> Overview[Stats]:
         """Return the stats of these topics, or of all; one that cannot be reached hides no other.
 
-        If there are more than `most`, those in `first` are asked, then the first ones by name. One
-        answer may take as long as `each`, all together `within`.
+        If there are more than `most`, those in `first` are asked, then the first ones by name.
+        `each` limits the time for one answer, `within` the time for all.
         """
         each = None if each is None else as_seconds("each=", each)
         within = None if within is None else as_seconds("within=", within)
@@ -120,9 +120,7 @@ class Admin:
         return found
 
     async def rates(self, *topics: str, over: Seconds = 1.0) -> dict[str, Rates]:
-        """Return how fast messages come and go, measured for as long as `over`; by default for all
-        topics.
-        """
+        """Return how fast messages come and go, measured over a while; by default of all topics."""
         over = as_seconds("over=", over, SHORTEST, LONGEST_RATES)
         names = topics or await self.topics()
         before = await ask_all(names, self.stats)
@@ -362,9 +360,9 @@ class Admin:
     async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
 
-        False: it is not pending, delayed or in processing. Once this returns, the message does not
-        run again. A running handler is cancelled, or interrupted as by its timeout, within 2 s on a
-        healthy system. InvalidInput: the message cannot be read.
+        False: it is not pending, delayed or in processing. InvalidInput: it cannot be read. Once
+        this returns, the message does not run again. A running handler is cancelled, or interrupted
+        as by its timeout, within 2 s on a healthy system.
         """
         return (await self.abort_many(topic, [id], reason))[0]
 
@@ -376,10 +374,7 @@ class Admin:
         delay: Seconds | None = None,
         at: datetime | float | None = None,
     ) -> bool:
-        """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
-
-        False: a worker has it, or it is gone. When it expires does not change.
-        """
+        """Give a pending or delayed message another due time. See `mq.reschedule`."""
         wait, due = new_due_time(delay, at)
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
@@ -439,7 +434,7 @@ class Admin:
     ) -> builtins.list[bool]:
         """Abort these messages; return for each whether there was something to abort."""
         if isinstance(ids, str) or not isinstance(reason, str):
-            raise InvalidInput("abort_many takes a list of ids, and a reason in words")
+            raise InvalidInput("abort_many takes a list of ids, and the reason as a string")
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
@@ -457,8 +452,8 @@ class Admin:
     ) -> int:
         """Abort the pending, delayed or processing messages that match a filter; return how many.
 
-        Order and options are those of `cancel_all`; those in processing by the deadline of their
-        lease. Unreadable ones are left alone.
+        Same order and options as `cancel_all`; messages in processing come by the deadline of their
+        lease. Unreadable messages are left alone.
         """
 
         async def abort(part: str, found: Found) -> bool:
@@ -496,5 +491,5 @@ def _one_of(states: tuple[State, ...], state: State | str) -> State:
 
 def _text(id: str) -> str:
     if not isinstance(id, str):
-        raise InvalidInput(f"message id {id!r:.80} is not a str")
+        raise InvalidInput(f"message id {id!r:.80} is not a string")
     return id

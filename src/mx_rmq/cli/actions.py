@@ -1,4 +1,4 @@
-"""What `requeue`, `discard`, `cancel` and `abort` share: options, and acting on messages."""
+"""What `requeue`, `discard`, `cancel` and `abort` share: their options, and how they act."""
 
 from __future__ import annotations
 

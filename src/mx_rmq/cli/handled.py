@@ -1,8 +1,8 @@
-"""What `mx-rmq worker` says about the messages that it handled.
+"""What `mx-rmq worker` logs about the messages that it handled.
 
-While they are few, one line for each that was completed or released; `EventLog` already has one for
-every other outcome. When they are many, one line per topic every ten seconds instead, which counts
-all outcomes. Completed messages are then only counted, because an event for each would slow the
+While there are few, each message that is completed or released gets a line; `EventLog` has one for
+every other outcome. When there are many, each topic gets a line every ten seconds that counts all
+outcomes. Completed messages are then counted per call, because an event for each would slow the
 worker down.
 """
 
@@ -56,11 +56,11 @@ class Handled:
 
     def __init__(self, bus: Events) -> None:
         self._bus = bus
-        self._topics: dict[str, _Tally] = {}  # since the last summary; unused while they are few
-        self._since = 0.0  # when the last summary was, or when they became many
+        self._topics: dict[str, _Tally] = {}  # since the last summary; empty while there are few
+        self._since = 0.0  # when the last summary was written, or the first one began
         self._second_at = 0.0  # when the current second began
         self._in_second = 0  # messages handled in it
-        self._end_lines: Callable[[], None] | None = None  # None: they are many
+        self._end_lines: Callable[[], None] | None = None  # None: there are many
 
     def listen(self) -> None:
         """Start logging."""
@@ -73,7 +73,7 @@ class Handled:
         self._end_lines = self._bus.subscribe(self._line, events.Completed, events.Released)
 
     def _line(self, event: events.Completed | events.Released) -> None:
-        if self._end_lines is not None:  # else this event was the one too many, and is counted
+        if self._end_lines is not None:  # else it was one too many, and is counted
             _log_line(event)
 
     def _count_completed(self, topic: str, seconds: list[float]) -> None:
@@ -94,7 +94,7 @@ class Handled:
         return self._topics.setdefault(topic, _Tally())
 
     def _see(self, number: int) -> None:
-        """Count messages, and change over to summaries if there are many in a second."""
+        """Count messages, and switch to summaries if there are many in a second."""
         now = time.monotonic()
         if self._end_lines is not None and now - self._second_at >= 1:
             self._second_at, self._in_second = now, 0
@@ -129,7 +129,6 @@ class Handled:
 
 
 def _log_line(event: events.Completed | events.Released) -> None:
-    """Log one message that was completed or released. The others have a line already."""
     about = {"event": type(event).__name__, "topic": event.topic, "message_id": event.id}
     if isinstance(event, events.Released):
         log = logger.about({"mx_rmq": about})

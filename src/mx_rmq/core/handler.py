@@ -236,7 +236,7 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
 
 
 def _accepts(annotation: Any, payload_type: Any) -> bool:
-    """Say whether a parameter may get a payload of this type, as far as it can be known."""
+    """Return whether a parameter can take a payload of this type; True if nobody can tell."""
     if annotation in (Any, payload_type):
         return True
     if not isinstance(annotation, type) or not isinstance(payload_type, type):

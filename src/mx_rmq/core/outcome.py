@@ -53,9 +53,9 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Raise it in a handler to get the message again later, in seconds or after a timedelta.
+    """Raise it in a handler to get the message again after some seconds, or a timedelta.
 
-    It counts nothing: no attempt and no error. The message's ttl still ends it.
+    No attempt and no error is counted. The message's ttl still applies.
     """
 
     def __init__(self, seconds: Seconds, reason: str = "") -> None:
@@ -147,7 +147,7 @@ class Postpone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """A produce gave the message a new record meanwhile, so what it came to no longer counts."""
+    """A produce replaced the message meanwhile, so its outcome no longer counts."""
 
     outcome: Outcome
 

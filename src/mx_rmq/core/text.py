@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 
 def ends_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
-    """Return the beginning and the end of a text, as `storable` returns the beginning."""
+    """Like `storable`, but keep the beginning and the end of a text that is too long."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     if len(shown) <= limit:
         return shown

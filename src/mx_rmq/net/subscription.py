@@ -143,7 +143,9 @@ class Subscription:
 
     def refused(self, channel: str, error: Exception) -> None:
         if channel not in self._refused:
-            logger.warning("cannot listen to %s, so news from there comes late: %s", channel, error)
+            logger.warning(
+                "cannot listen to %s, so we learn late what is published there: %s", channel, error
+            )
         self._refused[channel] = time.monotonic() + ASK_AGAIN
         self.drop(channel)
 

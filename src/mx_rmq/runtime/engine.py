@@ -252,7 +252,7 @@ class Engine:
         self._dispatcher.on_hold = on_hold
 
     def fail(self, why: str) -> None:
-        """Let the worker stop, and say why."""
+        """Make the worker stop, for this reason."""
         if not self.failed.done():
             self.failed.set_result(why)
 

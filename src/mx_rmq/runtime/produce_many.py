@@ -39,9 +39,9 @@ async def produce_many(
     """Produce messages in order, each with its key, confirmation and terms; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
-    had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If ids
-    are taken that must not be, all other messages are stored before DuplicateMessage is raised, or
-    PartlyProduced with this cause.
+    had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If an
+    id must be free and is not, all other messages are stored first; then DuplicateMessage is
+    raised, or PartlyProduced with that cause.
     """
     kinds = [
         (one.topic, key is None, confirm, own is not None and own.replaces)

@@ -58,8 +58,7 @@ class Stored(NamedTuple):
     ids: list[str]
     unconfirmed: NotConfirmed | None = None
     duplicates: Mapping[str, str] = {}
-    """The ids that were taken and their states, of messages that must not be duplicates. These are
-    not among `ids`."""
+    """Ids that had to be free and are not, with their states. They are not in `ids`."""
 
 
 class _Channel:
@@ -101,7 +100,7 @@ class Producer:
     ) -> Produced:
         """Produce one message; messages produced during a call share the next one.
 
-        `terms`: what to do if its id is taken; None: nothing.
+        `terms`: what to do if its id is taken; None: ignore the message.
         """
         if topic not in self.store.partitions:
             await self._register(topic)

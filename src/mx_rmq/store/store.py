@@ -136,7 +136,7 @@ class Store:
     beat_worker = upkeep_calls.beat_worker
     forget_worker = upkeep_calls.forget_worker
 
-    # what those who wait for messages call
+    # what waiters call
     read_status = waiter_calls.read_status
     ended_so_far = waiter_calls.ended_so_far
 
