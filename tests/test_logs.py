@@ -230,6 +230,7 @@ def test_every_event_that_is_logged_says_what_it_is() -> None:
         events.Died("t", "i", 1, "r"),
         events.Quarantined("t", "i", "e"),
         events.Postponed("t", "i", 1.0, "w"),
+        events.Replaced("t", "i", "e"),
         events.LeaseLost("t", "i", 1, "h"),
         events.Aborted("t", "i", "h"),
         events.TakenOver("t", "i", "w"),

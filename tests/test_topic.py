@@ -217,7 +217,7 @@ def test_the_types_of_a_topic_are_checked_when_it_is_made() -> None:
         mq.topic("a", complex)
     with pytest.raises(InvalidInput, match=r"the result of topic 'a': .* complex"):
         mq.topic("a", int, result=complex)
-    with pytest.raises(InvalidInput, match="topic 'a b' does not match"):
+    with pytest.raises(InvalidInput, match="topic 'a b' must consist of"):
         mq.topic("a b", int)
 
 

@@ -485,7 +485,8 @@ def _one_of(states: tuple[State, ...], state: State | str) -> State:
     chosen = _state(state)
     if chosen not in states:
         act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
-        raise InvalidInput(f"state={chosen!s}: you can only {act} {' or '.join(states)} messages")
+        which = f"{', '.join(states[:-1])} or {states[-1]}"
+        raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
     return chosen
 
 

@@ -190,8 +190,8 @@ class Consumer:
         try:
             record, id = held.leased.record, held.leased.id
             message = held.message = codec.decode(record, handler.topic, id)
-            if (ttl := handler.ttl_ms) is not None:
-                message = held.message = message.with_default_ttl(ttl)
+            if handler.ttl is not None:
+                message = held.message = message.with_default_ttl(round(handler.ttl * 1000))
             if message.ttl is not None:
                 dead = expired(message, held.topic.clock.now())
                 if dead is not None:
