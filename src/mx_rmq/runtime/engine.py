@@ -26,7 +26,7 @@ from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.loop import Loop
-from mx_rmq.runtime.progress import Progresses
+from mx_rmq.runtime.progress import ProgressSender
 from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
 from mx_rmq.runtime.site import Site
@@ -81,7 +81,7 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
-        self._progress = Progresses(store, worker=name)
+        self._progress = ProgressSender(store, worker=name)
         calls = HandlerCalls(
             self._threads,
             self._dispatcher,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Handle, Middleware
     from mx_rmq.runtime.dispatcher import Dispatcher
     from mx_rmq.runtime.injection import Injection
-    from mx_rmq.runtime.progress import Progresses
+    from mx_rmq.runtime.progress import ProgressSender
     from mx_rmq.runtime.slots import HeldMessage
     from mx_rmq.runtime.threads import Threads
 
@@ -39,7 +39,7 @@ class HandlerCalls:
         dispatcher: Dispatcher,
         *,
         middleware: Sequence[Middleware],
-        progress: Progresses,
+        progress: ProgressSender,
         injection: Injection,
     ) -> None:
         self.timeouts = Timeouts()

@@ -26,7 +26,7 @@ KEEP: Final = 600.0  # seconds for which the server keeps it
 SAY_AGAIN: Final = 200.0  # seconds after which it is sent again while its handler runs
 
 
-class Progresses:
+class ProgressSender:
     """The latest report of each running handler of one worker."""
 
     def __init__(self, store: Store, *, worker: str) -> None:

@@ -51,7 +51,7 @@ class _Tally:
         self.longest = max(self.longest, other.longest)
 
 
-class Handled:
+class HandledLog:
     """Logs what the workers of one process handle. Runs in their event loop."""
 
     def __init__(self, bus: Events) -> None:
