@@ -65,7 +65,7 @@ async def progress(sent: Sent) -> AsyncIterator[ProgressSender]:
     await one.loop.stop()
 
 
-async def test_the_last_words_of_a_topic_go_in_one_call(
+async def test_the_latest_reports_of_a_topic_go_in_one_call(
     progress: ProgressSender, sent: Sent
 ) -> None:
     first, second = held("a"), held("b")
