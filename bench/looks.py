@@ -327,6 +327,8 @@ def _of(crowd: Crowd, state: State) -> list[tuple[str, str, int]]:
             f"/topics/{TOPIC}/bulk?{urlencode(rare)}",
         ),
     ]
+    if not archived:
+        pages.append(("abort one?", about("abort", middle)))
     if archived:
         pages += [
             ("by a frequent error", listed(error="Error")),

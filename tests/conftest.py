@@ -120,7 +120,7 @@ async def store(
 
 
 KNOWN_KEY = re.compile(
-    rb"mx-rmq:(topics|workers|layout|(caretaker|ttls):\{mx-rmq:topics\})|"
+    rb"mx-rmq:(topics|workers|layout|caretaker:\{mx-rmq:topics\})|"
     rb"mx-rmq:\{[A-Za-z0-9][A-Za-z0-9._-]{0,127}(/[1-9][0-9]{0,3})?\}:"
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
     rb"error:parse:(queue|payload)|results(:payload)?|progress:[^ ]+|archive_bytes|"

@@ -82,13 +82,13 @@ async def test_a_producer_learns_what_a_worker_declares(
     mq.handler("t", ttl=60)(never_called)
     async with Worker(mq):
         await mq.admin.pause("t")
-        assert await raw.hgetall(mq.store.keys.ttls) == {b"t": b"60000"}
+        assert await raw.hget(mq.store.keys.topics, "!t") == b"60000"
         id = await other.produce("t", 1)
         assert id in await expiries(mq, raw)
     del mq.handlers["t"]
     mq.handler("t")(never_called)
     async with Worker(mq):  # it no longer declares one
-        assert await raw.hgetall(mq.store.keys.ttls) == {}
+        assert await raw.hget(mq.store.keys.topics, "!t") is None
         other._open_producer().refresh_partitions()
 
         async def forgotten() -> bool:

@@ -182,7 +182,7 @@ async def test_the_timeout_is_kept_and_the_message_goes_on(mq: MessageQueue) -> 
 
 @pytest.mark.parametrize("seconds", [0, -1])
 async def test_a_timeout_that_is_none_is_refused(mq: MessageQueue, seconds: float) -> None:
-    with pytest.raises(InvalidInput, match="is not a number of seconds"):
+    with pytest.raises(InvalidInput, match=f"timeout={seconds} is not a number of seconds"):
         await mq.result("slow", "id", timeout=seconds)
 
 

@@ -116,6 +116,7 @@ const call = async (count, warmUp, callers, seconds) => {
   const queue = new Queue("bench", { connection });
   const events = new QueueEvents("bench", { connection });
   await events.waitUntilReady();
+  await sleep(0.5); // it listens a moment later, and what comes before is lost
   const took = [];
   const caller = async (first, last, until) => {
     for (let i = first; i < last; i += callers) {

@@ -255,9 +255,9 @@ class _Part:
         self.channel = store.channel_of(name)
         self.waiting: dict[str, list[asyncio.Future[Whereabouts | None]]] = {}
         self.watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        self.brief = _SharedReads(store, name)
-        self.light = _SharedReads(store, name, said=True)
-        self.full = _SharedReads(store, name, live=True, said=True)
+        self.brief = _StatusReader(store, name)
+        self.light = _StatusReader(store, name, said=True)
+        self.full = _StatusReader(store, name, live=True, said=True)
         self._store = store
         self._ended: list[bytes | None] | None = None  # the counts when all last read
         self._again: dict[str, None] = {}
@@ -309,7 +309,7 @@ class _Part:
         return now - self._used_at > seconds
 
 
-class _SharedReads:
+class _StatusReader:
     """Reads where messages are. Callers that ask during a read share the next one."""
 
     def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:

@@ -309,7 +309,7 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
         return
     finally:
         scene.proxy.forget(match)
-    tells = bool(ids) == case.script.startswith(("produce_normal", "produce_delay"))
+    tells = bool(ids) == case.script.startswith(("produce_normal", "produce_delay", "replace"))
     scene.trial.expect(tells, f"{what}: the ids of the error are {ids}")
     after = scene.uncut[case.name]
     wanted, of = (before, topic) if MODES[cut.mode] in UNHEARD else (after, UNCUT)
@@ -318,7 +318,7 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
     patient = scene.store(scene.through, clock)
     if case.script == "dispatch_message":
         return  # asked anew, it gives what is left; what it gave before, the leases bring back
-    if ids:
+    if ids and case.script != "replace_message":
         again = _with_ids(case, ids)
         await getattr(patient, case.script)(topic, again)
     else:

@@ -693,11 +693,11 @@ def _nested(depth: int) -> Any:
 
 def _offers() -> Iterator[Offer]:
     """Yield what is known to be hostile."""
-    for topic in ("", "a b", "a:b", "{x}", "a\n", "é", "\ud800", "x" * 129, None, 5, b"x", ".x"):
+    for topic in ("", "a b", "a@b", "{x}", "a\n", "é", "\ud800", "x" * 129, None, 5, b"x", ".x"):
         yield f"topic {topic!r:.40}", True, {"topic": topic}
     for topic in ("-x", "../x", "x/1", "x\x00", "*", "x" * 10**6):
         yield f"topic {topic!r:.40}", True, {"topic": topic}
-    for id in ("", "a b", "a:b", "{x}", "a\n", "é", "\ud800", "x" * 65, 5, b"x", "x" * 10**6):
+    for id in ("", "a b", "a!b", "{x}", "a\n", "é", "\ud800", "x" * 129, 5, b"x", "x" * 10**6):
         yield f"id {id!r:.40}", True, {"id": id}
     for key in (5, b"x", "\ud800", ["x"]):
         yield f"key {key!r:.40}", True, {"key": key}
@@ -755,10 +755,10 @@ def _random_offers(scene: Scene, count: int) -> Iterator[Offer]:
     for number in range(count):
         match chance.randrange(4):
             case 0:
-                topic = text(8) + chance.choice("{}:* \n/é\ud800\x00")
+                topic = text(8) + chance.choice("{}@* \n/é\ud800\x00")
                 yield f"topic {topic!r}", True, {"topic": topic}
             case 1:
-                id = text(20) + chance.choice("{}:* \n/é\ud800\x00")
+                id = text(20) + chance.choice("{}!* \n,é\ud800\x00")
                 yield f"id {id!r}", True, {"id": id}
             case 2:
                 headers = {text(10): chance.choice((text(10), value()))}

@@ -260,12 +260,22 @@ async def _cancel(store: Store, topic: str, _: None) -> Settled:
     return await store.cancel_message(topic, "a")
 
 
-async def _abort(store: Store, topic: str, _: Any) -> Settled:
-    return await abort(store, topic, "a")
+def _seen(seed: Callable[[Stage], Awaitable[Any]]) -> Callable[[Stage], Awaitable[bytes]]:
+    """Seed, and read the record of a message."""
+
+    async def seen(stage: Stage) -> bytes:
+        await seed(stage)
+        return await stage.store.views.record(stage.topic, "a") or b""
+
+    return seen
 
 
-async def _reschedule(store: Store, topic: str, _: None) -> Settled:
-    record = await store.views.record(topic, "a") or b""
+async def _abort(store: Store, topic: str, record: bytes) -> Settled:
+    final = msgspec.structs.replace(codec.decode(record), reason="aborted: enough")
+    return await store.abort_message(topic, message=final, seen=record)
+
+
+async def _reschedule(store: Store, topic: str, record: bytes) -> Settled:
     return await store.reschedule_message(
         topic, message=codec.decode(record), seen=record, delay=DELAY // 2
     )
@@ -376,11 +386,11 @@ CASES: Final = (
     _archived("discard_message", State.QUARANTINED),
     _case("cancel_message, pending", Stage.pending, _cancel),
     _case("cancel_message, delayed", Stage.delayed, _cancel),
-    _case("abort_message, pending", Stage.pending, _abort),
-    _case("abort_message, delayed", Stage.delayed, _abort),
-    _case("abort_message, processing", Stage.leased, _abort),
-    _case("reschedule_message, pending", Stage.pending, _reschedule),
-    _case("reschedule_message, delayed", Stage.delayed, _reschedule),
+    _case("abort_message, pending", _seen(Stage.pending), _abort),
+    _case("abort_message, delayed", _seen(Stage.delayed), _abort),
+    _case("abort_message, processing", _seen(Stage.leased), _abort),
+    _case("reschedule_message, pending", _seen(Stage.pending), _reschedule),
+    _case("reschedule_message, delayed", _seen(Stage.delayed), _reschedule),
     _replace(_nothing, "new"),
     _replace(Stage.pending, "pending"),
     _replace(Stage.delayed, "delayed", delay=DELAY),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.lab.clock import Clock
 
-PRODUCES = [case for case in CASES if case.script.startswith("produce")]
+PRODUCES = [case for case in CASES if case.script.startswith(("produce", "replace_message"))]
 OTHERS = [case for case in CASES if case not in PRODUCES]
 
 
@@ -63,19 +63,20 @@ async def fill_up(raw: Redis) -> None:
 
 @pytest.mark.parametrize("case", PRODUCES, ids=str)
 async def test_a_produce_at_maxmemory_is_refused_and_leaves_no_trace(
-    raw: Redis, store: Store, case: Case
+    raw: Redis, store: Store, clock: Clock, case: Case
 ) -> None:
     await pending(store, 2)
     await leased(store, 1)
+    seeded = await case.seed(Stage(store, clock, TOPIC))
     await fill_up(raw)
     before = await snapshot(raw, TOPIC), await raw.dbsize()
 
     with pytest.raises(ServerFull, match="raise maxmemory"):
-        await case.act(store, TOPIC, None)
+        await case.act(store, TOPIC, seeded)
 
     assert (await snapshot(raw, TOPIC), await raw.dbsize()) == before
     await raw.config_set("maxmemory", 0)
-    assert await case.act(store, TOPIC, None) == case.done
+    assert await case.act(store, TOPIC, seeded) == case.done
 
 
 @pytest.mark.parametrize("case", OTHERS, ids=str)

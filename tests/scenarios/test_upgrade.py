@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delivery, MessageQueue, Worker
+from mx_rmq import Delivery, MessageQueue, ResultUnknown, Worker
 from mx_rmq.core import events
 from mx_rmq.core.message import State
 from mx_rmq.store.keys import LAYOUT
@@ -275,4 +275,45 @@ async def test_a_message_replaced_under_a_worker_of_the_last_release_runs_alone(
         ((release, number, attempt),) = ships.lines.of("done")
         assert (release, number) == (heir, 2)
         assert heir == "last" or attempt == 1  # this release counts no crash of the old payload
+        assert await mq.admin.audit(TOPIC) == []
+
+
+async def test_callers_wait_for_results_beside_a_worker_of_the_last_release(
+    raw: Redis, server: Server, tmp_path: Path, last: Path
+) -> None:
+    """What that worker completes has no result, and the caller is told so."""
+    async with MessageQueue(server.url) as mq, fleet(server.url, tmp_path, last) as ships:
+        ships.start("last", "worker")
+
+        @mq.handler(TOPIC, result_ttl=60)
+        async def handle(payload: dict[str, Any]) -> int:
+            await asyncio.sleep(payload["work"])
+            return int(payload["number"])
+
+        errands = [{"number": number, "fails": 0, "work": 0.01} for number in range(100)]
+        await mq.produce(TOPIC, {"number": 100, "fails": 0, "work": 0})
+        await until(partial(ships.lines.has, "done", 1))
+        async with Worker(mq, concurrency=5):
+            ids = await mq.produce_many(TOPIC, errands)
+            waiting = (mq.result(TOPIC, id, timeout=30) for id in ids)
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+        theirs = ships.lines.numbers("done")
+        for number, one in enumerate(found):
+            assert isinstance(one, ResultUnknown) if number in theirs else one == number
+        assert await mq.admin.audit(TOPIC) == []
+
+
+async def test_a_message_that_a_worker_of_the_last_release_runs_can_be_aborted(
+    raw: Redis, server: Server, tmp_path: Path, last: Path
+) -> None:
+    async with MessageQueue(server.url) as mq, fleet(server.url, tmp_path, last) as ships:
+        ships.start("last", "worker")
+        id = await mq.produce(TOPIC, {"number": 1, "fails": 0, "work": 1.5})
+        await until(lambda: processing(mq, 1))
+        assert await mq.admin.abort(TOPIC, id, "enough")
+        await mq.produce(TOPIC, {"number": 2, "fails": 0, "work": 1.5})
+        await until(partial(ships.lines.has, "done", 1))
+        assert ships.lines.numbers("done") == {2}  # it lost its lease, and stopped the first
+        (dead,) = (await mq.admin.list(TOPIC, State.DEAD)).messages
+        assert (dead.id, dead.reason) == (id, "aborted: enough")
         assert await mq.admin.audit(TOPIC) == []

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.store.registry import Registered
 from tests.store.contracts import ONE_SERVER
 
 if TYPE_CHECKING:
@@ -19,25 +20,25 @@ TURN = 60_000
 
 async def test_who_has_the_turn_learns_every_topic(store: Store, raw: Redis) -> None:
     await store.register_topics({"a": 1, "b": 3})
-    assert await store.tend_topics("w1", turn=TURN) == {"a": 1, "b": 3}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({"a": 1, "b": 3}, {})
     assert await raw.get(store.keys.caretaker) == b"w1"
     assert 0 < await raw.pttl(store.keys.caretaker) <= TURN
 
 
 async def test_without_topics_there_is_a_turn_all_the_same(store: Store) -> None:
-    assert await store.tend_topics("w1", turn=TURN) == {}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({}, {})
     assert await store.tend_topics("w2", turn=TURN) is None
 
 
 async def test_a_turn_is_kept_by_asking_again_and_ends_by_itself(store: Store, raw: Redis) -> None:
-    assert await store.tend_topics("w1", turn=TURN) == {}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({}, {})
     await raw.pexpire(store.keys.caretaker, TURN // 2)
     assert await store.tend_topics("w2", turn=TURN) is None
     assert await raw.pttl(store.keys.caretaker) <= TURN // 2
-    assert await store.tend_topics("w1", turn=TURN) == {}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({}, {})
     assert await raw.pttl(store.keys.caretaker) > TURN // 2
     await raw.delete(store.keys.caretaker)  # as its end does
-    assert await store.tend_topics("w2", turn=TURN) == {}
+    assert await store.tend_topics("w2", turn=TURN) == Registered({}, {})
     assert await store.tend_topics("w1", turn=TURN) is None
 
 
@@ -46,7 +47,7 @@ async def test_a_turn_without_an_end_or_longer_than_any_does_not_count(
     store: Store, raw: Redis, left: int | None
 ) -> None:
     await raw.set(store.keys.caretaker, "gone", px=left)
-    assert await store.tend_topics("w1", turn=TURN) == {}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({}, {})
     assert await raw.get(store.keys.caretaker) == b"w1"
     assert 0 < await raw.pttl(store.keys.caretaker) <= TURN
 
@@ -55,8 +56,8 @@ async def test_at_maxmemory_there_are_turns_too(store: Store, raw: Redis) -> Non
     await store.register("a")
     await raw.config_set("maxmemory", 1)
     try:
-        assert await store.tend_topics("w1", turn=TURN) == {"a": 1}
-        assert await store.tend_topics("w1", turn=TURN) == {"a": 1}
+        assert await store.tend_topics("w1", turn=TURN) == Registered({"a": 1}, {})
+        assert await store.tend_topics("w1", turn=TURN) == Registered({"a": 1}, {})
         assert await store.tend_topics("w2", turn=TURN) is None
     finally:
         await raw.config_set("maxmemory", 0)
@@ -75,7 +76,7 @@ async def test_what_is_not_a_topic_is_left_out_and_a_strange_number_is_one(
         "": "1",
     }
     await raw.hset(store.keys.topics, mapping=strange)  # type: ignore[arg-type]
-    assert await store.tend_topics("w1", turn=TURN) == {"a": 1, "b": 1, "c": 1024}
+    assert await store.tend_topics("w1", turn=TURN) == Registered({"a": 1, "b": 1, "c": 1024}, {})
     await raw.delete(store.keys.topics)
 
 

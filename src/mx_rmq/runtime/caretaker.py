@@ -75,8 +75,9 @@ class Caretaker:
             self.topics = []
             self._overdue.clear()
             return self._after(ROUND * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
-        self._ttls = await self._store.default_ttls()
-        names = [name for topic in registry for name in partitions(topic, registry[topic])]
+        self._ttls = registry.ttls
+        known = registry.partitions
+        names = [name for topic in known for name in partitions(topic, known[topic])]
         self.topics = [name for name in names if name not in self._served]
         rounds = (self._visit(sites) for sites in self._store.by_server(self.topics))
         done = all(await asyncio.gather(*rounds))

@@ -124,7 +124,6 @@ TYPES: Final = {
     "archive_payload": "HASH",  # dlq_payload, error_parse_payload or results_payload
     "hash": "HASH",  # any of the hashes
     "topics": "HASH",
-    "ttls": "HASH",
     "workers": "HASH",
     "caretaker": "STRING",
     "scratch": "SET",
@@ -138,10 +137,8 @@ class Keys:
     def __init__(self, prefix: str = DEFAULT_PREFIX) -> None:
         self.prefix = check_prefix(prefix)
         self.topics = f"{prefix}:topics"
-        """Every topic that was ever produced to or served -> how many partitions it has."""
-        self.ttls = f"{prefix}:ttls:{{{self.topics}}}"
-        """Topic -> the default time to live (ms) that its workers declare; in the cluster slot of
-        `topics`."""
+        """Every topic that was ever produced to or served -> how many partitions it has;
+        !topic -> the default time to live (ms) that its workers declare."""
         self.workers = f"{prefix}:workers"  # name -> last seen (ms), a space, info (JSON)
         self.caretaker = f"{prefix}:caretaker:{{{self.topics}}}"
         """The worker that looks after topics it does not serve; in the cluster slot of `topics`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mx_rmq.core.errors import OutcomeUnknown, ScriptFailed, ServerFull, ServerUnavailable
 from mx_rmq.core.names import TOPIC, check_topic
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
+
+
+class Registered(NamedTuple):
+    """Every topic of the registry."""
+
+    partitions: dict[str, int]
+    ttls: dict[str, int]  # the default times to live, in ms
 
 
 async def register_topics(
@@ -38,7 +45,7 @@ async def register_topics(
     for start in range(0, len(wanted), MAX_TOPICS):
         chunk = wanted[start : start + MAX_TOPICS]
         args = script.arguments({}, [word for one in chunk for word in one])
-        reply = iter(await store.caller.run(script, [store.keys.topics, store.keys.ttls], args))
+        reply = iter(await store.caller.run(script, [store.keys.topics], args))
         for (topic, *_), count, ttl in zip(chunk, reply, reply, strict=True):
             store.partitions[topic] = count
             if known := ttl or store.own_ttl(topic):
@@ -47,18 +54,10 @@ async def register_topics(
                 store.ttls.pop(topic, None)
 
 
-async def default_ttls(store: Store) -> dict[str, int]:
-    """Return the default time to live in ms of every topic that has one."""
-    found: dict[bytes, bytes] = {}
-    with suppress(ScriptFailed):  # not permitted, or a foreign key: as if there were none
-        found = await store.caller.command("HGETALL", store.keys.ttls)
-    return {decoded(name): int(ttl) for name, ttl in found.items() if ttl.isdigit() and int(ttl)}
-
-
-async def tend_topics(store: Store, worker: str, *, turn: int) -> dict[str, int] | None:
+async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | None:
     """Try to become the worker that looks after topics that it does not serve, for `turn` ms.
 
-    Return every topic and its number of partitions; None: it is another worker's turn.
+    Return what the registry says; None: it is another worker's turn.
     """
     script = load("tend_topics")
     named: dict[str, Value] = {
@@ -70,8 +69,11 @@ async def tend_topics(store: Store, worker: str, *, turn: int) -> dict[str, int]
     if reply is None:
         return None
     fields = iter(reply)
-    found = ((decoded(name), count) for name, count in zip(fields, fields, strict=True))
-    return {name: partitions_of(count) for name, count in found if TOPIC.fullmatch(name)}
+    found = {decoded(name): value for name, value in zip(fields, fields, strict=True)}
+    topics = {name: partitions_of(count) for name, count in found.items() if TOPIC.fullmatch(name)}
+    declared = {name: found.get(f"!{name}", b"") for name in topics}
+    ttls = {name: int(ttl) for name, ttl in declared.items() if ttl.isdigit() and int(ttl)}
+    return Registered(topics, ttls)
 
 
 async def grow(store: Store, topic: str, count: int) -> None:

@@ -156,7 +156,6 @@ class Store:
     register = registry.register
     grow = registry.grow
     tend_topics = registry.tend_topics
-    default_ttls = registry.default_ttls
     claim_layout = registry.claim_layout
 
     @classmethod
