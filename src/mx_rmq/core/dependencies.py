@@ -13,18 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
+from mx_rmq.core import signature
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.signature import (
-    VARIADIC,
-    called,
-    chain,
-    hint,
-    is_delivery,
-    is_needed,
-    name_of,
-    shown,
-    signature_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -245,8 +235,8 @@ class _Reader:
         function, scope = depends.provider, depends.scope
         if not callable(function):
             raise InvalidInput(f"{where}: its provider {function!r:.80} is not callable")
-        links = chain(function)
-        name = name_of(links)
+        links = signature.chain(function)
+        name = signature.name_of(links)
         title = f"{where}: its provider {name}"
         if scope not in get_args(Scope):
             raise InvalidInput(f'{title} has scope={scope!r:.80}: it must be "message" or "worker"')
@@ -283,21 +273,22 @@ class _Reader:
     def _parameters(self, title: str, function: Callable[..., Any]) -> Parameters:
         """Return a provider's parameters, or refuse one that nothing fills in."""
         try:
-            signature = signature_of(function)
+            declared = signature.of(function)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"{title}: its signature cannot be inspected") from error
         found: list[tuple[inspect.Parameter, Depends | int | None]] = []
-        for parameter in signature.parameters.values():
-            if parameter.kind in VARIADIC:
+        for parameter in declared.parameters.values():
+            if parameter.kind in signature.VARIADIC:
                 continue
-            annotation = hint(parameter, title, function, self._names)
+            annotation = signature.hint(parameter, title, function, self._names)
             parameter = parameter.replace(annotation=annotation)  # noqa: PLW2901 - resolved
             source: Depends | int | None = depends_of(parameter, title)
-            if source is None and is_delivery(parameter):
+            if source is None and signature.is_delivery(parameter):
                 source = DELIVERY
-            if source is None and is_needed(parameter):
+            if source is None and signature.is_needed(parameter):
+                name = signature.shown(parameter)
                 raise InvalidInput(
-                    f"{title} takes {shown(parameter)}, which needs Depends, Delivery or a default"
+                    f"{title} takes {name}, which needs Depends, Delivery or a default"
                 )
             found.append((parameter, source))
         return found
@@ -312,7 +303,7 @@ def _check_worker_scope(title: str, arguments: tuple[Argument, ...]) -> None:
 
 
 def _kind(links: list[Any]) -> ProviderKind:
-    for runs in map(called, links):
+    for runs in map(signature.called, links):
         if inspect.isasyncgenfunction(runs):
             return ProviderKind.ASYNC_GENERATOR
         if inspect.isgeneratorfunction(runs):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+def of(function: Callable[..., Any]) -> inspect.Signature:
     if sys.version_info >= (3, 14):  # annotations are evaluated lazily: here, not by the signature
         import annotationlib
 

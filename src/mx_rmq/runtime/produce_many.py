@@ -70,8 +70,8 @@ async def produce_many(
                 if stored.unconfirmed is not None:
                     not_confirmed = stored.unconfirmed
                     late.update(stored.ids)
-        for id, state in duplicates.items():
-            raise DuplicateMessage(id, state, duplicates)
+        if duplicates:
+            raise DuplicateMessage(duplicates)
     except MxRmqError as error:
         known = [id for id in ids if id is not None]
         if not known:

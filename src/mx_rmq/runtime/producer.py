@@ -132,7 +132,7 @@ class Producer:
             finally:
                 self._continue(channel)
         if terms is not None and terms.refuses and produced.placed.duplicate:
-            raise DuplicateMessage(produced.id, produced.placed.state)
+            raise DuplicateMessage({produced.id: produced.placed.state})
         return produced
 
     async def _replace(
@@ -211,17 +211,14 @@ class Producer:
             return Stored(places, list(error.ids), error)
         if not terms:
             return Stored(places, [one.id for one in produced])
-        refused = [
-            own is not None and own.refuses and one.placed.duplicate
-            for own, one in zip(terms, produced, strict=True)
-        ]
-        return Stored(
-            [place for place, no in zip(places, refused, strict=True) if not no],
-            [one.id for one, no in zip(produced, refused, strict=True) if not no],
-            duplicates={
-                one.id: one.placed.state for one, no in zip(produced, refused, strict=True) if no
-            },
-        )
+        stored: dict[int, str] = {}
+        duplicates: dict[str, str] = {}
+        for place, own, one in zip(places, terms, produced, strict=True):
+            if own is not None and own.refuses and one.placed.duplicate:
+                duplicates[one.id] = one.placed.state
+            else:
+                stored[place] = one.id
+        return Stored([*stored], [*stored.values()], duplicates=duplicates)
 
     def _with_ttl(self, topic: str, message: Message) -> Message:
         """Return the message with the topic's default time to live, unless it has its own."""
