@@ -231,7 +231,7 @@ def on_delivery(delivery: Delivery) -> int:
     ("provider", "scope", "said"),
     [
         (value, "request", 'value has scope=\'request\': it must be "message" or "worker"'),
-        (on_delivery, "worker", 'scope="worker", but its parameter delivery differs with every'),
+        (on_delivery, "worker", 'scope="worker", but its parameter delivery depends on the'),
         (Shop, "worker", "its parameter one depends on the message"),
     ],
 )
