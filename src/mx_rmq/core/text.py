@@ -55,6 +55,11 @@ def text_of(error: BaseException) -> str:
         return f"its text cannot be read: {type(broken).__name__}"
 
 
+def named(error: BaseException) -> str:
+    """Return the type and the text of an exception."""
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
 def size(count: int) -> str:
     if count < 1024:
         return f"{count:,} bytes"

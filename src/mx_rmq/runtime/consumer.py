@@ -35,7 +35,7 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.payload import unreadable
 from mx_rmq.core.status import Kept
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named
 from mx_rmq.runtime import current
 from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.runtime.slots import Stopped
@@ -337,5 +337,5 @@ def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
     """Return the outcome of a message for which our own code failed to decide one."""
     if held.message is None:
         return Quarantine(error)
-    reason = f"undecided: {type(error).__name__}: {text_of(error)}"
+    reason = f"undecided: {named(error)}"
     return DeadLetter(msgspec.structs.replace(held.message, reason=reason))
