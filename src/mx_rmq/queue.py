@@ -67,7 +67,7 @@ class MessageQueue(Router):
         self._producer: Producer | None = None
         self._waiters: Waiters | None = None
         self.middleware = tuple(middleware)
-        self.lifespan = _checked(lifespan)
+        self.lifespan = _check_lifespan(lifespan)
         """Takes the queue, and returns the async context manager around each of its workers."""
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
@@ -353,7 +353,7 @@ class MessageQueue(Router):
         return [produced.id]
 
 
-def _checked(lifespan: Any) -> Any:
+def _check_lifespan(lifespan: Any) -> Any:
     """Return a lifespan, or refuse it."""
     if lifespan is None or (callable(lifespan) and not inspect.isasyncgenfunction(lifespan)):
         return lifespan
