@@ -20,6 +20,7 @@ from mx_rmq.admin import Admin
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import partitions
+from mx_rmq.core.status import ProgressNote
 from mx_rmq.store.store import Store
 from tests.cli.calls import HOSTILE, MX_RMQ, at_a_terminal, harmless, run, run_json
 from tests.lab.archives import archived, corpse, fill
@@ -666,3 +667,13 @@ async def test_what_cannot_be_repaired_is_still_wrong(
     assert "still wrong: orders: (topic): key mx-rmq:{orders}:dlq" in told.stdout
     document = await run_json(server, "audit", "--repair", "--yes", code=1)
     assert len(document["violations"]) == 1
+
+
+async def test_show_says_how_far_a_running_message_is(store: Store, server: Server) -> None:
+    (held,) = await leased(store)
+    said = msgspec.json.encode(ProgressNote(0.4, "page 4 of 10"))
+    await store.note_progress(TOPIC, "w1", [(held, said)], keep=60_000)
+    told = (await run(server, "show", TOPIC, held.id)).stdout
+    assert re.search(r"^progress: +40%\nnote: +page 4 of 10$", told, re.MULTILINE)
+    document = await run_json(server, "show", TOPIC, held.id)
+    assert (document["progress"], document["note"]) == (0.4, "page 4 of 10")

@@ -8,11 +8,13 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.admin import MessageView
 from mx_rmq.core.message import State
+from mx_rmq.core.status import ProgressNote
 from mx_rmq.dashboard import Dashboard, queries
 from tests.dashboard.visitor import HOSTILE, Visitor
 from tests.lab.archives import archived
@@ -321,3 +323,15 @@ async def test_a_queue_that_is_not_open_is_said(server: Server) -> None:
     mq = MessageQueue(server.url)
     async with Visitor(Dashboard(mq, allow_all=True)) as visitor:
         assert "async with mq" in await visitor.page("/workers", 503)
+
+
+async def test_a_running_message_shows_its_progress_with_an_escaped_note(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    (held,) = await leased(mq.store)
+    said = msgspec.json.encode(ProgressNote(0.4, HOSTILE))
+    await mq.store.note_progress(TOPIC, "w1", [(held, said)], keep=60_000)
+    page = await visitor.page(f"/topics/{TOPIC}/message?id={held.id}")
+    assert "Progress 40%" in text_of(page)
+    assert HOSTILE not in page
+    assert "&lt;script&gt;alert(1)" in page

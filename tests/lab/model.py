@@ -163,9 +163,11 @@ class Model:
     def live(self) -> int:
         return len(self.records)
 
-    def knows(self, id: str) -> bool:
-        """Say whether a message is in any state."""
-        return any(id in one for one in (self.records, self.dead, self.quarantine, self.kept_at))
+    def knows(self, id: str, since: int) -> bool:
+        """Say whether a message is in any state; a result counts if it was kept after a time."""
+        if any(id in one for one in (self.records, self.dead, self.quarantine)):
+            return True
+        return self.kept_at.get(id, since) > since
 
     # new -> pending, delayed
 

@@ -55,6 +55,9 @@ MINUTE = 60_000
 KEPT = 5 * MINUTE
 """How long results are kept."""
 
+RESULT_TTL = 300_000
+"""Milliseconds for which results are kept."""
+
 LIMITS = Limits(
     dlq_max=2,
     dlq_ttl=1000,
@@ -365,15 +368,15 @@ class Walk(RuleBasedStateMachine):
     )
     def keep(self, positions: list[int], size: int, fault: str) -> None:
         picked = [self._pick(position) for position in positions]
-        results = [(one, kept(b"1" * size, 300_000)) for _, one in picked]
+        results = [(one, kept(b"1" * size, RESULT_TTL)) for _, one in picked]
         worker = picked[0][0]
         work = self.store.complete_with_result(
-            TOPIC, worker, results[: 1 + (size == 1)], ttl=300_000
+            TOPIC, worker, results[: 1 + (size == 1)], ttl=RESULT_TTL
         )
         self.play(fault, work)
         for id in {one.id for _, one in picked}:
             (found,) = self.run(self.store.read_status(TOPIC, [id]))
-            assert (found is not None) == self.model.knows(id)
+            assert (found is not None) == self.model.knows(id, self.clock.now - RESULT_TTL)
 
     @precondition(lambda self: self.claims)
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,6 +34,7 @@ from mx_rmq.core.message import FAILED, LIVE, WAITING, State
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
+from mx_rmq.core.status import ProgressNote
 from mx_rmq.store.messages import levels
 
 if TYPE_CHECKING:
@@ -233,7 +235,15 @@ class Admin:
         """Return one message, in any state; None: it is finished or never existed."""
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
-        return None if found is None else message_view(*found)
+        if found is None:
+            return None
+        part, view = found[0], message_view(*found)
+        if view.state is State.PROCESSING:
+            (now,) = await self._store.read_status(part, [id], said=True)
+            if now is not None:
+                said = ProgressNote.read(now.progress, now.lease)
+                view = replace(view, progress=said.share, note=said.note)
+        return view
 
     async def find(self, id: str) -> builtins.list[MessageView]:
         """Return the message with this id from every topic that has one."""

@@ -123,6 +123,8 @@ def _print_facts(message: MessageView) -> None:
             "lease until": when(message.lease_deadline),
             "worker": message.worker,
             "token": message.token,
+            "progress": None if message.progress is None else f"{message.progress:.0%}",
+            "note": message.note,
             ARCHIVED.get(message.state, "died"): when(message.archived_at),
             "length": f"{message.length:,} bytes",
         }
