@@ -227,7 +227,7 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
 
 
 def _accepts(annotation: Any, payload_type: Any) -> bool:
-    """Return whether a parameter can take a payload of this type; True if nobody can tell."""
+    """Return whether a parameter can take a payload of this type; True if it is unclear."""
     if annotation in (Any, payload_type):
         return True
     if not isinstance(annotation, type) or not isinstance(payload_type, type):
