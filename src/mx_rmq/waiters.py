@@ -1,9 +1,9 @@
-"""Those who wait for messages: `mq.result`, `mq.status` and `mq.watch`.
+"""Waiters: the callers of `mq.result`, `mq.status` and `mq.watch`.
 
-All waiters of a queue share one subscription. A waiter makes sure that its partition's channel is
-heard, then reads once; reads that come together share a call. From then on the server tells: a
-short result comes along on the channel, anything else is read. If such news is lost, the counts of
-the topic tell within two seconds that something has ended, and every waiter reads again.
+All waiters of a queue share one subscription. A waiter first subscribes to its partition's channel,
+then reads once; concurrent reads share a call. From then on the server tells it what ends: a short
+result comes with the news, anything else is read. If news is lost, the topic's counts show within
+two seconds that something has ended, and all its waiters read again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mx_rmq.core.errors import (
     ResultUnknown,
     ServerUnavailable,
 )
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions
 from mx_rmq.core.payload import Decode, decoder, unreadable
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
+CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
 CLOSED: Final = "the queue was closed during this call"
 UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
 
-_ENDS: Final = frozenset(state.value for state in State if state.is_archive)
+_ENDS: Final = frozenset(state.value for state in ARCHIVES)
 
 
 class Waiters:
@@ -136,7 +136,7 @@ class Waiters:
                 del part.watched[id]
 
     async def close(self) -> None:
-        """Stop listening; those who wait are told."""
+        """Stop listening, and fail the calls that still wait."""
         self._closed = True
         if self._checking is not None:
             self._checking.cancel()
@@ -161,20 +161,18 @@ class Waiters:
         """Look for a message in the partitions of its topic."""
         check_topic(topic)
         if not isinstance(id, str):
-            raise InvalidInput(f"message id {id!r:.80} is not a str")
+            raise InvalidInput(f"message id {id!r:.80} is not a string")
         try:
             id.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:  # it would fail the read that it shares with others
             raise InvalidInput(f"message id {id!r:.80} cannot be sent: {error}") from error
         known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
-        while known:
+        asked = 0
+        while known > asked:
             found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
-            before, known = known, 0
-            if found is None:  # perhaps the topic has grown
-                now = await self._store.views.partitions(topic)
-                known = now if now > before else 0
-                continue
-            return found
+            if found is not None:
+                return found
+            asked, known = known, await self._store.views.partitions(topic)  # it may have grown
         return None
 
     def _part(self, name: str) -> _Part:
@@ -211,9 +209,7 @@ class Waiters:
         """Return a message of a partition once it has ended; None: it is not there."""
         part = self._part(name)
         end: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
-        waiting = part.waiting.get(id)
-        if waiting is None:
-            waiting = part.waiting[id] = []
+        waiting = part.waiting.setdefault(id, [])
         waiting.append(end)
         try:
             if not self._subscription.hears(part.channel):
@@ -259,7 +255,7 @@ class Waiters:
                     changed.set()
 
     async def _check_all(self) -> None:
-        """Look every two seconds whether news was lost, as long as there are waiters."""
+        """While there are waiters, check every two seconds whether news was lost."""
         while self._parts:
             await asyncio.sleep(CHECK_EVERY)
             parts = list(self._parts.values())
@@ -271,7 +267,7 @@ class Waiters:
 
 
 class _Part:
-    """Those who wait for messages of one partition."""
+    """The waiters of one partition."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.name = name
@@ -288,7 +284,7 @@ class _Part:
         self._used_at = time.monotonic()
 
     def tell(self, id: str, found: Whereabouts | None) -> None:
-        """Tell those who wait for a message that it has ended."""
+        """Tell the waiters of a message that it has ended."""
         for one in self.waiting.get(id, ()):
             if not one.done():
                 one.set_result(found)
@@ -341,7 +337,7 @@ _Asked = dict[str, list["asyncio.Future[Whereabouts | None]"]]  # by id
 
 
 class _StatusReader:
-    """Reads where messages are. What is asked during a read shares the next one."""
+    """Reads where messages are. Callers that ask during a read share the next one."""
 
     def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:
         self._store = store
@@ -390,7 +386,7 @@ class _StatusReader:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield what a message on the channel says: kind, id, and what is kept if it comes along."""
+    """Yield the news in one message on the channel: kind, id, and the result if it is included."""
     start = 0
     while start < len(data):
         end = data.index(b"\n", start)
@@ -413,4 +409,4 @@ def _fail(asked: _Asked, error: MxRmqError) -> None:
 
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("those who wait for messages: %s", how_it_ended(task))
+        logger.error("waiting for messages: %s", how_it_ended(task))

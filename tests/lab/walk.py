@@ -368,7 +368,7 @@ class Walk(RuleBasedStateMachine):
     )
     def keep(self, positions: list[int], size: int, fault: str) -> None:
         picked = [self._pick(position) for position in positions]
-        results = [(one.claim, kept(b"1" * size, RESULT_TTL)) for _, one in picked]
+        results = [(one, kept(b"1" * size, RESULT_TTL)) for _, one in picked]
         worker = picked[0][0]
         work = self.store.complete_with_result(
             TOPIC, worker, results[: 1 + (size == 1)], ttl=RESULT_TTL
@@ -382,7 +382,7 @@ class Walk(RuleBasedStateMachine):
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
     def progress(self, position: int, share: str, fault: str) -> None:
         worker, one = self._pick(position)
-        said = [(one.claim, share.encode())]
+        said = [(one, share.encode())]
         self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
@@ -396,7 +396,7 @@ class Walk(RuleBasedStateMachine):
         return chosen[-1 - position % len(chosen)]
 
     async def _settle(self, worker: str, held: Sequence[Leased], what: str, delay: int = 0) -> Any:
-        claims = [one.claim for one in held]
+        claims = list(held)
         if what == "complete":
             return await self.store.complete_message(TOPIC, worker, claims)
         if what == "extend":
@@ -444,14 +444,15 @@ class Walk(RuleBasedStateMachine):
             error = QuarantineReason.of(
                 id=one.id, topic=TOPIC, error=ValueError("bad\n"), data=one.record
             )
-            return await self.store.handle_parse_error(TOPIC, worker, one.claim, error)
+            return await self.store.handle_parse_error(TOPIC, worker, one, error)
         message = codec.decode(one.record).failed(FAILURE)
-        return await self.store.move_to_dlq(TOPIC, worker, one.claim, message)
+        return await self.store.move_to_dlq(TOPIC, worker, one, message)
 
     def _guess_tokens(self) -> None:
         for worker, one in self.claims[-3:]:
             guesses = [Claim(one.id, one.token + 1), Claim(one.id, one.token - 1), Claim("none", 1)]
-            for name, claims in ((worker, guesses), ("w3", [*guesses, one.claim])):
+            own = Claim(one.id, one.token)
+            for name, claims in ((worker, guesses), ("w3", [*guesses, own])):
                 self.run(self.store.complete_message(TOPIC, name, claims))
                 self.run(self.store.extend_lease(TOPIC, name, claims, lease=10_000))
 

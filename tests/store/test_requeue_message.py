@@ -80,7 +80,7 @@ async def test_a_dead_letter_starts_afresh_with_its_errors_to_be_read(
     for _ in range(3):
         final = final.failed(FAILURE)
     final = msgspec.structs.replace(final, reason="attempts exhausted")
-    assert await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    assert await store.move_to_dlq(TOPIC, "w1", one, final)
     await raw.delete(store.keys.of(TOPIC).doorbell)
     before = await snapshot(raw, TOPIC)
     clock.advance(1000)

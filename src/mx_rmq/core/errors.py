@@ -78,13 +78,12 @@ class DuplicateMessage(MxRmqError):
     id that was taken: a `produce_many` stores all other messages, then raises.
     """
 
-    def __init__(self, id: str, state: str, duplicates: Mapping[str, str] | None = None) -> None:
-        self.id = id
-        self.state = state
-        self.duplicates = dict(duplicates or {id: state})
+    def __init__(self, duplicates: Mapping[str, str]) -> None:
+        self.duplicates = dict(duplicates)
+        self.id, self.state = next(iter(self.duplicates.items()))
         more = len(self.duplicates) - 1
         others = f"; so {'is' if more == 1 else 'are'} {more:,} of the others" if more else ""
-        super().__init__(f"id {id!r} is taken: its message is {state}{others}")
+        super().__init__(f"id {self.id!r} is taken: its message is {self.state}{others}")
 
 
 class QueueFull(MxRmqError):

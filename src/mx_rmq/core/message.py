@@ -46,7 +46,13 @@ class State(StrEnum):
     @property
     def is_archive(self) -> bool:
         """Whether messages in this state are kept until a limit is reached."""
-        return self in (State.DEAD, State.QUARANTINED, State.COMPLETED)
+        return self in ARCHIVES
+
+
+WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels or reschedules these
+LIVE: Final = (*WAITING, State.PROCESSING)  # an operator aborts these
+FAILED: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues, edits or discards these
+ARCHIVES: Final = (*FAILED, State.COMPLETED)
 
 
 class Priority(StrEnum):

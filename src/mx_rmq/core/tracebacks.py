@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import FrameSummary, extract_tb
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.text import MAX_ERROR_TEXT, brief, count, ends_of, storable, text_of
+from mx_rmq.core.text import MAX_ERROR_TEXT, brief, count, ends_of, named, storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,9 @@ def _sections(error: BaseException) -> Iterator[_Section]:
     left = len(chain) - MAX_CHAIN
     if left > 0:
         chain[MAX_CHAIN - 1 : -1], hows[MAX_CHAIN - 1 : -1] = [], []
-    links = [how and f"{_named(one)}\n\n{how}\n\n" for one, how in zip(chain, hows, strict=True)]
+    links = [
+        how and f"{brief(named(one))}\n\n{how}\n\n" for one, how in zip(chain, hows, strict=True)
+    ]
     if left > 0:
         links[-1] += f"… {count(left, 'exception')} left out …\n\n"
     for one, link in zip(reversed(chain), reversed(links), strict=True):
@@ -89,7 +91,7 @@ def _sections(error: BaseException) -> Iterator[_Section]:
     if isinstance(error, BaseExceptionGroup):
         parts = error.exceptions
         for number, one in enumerate(parts[:MAX_GROUP], 1):
-            title = f"--- {number} of {len(parts)}: {_named(one)}\n"
+            title = f"--- {number} of {len(parts)}: {brief(named(one))}\n"
             yield _Section(title, _frames(one), "")
 
 
@@ -100,10 +102,6 @@ def _earlier(error: BaseException) -> tuple[BaseException, str] | None:
     if error.__context__ is not None and not error.__suppress_context__:
         return error.__context__, CONTEXT
     return None
-
-
-def _named(error: BaseException) -> str:
-    return brief(f"{type(error).__name__}: {text_of(error)}")
 
 
 def _frames(error: BaseException) -> list[_Frame]:

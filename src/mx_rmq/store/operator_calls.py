@@ -1,4 +1,4 @@
-"""The transitions that an operator makes, and the one to another due time."""
+"""The transitions that an operator makes; rescheduling is also for producers."""
 
 from __future__ import annotations
 
