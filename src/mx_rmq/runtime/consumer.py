@@ -236,7 +236,7 @@ class Consumer:
             return _RELEASE
         if error is None and held.stopped is None and handler.result_ttl is None:
             return _COMPLETE
-        if error is None and held.stopped is not Stopped.LEASE_LOST:
+        if error is None and not held.is_lost:
             outcome, error = self._keep(handler, message, result)
             if outcome is not None:
                 return outcome
@@ -251,9 +251,7 @@ class Consumer:
         try:
             value = codec.encode_payload(result, self._max_result)
         except Exception as error:  # noqa: BLE001 - serializers are user code
-            why = f"{type(error).__name__}: {text_of(error)}"
-            if isinstance(error, InvalidInput):
-                why = str(error)
+            why = str(error) if isinstance(error, InvalidInput) else named(error)
             refused = InvalidInput(f"the result of {handler.name} cannot be kept: {why}")
             refused.__cause__ = error  # its traceback shows where
             return None, refused
