@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, asynccontextmanager
 from inspect import iscoroutine
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mx_rmq.core.dependencies import PlanStep, ProviderKind
 from mx_rmq.core.errors import InvalidInput
@@ -28,20 +28,14 @@ if TYPE_CHECKING:
     """Generators to close, the last one first."""
 
 
-class _Ready(NamedTuple):
-    """A plan, and the values of its worker-scoped providers."""
-
-    plan: Plan
-    of_worker: tuple[Any, ...]
-
-
 class Injection:
     """The dependencies of one worker's handlers."""
 
     def __init__(self, overrides: Callable[[], Overrides]) -> None:
         self._overrides = overrides  # what tests replace now
         self._planned_with: Overrides = {}
-        self._plans: dict[Handler, _Ready] = {}
+        self._plans: dict[Handler, tuple[Plan, list[Any]]] = {}
+        """With the values of the worker-scoped providers."""
         self._of_worker: dict[Callable[..., Any], Any] = {}  # by provider
 
     @asynccontextmanager
@@ -99,7 +93,7 @@ class Injection:
             raise error
         return result
 
-    def _ready(self, handler: Handler) -> _Ready:
+    def _ready(self, handler: Handler) -> tuple[Plan, list[Any]]:
         """Return the plan of a handler, made again only if tests have changed the overrides."""
         overrides = self._overrides()
         if overrides != self._planned_with:
@@ -108,8 +102,8 @@ class Injection:
         ready = self._plans.get(handler)
         if ready is None and handler.dependencies is not None:
             plan = handler.dependencies.plan(overrides)
-            of_worker = tuple(self._made(step.provider) for step in plan.of_worker)
-            ready = self._plans[handler] = _Ready(plan, of_worker)
+            of_worker = [self._made(step.provider) for step in plan.of_worker]
+            ready = self._plans[handler] = plan, of_worker
         assert ready is not None  # noqa: S101 - only handlers with dependencies come here
         return ready
 

@@ -26,12 +26,7 @@ class PartitionChoice:
         self._store = store
         self._made_none: set[tuple[str, str]] = set()  # (partition, lane that made no ids for it)
         self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_random)
-        self._probes: dict[str, asyncio.Task[None]] = {}
-
-    @property
-    def background(self) -> list[asyncio.Task[None]]:
-        """Tasks to end with the producer."""
-        return [*self._probes.values()]
+        self.probes: dict[str, asyncio.Task[None]] = {}  # to end with the producer
 
     def choose(self, topic: str, id: str | None, key: str | None) -> str:
         """Choose a message's partition: by its key, else by its id, else in turn."""
@@ -80,10 +75,10 @@ class PartitionChoice:
 
     def _start_probe(self, name: str) -> None:
         """In the background, check whether the server of a partition is back."""
-        if name not in self._probes:
+        if name not in self.probes:
             probe = asyncio.create_task(self._probe(name), name="mx-rmq producer")
-            self._probes[name] = probe
-            probe.add_done_callback(lambda _: self._probes.pop(name))
+            self.probes[name] = probe
+            probe.add_done_callback(lambda _: self.probes.pop(name))
 
     async def _probe(self, name: str) -> None:
         with suppress(MxRmqError):

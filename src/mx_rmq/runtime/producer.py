@@ -384,7 +384,7 @@ class Producer:
         while self._callers or any(one.busy for one in self._channels.values()):
             self._progress = asyncio.Event()
             await self._progress.wait()
-        tasks = [*self._registering.values(), *self._partition.background]
+        tasks = [*self._registering.values(), *self._partition.probes.values()]
         tasks += [self._refreshing] if self._refreshing else []
         for task in tasks:
             task.cancel()
