@@ -13,7 +13,7 @@ from mx_rmq.store import archive_budgets as budgets
 from mx_rmq.store import memory_use as memory
 from mx_rmq.store.results import Placed
 from tests.lab.archives import ARCHIVES, archive, archived
-from tests.lab.messages import TOPIC, draft, take
+from tests.lab.messages import TOPIC, draft, kept, take
 from tests.lab.servers import Kind, Server, chosen
 
 if TYPE_CHECKING:
@@ -103,16 +103,20 @@ async def test_a_share_is_divided_over_the_topics_and_follows_maxmemory(
     [
         (State.DEAD, "dead letters of topic orders hold 4[0-9.]+ MiB. Discard them, set a lower"),
         (State.QUARANTINED, "quarantined messages of topic orders hold 4[0-9.]+ MiB. Discard"),
+        (State.COMPLETED, "results of topic orders hold 4[0-9.]+ MiB. Set a lower results_bytes"),
         (None, "waiting messages of topic orders hold 4[0-9.]+ MiB. Let workers catch up"),
     ],
 )
 async def test_a_refused_produce_says_what_holds_the_memory(
     raw: Redis, store: Store, holder: State | None, cure: str
 ) -> None:
-    store.limits = Limits(dlq_max_bytes=0, quarantine_max_bytes=0)
+    store.limits = Limits(dlq_max_bytes=0, quarantine_max_bytes=0, results_bytes=0)
     for _ in range(5):
         one = await large(store)
-        if holder is not None:
+        if holder is State.COMPLETED:
+            result = (one, kept(b"1" * 1_000_000, 60_000))
+            assert await store.complete_with_result(TOPIC, "w1", [result], ttl=60_000)
+        elif holder is not None:
             assert await archive(store, holder, one)
     await raw.config_set("maxmemory", 1)
     try:

@@ -33,6 +33,7 @@ ARCHIVES: Final = {
     State.DEAD: ("dead letters", "dlq_max_bytes"),
     State.QUARANTINED: ("quarantined messages", "quarantine_max_bytes"),
 }
+_HOLDERS: Final = {**ARCHIVES, State.COMPLETED: ("results", "results_bytes")}
 
 
 class Holder(NamedTuple):
@@ -41,14 +42,15 @@ class Holder(NamedTuple):
     state: State | None  # the archive; None: messages that are waiting or being handled
 
     def __str__(self) -> str:
-        what = "waiting messages" if self.state is None else ARCHIVES[self.state][0]
+        what = "waiting messages" if self.state is None else _HOLDERS[self.state][0]
         return f"{what} of topic {self.topic} hold {size(self.bytes)}"
 
     @property
     def cure(self) -> str:
         if self.state is None:
             return "Let workers catch up, or raise maxmemory"
-        return f"Discard them, set a lower {ARCHIVES[self.state][1]}, or raise maxmemory"
+        discard = "Set" if self.state is State.COMPLETED else "Discard them, set"
+        return f"{discard} a lower {_HOLDERS[self.state][1]}, or raise maxmemory"
 
 
 class Memory:
@@ -120,8 +122,8 @@ class Memory:
         keys, topic, script = self._keys.of(name), topic_of(name), load("weigh_hash")
         found: list[Holder] = []
         with suppress(ScriptFailed):
-            noted = await self._caller.command("HMGET", keys.archive_bytes, *ARCHIVES)
-            for state, count in zip(ARCHIVES, noted, strict=True):
+            noted = await self._caller.command("HMGET", keys.archive_bytes, *_HOLDERS)
+            for state, count in zip(_HOLDERS, noted, strict=True):
                 if count and count.isdigit():
                     found.append(Holder(int(count), topic, state))
         with suppress(ScriptFailed):
