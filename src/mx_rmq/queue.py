@@ -20,6 +20,7 @@ from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each, payload_list
 from mx_rmq.core.partition import check_key
+from mx_rmq.core.text import shown
 from mx_rmq.net.url import check_url
 from mx_rmq.router import Router
 from mx_rmq.runtime.event_bus import Events
@@ -77,6 +78,8 @@ class MessageQueue(Router):
 
     def include(self, router: Router) -> None:
         """Declare the handlers and crons of a router on this queue, also those it gets later."""
+        if not isinstance(router, Router):
+            raise InvalidInput(_not_a_router(router))
         for handler in router.handlers.values():
             self._refuse_second(handler)
         if self in router._included_in:
@@ -351,6 +354,16 @@ class MessageQueue(Router):
             message.topic, message, key=key, confirm=confirm, terms=own
         )
         return [produced.id]
+
+
+def _not_a_router(given: Any) -> str:
+    """Say what was passed to `include` instead of a router."""
+    if not inspect.ismodule(given):
+        what = "the class Router" if given is Router else shown(given)
+        return f"mq.include takes a Router, such as shop.mail.router, not {what}"
+    routers = [name for name, value in vars(given).items() if type(value) is Router]
+    hint = f": did you mean {given.__name__}.{routers[0]}?" if routers else ", which has none"
+    return f"mq.include takes a Router, not the module {given.__name__}{hint}"
 
 
 def _checked(lifespan: Any) -> Any:

@@ -91,9 +91,10 @@ class Admin:
         if count := await self._store.views.partitions(check_topic(topic)):
             return partitions(topic, count)
         known = await self.topics()
+        more = ", …" if len(known) > KNOWN else ""
         raise InvalidInput(
             f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}"
+            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}{more}"
         )
 
     async def stats(self, topic: str) -> Stats:
@@ -452,8 +453,9 @@ class Admin:
         self, topic: str, ids: Sequence[str], reason: str = ""
     ) -> builtins.list[bool]:
         """Abort these messages; return for each whether there was something to abort."""
-        if isinstance(ids, str) or not isinstance(reason, str):
-            raise InvalidInput("abort_many takes a list of ids, and a reason in words")
+        if isinstance(ids, str):
+            raise InvalidInput(f"abort_many takes a list of ids, not the str {ids!r:.80}")
+        _check_reason(reason)
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
@@ -474,6 +476,7 @@ class Admin:
         Order and options are those of `cancel_all`; those in processing by the deadline of their
         lease. Unreadable ones are left alone.
         """
+        _check_reason(reason)
 
         async def abort(part: str, found: Found) -> bool:
             return await self._actions.abort(part, found.id, reason)
@@ -506,6 +509,11 @@ def _one_of(states: tuple[State, ...], state: State | str) -> State:
         can = {ARCHIVES: "archived", WAITING: "cancelled", LIVE: "aborted"}[states]
         raise InvalidInput(f"state={chosen!s}: only {' and '.join(states)} messages are {can}")
     return chosen
+
+
+def _check_reason(reason: str) -> None:
+    if not isinstance(reason, str):
+        raise InvalidInput(f"reason={reason!r:.80} is not a str")
 
 
 def _text(id: str) -> str:

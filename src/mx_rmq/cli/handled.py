@@ -1,7 +1,7 @@
 """What `mx-rmq worker` says about the messages that it handled.
 
-While they are few, one line for each that was completed or released; `EventLog` already has one for
-every other outcome. When they are many, one line per topic every ten seconds instead, which counts
+While they are few, one line for each that was completed, snoozed or released; `EventLog` already has
+one for every other outcome. When they are many, one line per topic every ten seconds instead, which counts
 all outcomes. Completed messages are then only counted, because an event for each would slow the
 worker down.
 """
@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from logging import INFO
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from mx_rmq.core import events
 from mx_rmq.core.text import count, took
@@ -44,6 +44,9 @@ OUTCOMES: Final = {
     events.Aborted: "aborted",
 }
 """What a summary counts besides completed messages, in its order."""
+
+_Line = events.Completed | events.Snoozed | events.Released
+_LINES: Final = get_args(_Line)
 
 
 @dataclass(slots=True)
@@ -79,9 +82,9 @@ class Handled:
         self._start_lines()
 
     def _start_lines(self) -> None:
-        self._end_lines = self._bus.subscribe(self._line, events.Completed, events.Released)
+        self._end_lines = self._bus.subscribe(self._line, *_LINES)
 
-    def _line(self, event: events.Completed | events.Released) -> None:
+    def _line(self, event: _Line) -> None:
         if self._end_lines is not None:  # else this event was the one too many, and is counted
             _log_line(event)
 
@@ -137,12 +140,17 @@ class Handled:
             _log_summary(count(len(others), "other topic"), rest, seconds, {"topics": len(others)})
 
 
-def _log_line(event: events.Completed | events.Released) -> None:
-    """Log one message that was completed or released. The others have a line already."""
+def _log_line(event: _Line) -> None:
+    """Log one message that was completed, snoozed or released. The others have a line already."""
     about = {"event": type(event).__name__, "topic": event.topic, "message_id": event.id}
     if isinstance(event, events.Released):
         log = logger.about({"mx_rmq": about})
         log.info("%s %s: released, another worker may take it", event.topic, event.id)
+        return
+    if isinstance(event, events.Snoozed):
+        why = f": {event.reason}" if event.reason else ""
+        log = logger.about({"mx_rmq": about})
+        log.info("%s %s: snoozed for %g s%s", event.topic, event.id, event.delay, why)
         return
     again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
     log = logger.about(
