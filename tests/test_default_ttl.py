@@ -149,13 +149,6 @@ async def test_a_producer_that_knows_a_topic_learns_of_its_ttl_within_ten_second
     assert await other.produce("t", 3) in await expiries(mq, raw)
 
 
-async def test_the_delay_is_included(mq: MessageQueue) -> None:
-    mq.handler("t", ttl=0.2)(never_called)
-    id = await mq.produce("t", 1, delay=60)
-    async with Worker(mq):
-        await until_so(lambda: is_dead(mq, id))
-
-
 # messages of producers that do not know it
 
 
@@ -165,6 +158,13 @@ async def old(mq: MessageQueue, topic: str = "t", **fields: Any) -> str:
     call = store.produce_delay_message if new.is_delayed else store.produce_normal_message
     ((id, _),) = await call(topic, [new])
     return id
+
+
+async def test_the_delay_is_included(mq: MessageQueue) -> None:
+    mq.handler("t", ttl=0.2)(never_called)
+    id = await old(mq, delay=60_000)
+    async with Worker(mq):
+        await until_so(lambda: is_dead(mq, id))
 
 
 async def test_a_handler_does_not_get_a_message_that_is_too_old(mq: MessageQueue) -> None:
