@@ -266,9 +266,8 @@ async def test_a_reason_that_is_not_text_is_refused_by_name(mq: MessageQueue) ->
         mq.admin.abort_many("t", ["a"], wrong),
         mq.admin.abort_all("t", "pending", wrong),
     ):
-        with pytest.raises(InvalidInput, match="^reason=5 is not a str$"):
+        with pytest.raises(InvalidInput, match=r"^reason=5 is not a str$"):
             await call
-
 
 
 @on_a_server

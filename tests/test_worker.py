@@ -202,7 +202,7 @@ async def test_thousands_are_handled_once_each_by_two_workers(mq: MessageQueue) 
 
 def test_only_a_queue_has_a_worker() -> None:
     wrong: Any = 5
-    with pytest.raises(InvalidInput, match="^Worker takes a MessageQueue, not 5$"):
+    with pytest.raises(InvalidInput, match=r"^Worker takes a MessageQueue, not 5$"):
         Worker(wrong)
 
 

@@ -101,10 +101,10 @@ def test_an_order_that_waits_can_be_aborted(client: TestClient) -> None:
 
 
 def test_what_is_unknown_or_wrong_is_refused(client: TestClient) -> None:
-    assert client.get("/reports/nobody-ordered-it").status_code == 404
+    assert client.get("/reports/never-ordered").status_code == 404
     assert client.post("/reports", json={"pages": 3}).status_code == 422
-    assert client.delete("/reports/nobody-ordered-it").status_code == 422  # no topic yet
-    assert list(events(client.get("/reports/nobody-ordered-it/events").iter_lines())) == []
+    assert client.delete("/reports/never-ordered").status_code == 422  # no topic yet
+    assert list(events(client.get("/reports/never-ordered/events").iter_lines())) == []
 
 
 def status(client: TestClient, id: str) -> Any:

@@ -1,9 +1,9 @@
 """What `mx-rmq worker` says about the messages that it handled.
 
-While they are few, one line for each that was completed, snoozed or released; `EventLog` already has
-one for every other outcome. When they are many, one line per topic every ten seconds instead, which counts
-all outcomes. Completed messages are then only counted, because an event for each would slow the
-worker down.
+While they are few, one line for each that was completed, snoozed or released; `EventLog` already
+has one for every other outcome. When they are many, one line per topic every ten seconds instead,
+which counts all outcomes. Completed messages are then only counted, because an event for each would
+slow the worker down.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ async def supervise(
 async def _keep(processes: Processes, environment: dict[str, str], *, drain: bool) -> int:
     """Keep one process alive; return its exit code once it is not to be restarted.
 
-    A drain restarts only a process that was killed: one that failed would fail again, for ever.
+    A drain restarts only a process that was killed: one that failed would fail forever.
     """
     pause = FIRST_PAUSE
     while True:

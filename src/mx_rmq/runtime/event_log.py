@@ -64,8 +64,8 @@ _LEVELS: Final[dict[type, int]] = {
 """The others are warnings."""
 
 LOGGED: Final[tuple[type[Any], ...]] = tuple(_LINES)
-"""Events that are logged. Completed and snoozed messages are not: there are too many. `mx-rmq worker`
-logs them while they are few."""
+"""Events that are logged. Completed and snoozed messages are not: there are too many.
+`mx-rmq worker` logs them while they are few."""
 
 _NAMES: Final = {"id": "message_id", "attempts": "attempt"}
 """Fields of events that have another name in the logs."""

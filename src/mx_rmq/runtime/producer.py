@@ -297,8 +297,8 @@ class Producer:
         else:
             source = "a worker's handler"
         raise InvalidInput(
-            f"{given}: the message would expire before it is due. The default of topic {topic!r} is "
-            f"ttl={ttl / 1000:g}, from {source}; pass a longer ttl"
+            f"{given}: the message would expire before it is due. The default of topic {topic!r} "
+            f"is ttl={ttl / 1000:g}, from {source}; pass a longer ttl"
         )
 
     # partitions
