@@ -102,6 +102,14 @@ async def test_a_message_that_would_expire_before_it_is_due_is_refused_by_the_de
                 assert str(caught.value) == told
             with pytest.raises(InvalidInput, match=rf"^at=\d+(\.\d+)?, in .* is ttl={ttl}, from "):
                 await mq.produce(topic, 1, at=time.time() + ttl + 60)
+            for refused in (
+                partial(mq.produce, topic, 1, at=time.time() + 60),
+                partial(mq.produce_many, topic, [1], at=time.time() + 60),
+            ):
+                with pytest.raises(
+                    InvalidInput, match=r"^ttl=30 and at=.*expire before it is due$"
+                ):
+                    await refused(ttl=30)
             assert (await mq.admin.stats(topic)).total == 0
             await mq.produce(topic, 1, delay=ttl - 1)
             await mq.produce(topic, 1, at=time.time() - 1)

@@ -282,11 +282,7 @@ class Producer:
 
     def _refuse_late(self, topic: str, message: Message, ttl: int) -> None:
         """Refuse a message that its topic's default time to live would end before it is due."""
-        if message.due is None:
-            late, given = message.delay, f"delay={message.delay / 1000:g}"
-        else:
-            late = message.due - round(time.time() * 1000)
-            given = f"at={message.due / 1000:.16g}, in {late / 1000:g} s"
+        late, given = due_in(message)
         if late < ttl:
             return
         handler = self._handlers.get(topic)
@@ -515,6 +511,14 @@ class Producer:
                 async with asyncio.timeout(LAST_REFRESH_WITHIN):
                     # The registry may have lost a partition count that only we still know.
                     await self._refresh()
+
+
+def due_in(message: Message) -> tuple[int, str]:
+    """Return when a new message is due, ms from now, and the option that says so."""
+    if message.due is None:
+        return message.delay, f"delay={message.delay / 1000:g}"
+    late = message.due - round(time.time() * 1000)
+    return late, f"at={message.due / 1000:.16g}, in {late / 1000:g} s"
 
 
 def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
