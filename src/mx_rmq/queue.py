@@ -68,8 +68,8 @@ class MessageQueue(Router):
         self._producer: Producer | None = None
         self._waiters: Waiters | None = None
         self.middleware = tuple(middleware)
-        self.lifespan = _checked(lifespan)
-        """Called with the queue: the async context manager around each of its workers."""
+        self.lifespan = _check_lifespan(lifespan)
+        """Takes the queue, and returns the async context manager around each of its workers."""
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
@@ -77,7 +77,7 @@ class MessageQueue(Router):
     # declaring
 
     def include(self, router: Router) -> None:
-        """Declare the handlers and crons of a router on this queue, also those it gets later."""
+        """Add the handlers and crons of a router, and those that it declares later."""
         if not isinstance(router, Router):
             raise InvalidInput(_not_a_router(router))
         for handler in router.handlers.values():
@@ -331,7 +331,7 @@ class MessageQueue(Router):
         return await self._open_waiters().status(topic, id)
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
-        """Return where a message is, now and whenever that changes, until it has ended."""
+        """Yield where a message is, now and after every change, until it has ended."""
         return self._open_waiters().watch(topic, id)
 
     def _open_waiters(self) -> Waiters:
@@ -379,7 +379,7 @@ def _not_a_router(given: Any) -> str:
     return f"mq.include takes a Router, not the module {given.__name__}{hint}"
 
 
-def _checked(lifespan: Any) -> Any:
+def _check_lifespan(lifespan: Any) -> Any:
     """Return a lifespan, or refuse it."""
     if lifespan is None or (callable(lifespan) and not inspect.isasyncgenfunction(lifespan)):
         return lifespan
