@@ -45,7 +45,7 @@ def main() -> None:
     id = reports.sync.produce(Order("everything", pages=10_000))
     for status in reports.sync.watch(id):
         if status.state == "processing":
-            mq.sync.call(lambda mq: mq.admin.abort(reports.name, id, "it takes too long"))
+            mq.sync.abort(reports.name, id, "it takes too long")
     try:
         reports.sync.result(id)
     except MessageDied as error:

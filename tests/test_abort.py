@@ -88,7 +88,7 @@ async def test_an_aborted_message_stops_its_handler_and_is_a_dead_letter_with_th
         totals = (await mq.admin.stats("t")).totals
         assert (totals.aborted, totals.died) == (1, 1)
         *_, last = await mq.admin.history("t", aborted)
-        assert (last.what, last.by, last.about) == ("aborted", "ada", "aborted: wrong customer")
+        assert (last.what, last.by, last.about) == ("aborted", "ada", "wrong customer")
         assert await mq.admin.abort("t", other)
     assert seen.of(events.Completed) == []
 
@@ -257,6 +257,17 @@ async def test_many_are_aborted_by_id_and_by_filter(mq: MessageQueue) -> None:
         await mq.admin.abort_all("t", State.DEAD)
     with pytest.raises(InvalidInput, match="a list of ids"):
         await mq.admin.abort_many("t", "id")
+
+
+async def test_a_reason_that_is_not_text_is_refused_by_name(mq: MessageQueue) -> None:
+    wrong: Any = 5
+    for call in (
+        mq.admin.abort("t", "a", wrong),
+        mq.admin.abort_many("t", ["a"], wrong),
+        mq.admin.abort_all("t", "pending", wrong),
+    ):
+        with pytest.raises(InvalidInput, match=r"^reason=5 is not a string$"):
+            await call
 
 
 @on_a_server

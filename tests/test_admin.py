@@ -101,7 +101,7 @@ async def test_an_unknown_topic_is_refused_and_the_known_ones_are_named(
         await call(admin)
     assert str(caught.value) == (
         "no topic 'orderz' under the prefix 'mx-rmq'; known topics (12): topic-00, topic-01, "
-        "topic-02, topic-03, topic-04, topic-05, topic-06, topic-07, topic-08, topic-09"
+        "topic-02, topic-03, topic-04, topic-05, topic-06, topic-07, topic-08, topic-09, …"
     )
     assert {key async for key in raw.scan_iter()} == before
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq import Delivery, MessageQueue, Snooze, State, Worker
+from mx_rmq import Delivery, InvalidInput, MessageQueue, Snooze, State, Worker
 from mx_rmq.runtime import caretaker, producer, site
 from tests.lab.messages import draft
 from tests.runtime.stage import on_a_server, queue, until_so
@@ -76,6 +77,46 @@ async def test_the_ttl_of_a_produce_goes_before_the_handlers_and_that_before_the
         assert len(found) == 5
 
 
+async def test_a_message_that_would_expire_before_it_is_due_is_refused_by_the_default_too(
+    server: Server, raw: Redis
+) -> None:
+    async with queue(server.url, ttl=50) as mq:
+        mq.handler("t", ttl=5)(never_called)
+        await mq.store.register_topics({"declared": 1}, {"declared": 7000})
+        for topic, ttl, source in (
+            ("t", 5, "handler tests.test_default_ttl.never_called"),
+            ("u", 50, "the queue's settings"),
+            ("declared", 7, "a worker's handler"),
+        ):
+            told = (
+                f"delay={ttl}: the message would expire before it is due. "
+                f"The default of topic {topic!r} is ttl={ttl}, from {source}; pass a longer ttl"
+            )
+            for refused in (
+                partial(mq.produce, topic, 1, delay=ttl),
+                partial(mq.produce_many, topic, [1, 2], delay=ttl),
+                partial(mq.produce, topic, 1, id="a", delay=ttl, on_duplicate="replace"),
+            ):
+                with pytest.raises(InvalidInput) as caught:
+                    await refused()
+                assert str(caught.value) == told
+            with pytest.raises(InvalidInput, match=rf"^at=\d+(\.\d+)?, in .* is ttl={ttl}, from "):
+                await mq.produce(topic, 1, at=time.time() + ttl + 60)
+            for refused in (
+                partial(mq.produce, topic, 1, at=time.time() + 60),
+                partial(mq.produce_many, topic, [1], at=time.time() + 60),
+            ):
+                with pytest.raises(
+                    InvalidInput, match=r"^ttl=30 and at=.*expire before it is due$"
+                ):
+                    await refused(ttl=30)
+            assert (await mq.admin.stats(topic)).total == 0
+            await mq.produce(topic, 1, delay=ttl - 1)
+            await mq.produce(topic, 1, at=time.time() - 1)
+            await mq.produce(topic, 1, delay=ttl, ttl=ttl + 1)
+            assert (await mq.admin.stats(topic)).total == 3
+
+
 async def test_a_producer_learns_what_a_worker_declares(
     mq: MessageQueue, other: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,13 +157,6 @@ async def test_a_producer_that_knows_a_topic_learns_of_its_ttl_within_ten_second
     assert await other.produce("t", 3) in await expiries(mq, raw)
 
 
-async def test_the_delay_is_included(mq: MessageQueue) -> None:
-    mq.handler("t", ttl=0.2)(never_called)
-    id = await mq.produce("t", 1, delay=60)
-    async with Worker(mq):
-        await until_so(lambda: is_dead(mq, id))
-
-
 # messages of producers that do not know it
 
 
@@ -132,6 +166,13 @@ async def old(mq: MessageQueue, topic: str = "t", **fields: Any) -> str:
     call = store.produce_delay_message if new.is_delayed else store.produce_normal_message
     ((id, _),) = await call(topic, [new])
     return id
+
+
+async def test_the_delay_is_included(mq: MessageQueue) -> None:
+    mq.handler("t", ttl=0.2)(never_called)
+    id = await old(mq, delay=60_000)
+    async with Worker(mq):
+        await until_so(lambda: is_dead(mq, id))
 
 
 async def test_a_handler_does_not_get_a_message_that_is_too_old(mq: MessageQueue) -> None:

@@ -226,7 +226,6 @@ def test_every_event_that_is_logged_says_what_it_is() -> None:
         events.WorkerStopping("w", 1, 1.0),
         events.WorkerStopped("w", False),
         events.Retried("t", "i", 1, 1.0, "e"),
-        events.Snoozed("t", "i", 1, 1.0),
         events.Died("t", "i", 1, "r"),
         events.Quarantined("t", "i", "e"),
         events.Postponed("t", "i", 1.0, "w"),

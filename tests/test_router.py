@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,3 +135,22 @@ def test_a_function_declared_without_a_topic_is_refused() -> None:
     wrong: Any = Router()
     assert 'handler("order.created")' in refused(lambda: wrong.handler(send))
     assert 'cron("*/5 * * * *")' in refused(lambda: wrong.cron(send))
+
+
+def test_only_a_router_is_included_and_the_error_names_the_right_one() -> None:
+    mq, module, empty = closed(), ModuleType("shop.mail"), ModuleType("shop.empty")
+    module.router = Router()  # type: ignore[attr-defined]
+    for given, words in (
+        (module, "a Router, not the module shop.mail: did you mean shop.mail.router?"),
+        (empty, "a Router, not the module shop.empty, which has none"),
+        (5, "a Router, such as shop.mail.router, not 5"),
+        (Router, "a Router, such as shop.mail.router, not the class Router"),
+    ):
+        wrong: Any = given
+        assert refused(lambda wrong=wrong: mq.include(wrong)) == f"mq.include takes {words}"  # type: ignore[misc]
+    assert mq.handlers == {}
+
+
+def test_the_handler_of_a_typed_topic_needs_parentheses() -> None:
+    wrong: Any = Router().topic("mail", str)
+    assert "@orders.handler()" in refused(lambda: wrong.handler(send))

@@ -74,6 +74,15 @@ def test_a_plain_script_produces_without_opening_anything(mq: MessageQueue) -> N
     assert not mq.is_open  # the original stays as it was
 
 
+def test_a_message_is_aborted_without_an_event_loop(mq: MessageQueue) -> None:
+    id = mq.sync.produce("t", 1)
+    assert mq.sync.abort("t", id, "not needed") is True
+    assert mq.sync.abort("t", id) is False
+    view = mq.sync.call(lambda mq: mq.admin.get("t", id))
+    assert view is not None
+    assert (view.state, view.reason) == ("dead", "aborted: not needed")
+
+
 def test_calls_from_many_threads_share_one_connection_thread(mq: MessageQueue) -> None:
     with ThreadPoolExecutor(16) as pool:
         ids = list(pool.map(lambda number: mq.sync.produce("t", number), range(200)))

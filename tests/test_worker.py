@@ -200,6 +200,12 @@ async def test_thousands_are_handled_once_each_by_two_workers(mq: MessageQueue) 
 # what is refused
 
 
+def test_only_a_queue_has_a_worker() -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidInput, match=r"^Worker takes a MessageQueue, not 5$"):
+        Worker(wrong)
+
+
 async def test_a_queue_without_handlers_is_refused(tmp_path: Path) -> None:
     mq = MessageQueue(f"unix://{tmp_path}/none.sock")
     with pytest.raises(InvalidInput, match=r"@mq\.handler"):

@@ -20,12 +20,13 @@ from mx_rmq.core.middleware import around_produce
 from mx_rmq.core.names import check_id, check_options
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each, payload_list
 from mx_rmq.core.partition import check_key
+from mx_rmq.core.text import shown
 from mx_rmq.net.url import check_url
 from mx_rmq.router import Router
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.event_log import LOGGED, EventLog
 from mx_rmq.runtime.produce_many import produce_many
-from mx_rmq.runtime.producer import Producer
+from mx_rmq.runtime.producer import Producer, due_in
 from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
 from mx_rmq.sync import SyncQueue
@@ -77,6 +78,8 @@ class MessageQueue(Router):
 
     def include(self, router: Router) -> None:
         """Add the handlers and crons of a router, and those that it declares later."""
+        if not isinstance(router, Router):
+            raise InvalidInput(_not_a_router(router))
         for handler in router.handlers.values():
             self._refuse_second(handler)
         if self in router._included_in:
@@ -229,7 +232,7 @@ class MessageQueue(Router):
         terms: Terms | None = None
         if options:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-            message, terms = outgoing.message(limit), outgoing.terms()
+            message, terms = _message(outgoing, limit), outgoing.terms()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -272,7 +275,7 @@ class MessageQueue(Router):
                 [replace(template, payload=payload, id=id, key=key) for payload, id, key in each]
             )
         producer, limit = self._open_producer(), self.settings.max_payload
-        message = template.message(limit)
+        message = _message(template, limit)
         messages = check_each(
             msgspec.structs.replace(
                 message,
@@ -340,7 +343,8 @@ class MessageQueue(Router):
     async def _send_each(self, outgoing: Sequence[Outgoing]) -> list[str]:
         """Produce messages that have passed all middleware."""
         producer = self._open_producer()
-        messages = check_each(one.message(self.settings.max_payload) for one in outgoing)
+        limit = self.settings.max_payload
+        messages = check_each(_message(one, limit) for one in outgoing)
         keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
         terms = check_each(one.terms() for one in outgoing)
@@ -351,6 +355,28 @@ class MessageQueue(Router):
             message.topic, message, key=key, confirm=confirm, terms=own
         )
         return [produced.id]
+
+
+def _message(outgoing: Outgoing, max_payload: int) -> Message:
+    """Return the message to store; refuse one that would expire before the time of its `at`."""
+    message = outgoing.message(max_payload)
+    if message.ttl is not None and message.due is not None:
+        late, given = due_in(message)
+        if late >= message.ttl:
+            raise InvalidInput(
+                f"ttl={outgoing.ttl:g} and {given}: the message would expire before it is due"
+            )
+    return message
+
+
+def _not_a_router(given: Any) -> str:
+    """Say what was passed to `include` instead of a router."""
+    if not inspect.ismodule(given):
+        what = "the class Router" if given is Router else shown(given)
+        return f"mq.include takes a Router, such as shop.mail.router, not {what}"
+    routers = [name for name, value in vars(given).items() if type(value) is Router]
+    hint = f": did you mean {given.__name__}.{routers[0]}?" if routers else ", which has none"
+    return f"mq.include takes a Router, not the module {given.__name__}{hint}"
 
 
 def _check_lifespan(lifespan: Any) -> Any:

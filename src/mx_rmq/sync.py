@@ -86,6 +86,10 @@ class SyncQueue:
         """Give a pending or delayed message another due time. Same as `mq.reschedule`."""
         return self.call(lambda mq: mq.reschedule(topic, id, delay=delay, at=at))
 
+    def abort(self, topic: str, id: str, reason: str = "") -> bool:
+        """Stop a message for good; return whether it had not ended. Same as `mq.admin.abort`."""
+        return self.call(lambda mq: mq.admin.abort(topic, id, reason))
+
     def result(
         self, topic: str, id: str, *, timeout: Seconds | None = None, type: Any = Any
     ) -> Any:

@@ -52,11 +52,15 @@ class Topic(Generic[P, R]):
         self._decode = decoder(payload_type, f"topic {name!r}")
         decoder(result_type, f"the result of topic {name!r}")  # raises if it cannot be decoded
 
-    def handler(self, **options: Unpack[HandlerOptions]) -> HandlerDecorator[P, R]:
+    def handler(
+        self, function: None = None, /, **options: Unpack[HandlerOptions]
+    ) -> HandlerDecorator[P, R]:
         """Declare a function as the handler. Same options as `mq.handler`.
 
         Its payload comes first, or second after the Delivery.
         """
+        if function is not None:
+            raise InvalidInput("the handler of a topic needs parentheses: @orders.handler()")
         names = sys._getframe(1).f_locals
         return self._router._decorator(self.name, options, names, payload_type=self.payload_type)
 

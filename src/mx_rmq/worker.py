@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from mx_rmq.core import events
 from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.names import check_worker
-from mx_rmq.core.text import named
+from mx_rmq.core.text import named, shown
+from mx_rmq.queue import MessageQueue
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.injection import Injection
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import Handler
-    from mx_rmq.queue import MessageQueue
 
 logger = get_logger(__name__)
 
@@ -65,6 +65,8 @@ class Worker:
         metrics_port: int | None = None,
         metrics_host: str | None = None,
     ) -> None:
+        if not isinstance(mq, MessageQueue):
+            raise InvalidInput(f"Worker takes a MessageQueue, not {shown(mq)}")
         self.settings = WorkerSettings.load(
             concurrency=concurrency,
             topics=topics,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.cli.handled_log import FEW, SUMMARY_EVERY, TOPICS, HandledLog
-from mx_rmq.core.events import Completed, Died, Released, Retried, WorkerStopped
+from mx_rmq.core.events import Completed, Died, Released, Retried, Snoozed, WorkerStopped
 from mx_rmq.logs import JsonFormatter
 from mx_rmq.runtime.event_bus import Events
 
@@ -61,11 +61,23 @@ def test_each_of_a_few_has_a_line(stage: Stage, caplog: pytest.LogCaptureFixture
     stage.complete()
     stage.complete(seconds=1.24, attempt=2)
     stage.bus.emit(Released("t", "a"))
+    stage.bus.emit(Snoozed("t", "b", 1, 30.0))
+    stage.bus.emit(Snoozed("t", "c", 1, 1.5, "429"))
     assert caplog.messages == [
         "t 0: completed in 3 ms",
         "t 0: completed in 1.2 s (attempt 2)",
         "t a: released, another worker may take it",
+        "t b: snoozed for 30 s",
+        "t c: snoozed for 1.5 s: 429",
     ]
+
+
+def test_many_snoozes_are_summed_up(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(500):
+        stage.bus.emit(Snoozed("t", str(number), 1, 5.0))
+    stage.wait(SUMMARY_EVERY)
+    assert len(caplog.messages) == FEW + 1
+    assert caplog.messages[-1].startswith(f"t: {500 - FEW} snoozed in ")
 
 
 def test_failures_have_a_line_elsewhere(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

@@ -186,6 +186,29 @@ async def test_drained_processes_are_not_replaced(app: App, mq: MessageQueue) ->
 
 
 @one_kind
+async def test_a_drain_ends_if_its_processes_fail(app: App, mq: MessageQueue) -> None:
+    app.write(
+        CODE
+        + """
+from contextlib import asynccontextmanager
+
+@asynccontextmanager
+async def lifespan(mq):
+    yield
+    raise OSError("no farewell")
+
+mq.lifespan = lifespan
+"""
+    )
+    await mq.produce("orders", 1)
+    supervisor = app.start("app", "--processes", "2", "--drain")
+    assert supervisor.wait(60) == 3
+    assert app.said.count("OSError: no farewell") >= 1
+    assert "restarting" not in app.said
+    assert len(app.noted("done")) == 1
+
+
+@one_kind
 async def test_a_signal_before_anything_has_begun_ends_it_with_0(app: App) -> None:
     app.write(
         "import time\nfrom pathlib import Path\nPath('begun').touch()\n"

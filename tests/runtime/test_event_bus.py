@@ -112,12 +112,16 @@ def test_who_unsubscribes_while_he_is_called_is_not_called_again() -> None:
         (events.WorkerStopped("w", True), "INFO", "everything is settled or handed back"),
         (events.WorkerStopped("w", False), "WARNING", "other workers take over the rest"),
         (AGAIN, "WARNING", "t a: attempt 1 failed, retrying in 2 s: ValueError: x"),
-        (events.Snoozed("t", "a", 1, 30.0), "INFO", "t a: snoozed for 30 s"),
-        (events.Snoozed("t", "a", 1, 1.5, "429"), "INFO", "t a: snoozed for 1.5 s: 429"),
         (events.Died("t", "a", 3, "exhausted"), "ERROR", ": exhausted"),
         (events.Quarantined("t", "a", "not JSON"), "ERROR", "quarantined: not JSON"),
         (events.Postponed("of-a-bus", "a", 1.5, "too new"), "WARNING", "upgrade this worker"),
         (events.LeaseLost("t", "a", 7, "app.f"), "WARNING", "lease lost, so the result of app.f"),
+        (
+            events.Aborted("t", "a", "app.f", 3.21),
+            "WARNING",
+            "t a: aborted; app.f was stopped after 3.2 s",
+        ),
+        (events.Aborted("t", "a", "app.f"), "WARNING", "t a: aborted; app.f had not begun"),
         (events.TakenOver("t", "a", "w9"), "WARNING", "taken over from w9"),
         (events.LoopBlocked("app.f", 1.25, "STACK"), "WARNING", "app.f blocks the event loop"),
         (

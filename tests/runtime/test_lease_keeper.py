@@ -115,6 +115,17 @@ async def test_the_loop_is_reported_again_when_it_is_blocked_again(
         assert len(seen.of(events.LoopBlocked)) == 2
 
 
+async def test_code_that_blocks_the_loop_is_told_from_a_handler(raw: Redis, server: Server) -> None:
+    async with queue(server.url) as mq:
+        seen = Seen(mq.events)
+        mq.handler("t")(lambda payload: None)
+        async with Worker(mq):
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline and not seen.of(events.LoopBlocked):
+                time.sleep(0.01)
+        assert seen.of(events.LoopBlocked)[0].handler == "code outside of handlers"
+
+
 async def test_a_lost_lease_cancels_the_handler_and_is_told(raw: Redis, server: Server) -> None:
     async with queue(server.url, lease=0.6) as mq:
         seen, ended = Seen(mq.events), []

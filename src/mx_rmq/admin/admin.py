@@ -87,9 +87,10 @@ class Admin:
         if count := await self._store.views.partitions(check_topic(topic)):
             return partitions(topic, count)
         known = await self.topics()
+        more = ", …" if len(known) > KNOWN else ""
         raise InvalidInput(
             f"no topic {topic!r} under the prefix {self._store.keys.prefix!r}; "
-            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}"
+            f"known topics ({len(known)}): {', '.join(known[:KNOWN])}{more}"
         )
 
     async def stats(self, topic: str) -> Stats:
@@ -443,8 +444,9 @@ class Admin:
         self, topic: str, ids: Sequence[str], reason: str = ""
     ) -> builtins.list[bool]:
         """Abort these messages; return for each whether there was something to abort."""
-        if isinstance(ids, str) or not isinstance(reason, str):
-            raise InvalidInput("abort_many takes a list of ids, and the reason as a string")
+        if isinstance(ids, str):
+            raise InvalidInput(f"abort_many takes a list of ids, not the string {ids!r:.80}")
+        _check_reason(reason)
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
@@ -465,6 +467,7 @@ class Admin:
         Same order and options as `cancel_all`; messages in processing come by the deadline of their
         lease. Unreadable messages are left alone.
         """
+        _check_reason(reason)
 
         async def abort(part: str, found: Found) -> bool:
             return await self._actions.abort(part, found.id, reason)
@@ -498,6 +501,11 @@ def _one_of(states: tuple[State, ...], state: State | str) -> State:
         which = f"{', '.join(states[:-1])} or {states[-1]}"
         raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
     return chosen
+
+
+def _check_reason(reason: str) -> None:
+    if not isinstance(reason, str):
+        raise InvalidInput(f"reason={reason!r:.80} is not a string")
 
 
 def _text(id: str) -> str:

@@ -70,6 +70,8 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
         if is_number(delay):
             verb = "for" if what is What.SNOOZED else "retrying in"
             about = f"{verb} {int(delay) / 1000:g} s" + (f": {why}" if why else "")
+    if what is What.ABORTED:
+        about = about.removeprefix("aborted: ")
     if what is What.RESCHEDULED and is_number(about):
         about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)

@@ -1,9 +1,9 @@
 """What `mx-rmq worker` logs about the messages that it handled.
 
-While there are few, each message that is completed or released gets a line; `EventLog` has one for
-every other outcome. When there are many, each topic gets a line every ten seconds that counts all
-outcomes. Completed messages are then counted per call, because an event for each would slow the
-worker down.
+While there are few, each message that is completed, snoozed or released gets a line; `EventLog` has
+one for every other outcome. When there are many, each topic gets a line every ten seconds that
+counts all outcomes. Completed messages are then counted per call, because an event for each would
+slow the worker down.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 from mx_rmq.core import events
 from mx_rmq.core.events import OUTCOMES
@@ -35,6 +35,9 @@ TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 
 UNCOUNTED: Final = [kind for kind in OUTCOMES if kind is not events.Completed]
 """Outcomes that need an event each; completed messages are counted per call."""
+
+_Line = events.Completed | events.Snoozed | events.Released
+_LINES: Final = get_args(_Line)
 
 
 @dataclass(slots=True)
@@ -70,9 +73,9 @@ class HandledLog:
         self._start_lines()
 
     def _start_lines(self) -> None:
-        self._end_lines = self._bus.subscribe(self._line, events.Completed, events.Released)
+        self._end_lines = self._bus.subscribe(self._line, *_LINES)
 
-    def _line(self, event: events.Completed | events.Released) -> None:
+    def _line(self, event: _Line) -> None:
         if self._end_lines is not None:  # else it was one too many, and is counted
             _log_line(event)
 
@@ -128,11 +131,16 @@ class HandledLog:
             _log_summary(count(len(others), "other topic"), rest, seconds, {"topics": len(others)})
 
 
-def _log_line(event: events.Completed | events.Released) -> None:
+def _log_line(event: _Line) -> None:
     about = {"event": type(event).__name__, "topic": event.topic, "message_id": event.id}
     if isinstance(event, events.Released):
         log = logger.about({"mx_rmq": about})
         log.info("%s %s: released, another worker may take it", event.topic, event.id)
+        return
+    if isinstance(event, events.Snoozed):
+        why = f": {event.reason}" if event.reason else ""
+        log = logger.about({"mx_rmq": about})
+        log.info("%s %s: snoozed for %g s%s", event.topic, event.id, event.delay, why)
         return
     again = f" (attempt {event.attempt})" if event.attempt > 1 else ""
     log = logger.about(

@@ -203,12 +203,15 @@ async def supervise(
 
 
 async def _keep(processes: Processes, environment: dict[str, str], *, drain: bool) -> int:
-    """Keep one process alive; return its exit code once it is not to be restarted."""
+    """Keep one process alive; return its exit code once it is not to be restarted.
+
+    A drain restarts only a process that was killed: one that failed would fail forever.
+    """
     pause = FIRST_PAUSE
     while True:
         started = time.monotonic()
         ended = await processes.run(**environment)
-        if processes.stopping.is_set() or (drain and ended.code == 0):
+        if processes.stopping.is_set() or (drain and ended.code >= 0):
             return ended.verdict
         if ended.code == WRONG and not processes.worked.is_set():
             return WRONG

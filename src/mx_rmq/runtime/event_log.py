@@ -27,7 +27,6 @@ _LINES: Final[dict[type, str]] = {
     events.Retried: (
         "%(topic)s %(id)s: attempt %(attempt)d failed%(took)s, retrying in %(delay)g s: %(error)s"
     ),
-    events.Snoozed: "%(topic)s %(id)s: snoozed for %(delay)g s%(why)s",
     events.Died: "%(topic)s %(id)s: dead after %(attempts)s: %(reason)s",
     events.Quarantined: "%(topic)s %(id)s: quarantined: %(error)s",
     events.Postponed: (
@@ -38,7 +37,7 @@ _LINES: Final[dict[type, str]] = {
         "%(topic)s %(id)s: failed, but was replaced; the new payload runs next: %(error)s"
     ),
     events.LeaseLost: "%(topic)s %(id)s: lease lost, so the result of %(handler)s does not count",
-    events.Aborted: "%(topic)s %(id)s: aborted, so the result of %(handler)s does not count",
+    events.Aborted: "%(topic)s %(id)s: aborted; %(handler)s %(ended)s",
     events.TakenOver: "%(topic)s %(id)s: taken over from %(lost_by)s, which went silent",
     events.LoopBlocked: (
         "%(handler)s blocks the event loop, for %(seconds).1f s so far; its lease is still "
@@ -57,7 +56,6 @@ _LEVELS: Final[dict[type, int]] = {
     events.WorkerStarted: INFO,
     events.WorkerStopping: INFO,
     events.CronFired: INFO,
-    events.Snoozed: INFO,
     events.Died: ERROR,
     events.Quarantined: ERROR,
     events.PartDied: ERROR,
@@ -66,8 +64,8 @@ _LEVELS: Final[dict[type, int]] = {
 """The others are warnings."""
 
 LOGGED: Final[tuple[type[Any], ...]] = tuple(_LINES)
-"""Events that are logged. Completed messages are not: there are too many. `mx-rmq worker` logs them
-while they are few."""
+"""Events that are logged. Completed and snoozed messages are not: there are too many.
+`mx-rmq worker` logs them while they are few."""
 
 _NAMES: Final = {"id": "message_id", "attempts": "attempt"}
 """Fields of events that have another name in the logs."""
@@ -104,8 +102,10 @@ class EventLog:
                 fields["left"] = "other workers take over the rest when the leases expire"
             case events.Retried(seconds=seconds):
                 fields["took"] = "" if seconds is None else f" after {took(seconds)}"
-            case events.Snoozed(reason=reason):
-                fields["why"] = f": {reason}" if reason else ""
+            case events.Aborted(seconds=seconds):
+                fields["ended"] = (
+                    "had not begun" if seconds is None else f"was stopped after {took(seconds)}"
+                )
             case events.Replaced(error=""):
                 return
             case events.Died(attempts=attempts):

@@ -358,5 +358,5 @@ class LeaseKeeper:
         handler = self._consumer.handler_in(task)
         frame = sys._current_frames().get(self._main_thread)
         stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        name = "no handler" if handler is None else handler.name
+        name = "code outside of handlers" if handler is None else handler.name
         self._bus.emit(LoopBlocked(handler=name, seconds=silent, stack=end_of(stack)))
