@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -266,13 +266,13 @@ class Consumer:
         self, handler: Handler, message: Message, result: Any
     ) -> tuple[Complete | None, Exception | None]:
         """Return how a message completes with what was returned, or why it does not."""
-        if handler.result_ttl is None:
+        ttl = handler.result_ttl_ms
+        if ttl is None:
             return _COMPLETE, None
         try:
             value = codec.encode_payload(result, self._max_result)
         except InvalidInput as error:
             return None, InvalidInput(f"the result of {handler.name} cannot be kept: {error}")
-        ttl = ceil(handler.result_ttl * 1000)
         kept = Kept(
             attempt=message.attempts + 1,
             created_at=message.created_at,
