@@ -58,7 +58,7 @@ class Waiters:
         self._parts: dict[str, _Part] = {}  # by partition
         self._channels: dict[str, _Part] = {}
         self._decoders: dict[Any, Decode] = {}
-        self._asked: set[str] = set()  # topics of which we know whether they keep results
+        self._asked: set[str] = set()  # topics that keep results, or about which we have warned
         self._checking: asyncio.Task[None] | None = None
 
     async def result(

@@ -45,11 +45,12 @@ class Janitor:
 
     async def step(self) -> float:
         active, self._store.active = self._store.active, set()
-        if time.monotonic() < self._round_at:
-            await each(active, self._store.trim_history, self._failures)
-        else:
+        if time.monotonic() >= self._round_at:
             await each(self._topics(), self._trim, self._failures)
             self._round_at = time.monotonic() + EVERY * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
+            self._results_at = time.monotonic() + RESULTS_EVERY
+            return OFTEN
+        await each(active, self._store.trim_history, self._failures)
         if time.monotonic() < self._results_at:
             await each(self._keeping(), self._trim_results, self._failures)
         else:
