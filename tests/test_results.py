@@ -28,6 +28,7 @@ from mx_rmq import (
     Worker,
 )
 from mx_rmq import waiters as module
+from mx_rmq.runtime import janitor
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
 
@@ -313,6 +314,22 @@ async def test_operators_do_not_see_a_result_that_has_expired(mq: MessageQueue) 
     assert await mq.admin.get("brief", id) is None
     assert await mq.admin.find(id) == []
     assert (await mq.admin.list("brief", "completed")).messages == []
+
+
+async def test_a_worker_drops_expired_results_of_its_topics(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "OFTEN", 0.02)
+
+    @mq.handler("brief", result_ttl=0.05)
+    async def brief(payload: int) -> int:
+        return payload
+
+    async with Worker(mq):
+        await mq.result("brief", await mq.produce("brief", 1), timeout=30)
+        async with asyncio.timeout(30):
+            while (await mq.admin.stats("brief")).completed:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
 
 
 async def test_progress_is_seen_by_those_who_watch(mq: MessageQueue) -> None:
