@@ -200,7 +200,7 @@ def _die(store: Store, topic: str, leased: Leased, number: int, now: int) -> Awa
     failure = Failure(type=type, text=text, at=now, worker=WORKER, traceback=traceback)
     message = codec.decode(leased.record).failed(failure)
     final = msgspec.structs.replace(message, reason=f"1 attempt failed: {failure.summary}")
-    return store.move_to_dlq(topic, WORKER, leased.claim, final)
+    return store.move_to_dlq(topic, WORKER, leased, final)
 
 
 def _set_aside(
@@ -210,7 +210,7 @@ def _set_aside(
     about = QuarantineReason.of(
         id=leased.id, topic=topic, error=error, data=leased.record, worker=WORKER
     )
-    return store.handle_parse_error(topic, WORKER, leased.claim, about)
+    return store.handle_parse_error(topic, WORKER, leased, about)
 
 
 def _about(number: int) -> bytes:

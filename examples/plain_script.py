@@ -38,12 +38,12 @@ def write(order: Order, delivery: Delivery) -> list[str]:
 
 def main() -> None:
     id = reports.sync.produce(Order("sales", pages=20))
-    for status in mq.sync.watch(reports.name, id):
+    for status in reports.sync.watch(id):
         print(status.state, status.note)
     print("the report ends with:", reports.sync.result(id)[-1])
 
     id = reports.sync.produce(Order("everything", pages=10_000))
-    for status in mq.sync.watch(reports.name, id):
+    for status in reports.sync.watch(id):
         if status.state == "processing":
             mq.sync.call(lambda mq: mq.admin.abort(reports.name, id, "it takes too long"))
     try:

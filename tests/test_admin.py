@@ -255,7 +255,7 @@ async def test_a_delayed_message_shows_when_it_is_due_and_why_it_failed(
 ) -> None:
     (one,) = await leased(store, priority=priority)
     failed = message(one).crashed(msgspec.structs.replace(FAILURE, at=clock.now, worker="w1"))
-    await store.retry_message(TOPIC, "w1", [RetryRequest(one.claim, failed, 2500)])
+    await store.retry_message(TOPIC, "w1", [RetryRequest(one, failed, 2500)])
     view = await admin.get(TOPIC, one.id)
     assert view is not None
     assert (view.state, view.due) == (State.DELAYED, clock.now / 1000 + 2.5)
@@ -280,7 +280,7 @@ async def test_a_dead_message_shows_its_reason_and_its_time(
 ) -> None:
     (one,) = await leased(store)
     final = msgspec.structs.replace(message(one).failed(FAILURE), reason="rejected: why")
-    await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    await store.move_to_dlq(TOPIC, "w1", one, final)
     view = await admin.get(TOPIC, one.id)
     assert view is not None
     assert (view.state, view.reason, view.attempts) == (State.DEAD, "rejected: why", 1)
@@ -294,7 +294,7 @@ async def test_a_quarantined_message_shows_the_error_and_its_payload(
     why = QuarantineReason.of(
         id=one.id, topic=TOPIC, error=TypeError("no order"), data=one.record, worker="w1"
     )
-    await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+    await store.handle_parse_error(TOPIC, "w1", one, why)
     view = await admin.get(TOPIC, one.id)
     assert view is not None
     assert (view.state, view.archived_at) == (State.QUARANTINED, clock.now / 1000)
@@ -501,7 +501,7 @@ async def test_quarantined_bytes_are_shown_exactly(
     await raw.hset(store.keys.of(TOPIC).payload, id, bytes_)
     (one,) = await take(store)
     why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=bytes_)
-    await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+    await store.handle_parse_error(TOPIC, "w1", one, why)
     view = await admin.get(TOPIC, id)
     assert view is not None
     assert (view.raw, view.length, view.error) == (bytes_, len(bytes_), "no")
@@ -609,7 +609,7 @@ async def test_a_live_message_is_neither_requeued_nor_discarded(
     assert await admin.requeue(TOPIC, one.id) is False
     assert await admin.discard(TOPIC, one.id) is False
     for act in (admin.requeue, admin.discard):
-        with pytest.raises(InvalidInput, match="only dead and quarantined messages"):
+        with pytest.raises(InvalidInput, match="discard dead or quarantined messages"):
             await act(TOPIC, one.id, state=state)
     assert await snapshot(raw, TOPIC) == before
 
@@ -675,7 +675,7 @@ async def test_requeueing_all_ends_although_the_messages_die_again_at_once(
         answer = await requeue(*args, **named)
         clock.advance(1)
         (one,) = await take(store)
-        await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
+        await store.move_to_dlq(TOPIC, "w1", one, message(one).failed(FAILURE))
         return answer
 
     monkeypatch.setattr(store, "requeue_message", and_die)
@@ -689,7 +689,7 @@ async def test_a_limit_below_one_is_refused(store: Store, admin: Admin, limit: i
     for act in (admin.requeue_all, admin.discard_all):
         with pytest.raises(InvalidInput, match=f"limit={limit} must be at least 1"):
             await act(TOPIC, State.DEAD, limit=limit)
-        with pytest.raises(InvalidInput, match="only dead and quarantined messages"):
+        with pytest.raises(InvalidInput, match="discard dead or quarantined messages"):
             await act(TOPIC, State.PENDING)
 
 
@@ -803,17 +803,17 @@ async def bring_in(store: Store, part: str, state: State, **fields: Any) -> str:
     """Bring a new message of a partition into a state; return its id."""
     one = await leased_in(store, part, **fields)
     if state is State.PENDING:
-        await store.release_message(part, "w1", [HandedBack(one.claim)])
+        await store.release_message(part, "w1", [HandedBack(one)])
     elif state is State.DELAYED:
-        again = RetryRequest(one.claim, message(one).failed(FAILURE), 1000)
+        again = RetryRequest(one, message(one).failed(FAILURE), 1000)
         await store.retry_message(part, "w1", [again])
     elif state is State.DEAD:
-        await store.move_to_dlq(part, "w1", one.claim, message(one).failed(FAILURE))
+        await store.move_to_dlq(part, "w1", one, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:
         why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
-        await store.handle_parse_error(part, "w1", one.claim, why)
+        await store.handle_parse_error(part, "w1", one, why)
     elif state is State.COMPLETED:
-        await store.complete_with_result(part, "w1", [(one.claim, kept())], ttl=RESULT_TTL)
+        await store.complete_with_result(part, "w1", [(one, kept())], ttl=RESULT_TTL)
     return one.id
 
 
@@ -825,7 +825,7 @@ async def test_the_stats_of_all_partitions_are_one(store: Store, admin: Admin, r
                 await bring_in(store, part, state)
     await raw.rpush(store.keys.of(PARTS[1]).pending, "ghost")
     taken = (await store.dispatch_message(PARTS[1], "w1", count=3, lease=LEASE)).messages
-    released = [HandedBack(one.claim) for one in taken]
+    released = [HandedBack(one) for one in taken]
     await store.release_message(PARTS[1], "w1", released)
     await store.pause_topic(PARTS[2])
     stats = await admin.stats(TOPIC)

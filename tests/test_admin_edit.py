@@ -40,7 +40,7 @@ async def quarantine(store: Store, raw: Redis, data: bytes, **fields: Any) -> st
     await raw.hset(store.keys.of(TOPIC).payload, id, data)
     (one,) = await take(store)
     why = QuarantineReason.of(id=id, topic=TOPIC, error=TypeError("no"), data=data, worker="w7")
-    await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+    await store.handle_parse_error(TOPIC, "w1", one, why)
     return id
 
 
@@ -70,7 +70,7 @@ async def test_a_live_message_is_not_edited(
     one = await bring(store, state)
     before = await snapshot(raw, TOPIC)
     assert await admin.edit(TOPIC, one.id, 5) is False
-    with pytest.raises(InvalidInput, match="only dead and quarantined messages are archived"):
+    with pytest.raises(InvalidInput, match="edit or discard dead or quarantined messages"):
         await admin.edit(TOPIC, one.id, 5, state=state)
     assert await snapshot(raw, TOPIC) == before
 

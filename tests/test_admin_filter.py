@@ -60,7 +60,7 @@ async def die(store: Store, id: str, error: str, reason: str) -> None:
     (one,) = await leased(store, id=id)
     failed = message(one).failed(Failure(type="TimeoutError", text="first", at=1))
     failed = failed.failed(Failure(type=error, text="said nothing of it", at=2))
-    await store.move_to_dlq(TOPIC, "w1", one.claim, msgspec.structs.replace(failed, reason=reason))
+    await store.move_to_dlq(TOPIC, "w1", one, msgspec.structs.replace(failed, reason=reason))
 
 
 async def test_the_last_error_or_the_reason_is_asked_for(store: Store, admin: Admin) -> None:

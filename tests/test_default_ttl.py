@@ -158,6 +158,19 @@ async def test_it_expires_in_a_paused_topic(
             await until_so(partial(is_dead, mq, id))
 
 
+async def test_it_counts_from_the_produce_whatever_the_message_waits_for(
+    mq: MessageQueue,
+) -> None:
+    mq.handler("t", ttl=0.3)(never_called)
+    hour = 3_600_000
+    at = await old(mq, at=round(await mq.admin.now() * 1000) + hour)
+    moved = await old(mq, delay=hour)
+    assert await mq.reschedule("t", moved, delay=2 * hour)
+    async with Worker(mq):
+        for id in (at, moved):
+            await until_so(partial(is_dead, mq, id))
+
+
 async def test_it_expires_behind_others_that_never_end(mq: MessageQueue) -> None:
     async def busy(payload: int) -> None:
         await asyncio.Event().wait()
@@ -207,6 +220,24 @@ async def test_a_requeued_message_lives_as_long_again(mq: MessageQueue) -> None:
     await mq.admin.resume("t")
     assert (await Worker(mq).drain()).completed == 1
     assert seen == [1]
+
+
+async def test_a_requeued_message_that_is_rescheduled_lives_no_longer(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    mq.handler("t", ttl=0.2)(never_called)
+    id = await old(mq)
+    await mq.admin.abort("t", id, "too early")
+    await asyncio.sleep(0.3)
+    await mq.admin.pause("t")
+    await mq.admin.requeue("t", id)
+    requeued = await mq.admin.now()
+    assert await mq.reschedule("t", id, delay=3600)
+    async with Worker(mq):
+        await until_so(lambda: is_dead(mq, id))
+    found = await mq.admin.get("t", id)
+    assert found is not None
+    assert found.expires_at == pytest.approx(requeued + 0.2, abs=0.1)
 
 
 async def test_a_snooze_does_not_prolong_it(mq: MessageQueue) -> None:

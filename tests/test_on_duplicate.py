@@ -15,6 +15,7 @@ from mx_rmq import (
     InvalidInput,
     MessageQueue,
     Middleware,
+    NotConfirmed,
     Outgoing,
     PartlyProduced,
     QueueFull,
@@ -123,6 +124,23 @@ async def test_an_update_of_a_running_message_runs_once_after_it(mq: MessageQueu
     assert (stats.totals.replaced, stats.totals.completed) == (2, 1)
     happened = [one.what for one in await mq.admin.history("t", "own")]
     assert happened.count(What.REPLACED) == 2
+
+
+async def test_a_run_whose_message_was_replaced_is_not_counted_as_completed(
+    mq: MessageQueue,
+) -> None:
+    handling = Handling(mq)
+    counted: list[float] = []
+    mq.events.count_completed(lambda topic, seconds: counted.extend(seconds))
+    async with Worker(mq):
+        await mq.produce("t", "old", id="own")
+        await handling.runs(1)
+        await mq.produce("t", "new", id="own", on_duplicate="replace")
+        handling.end()
+        await handling.runs(2)
+        handling.end()
+        await until_so(lambda: is_gone(mq))
+    assert len(counted) == 1
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Reject("never"), Retry(3600)])
@@ -474,3 +492,26 @@ async def test_code_without_an_event_loop_has_the_same_options(raw: Redis, serve
             sync.close()
 
     await asyncio.to_thread(work)
+
+
+async def test_a_duplicate_that_is_refused_is_not_told_as_stored_but_unconfirmed(
+    raw: Redis, server: Server
+) -> None:
+    async with queue(server.url, confirm="replicated", confirm_within=0.05) as mq:
+        with pytest.raises(NotConfirmed):
+            await mq.produce("t", 0, id="own")
+        error = partial(mq.produce, "t", on_duplicate="error")
+        told = await asyncio.gather(  # the first is sent alone, the others share a call
+            error(1, id="own"), error(2, id="own"), error(3, id="new"), return_exceptions=True
+        )
+        assert [type(one) for one in told] == [DuplicateMessage, DuplicateMessage, NotConfirmed]
+        many = partial(mq.produce_many, "t", on_duplicate="error")
+        with pytest.raises(DuplicateMessage):
+            await many([4], ids=["own"])
+        with pytest.raises(PartlyProduced) as partly:
+            await many([5, 6], ids=["own", "newer"])
+        assert (partly.value.ids, partly.value.unconfirmed) == (("newer",), ("newer",))
+        assert isinstance(partly.value.__cause__, DuplicateMessage)
+        with pytest.raises(NotConfirmed) as late:
+            await many([7], ids=["newest"])
+        assert late.value.ids == ("newest",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from mx_rmq import (
     Reject,
     ResultTimeout,
     ResultUnknown,
+    ServerUnavailable,
     Snooze,
     State,
     Status,
@@ -31,6 +33,7 @@ from mx_rmq import waiters as module
 from mx_rmq.runtime import janitor
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
+from tests.runtime.stage import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -145,6 +148,24 @@ async def test_a_result_that_cannot_be_kept_fails_the_attempt(
             id = await mq.produce("bad", 1)
             with pytest.raises(MessageDied, match=r"the result of .*bad cannot be kept"):
                 await mq.result("bad", id, timeout=30)
+
+
+async def test_a_result_whose_serializer_fails_fails_the_attempt(mq: MessageQueue) -> None:
+    class Broken:
+        def model_dump(self, **options: Any) -> Any:
+            raise LookupError("no such column")
+
+    @mq.handler("bad", result_ttl=60, max_attempts=2, retry=[0.01])
+    async def bad(payload: int) -> Any:
+        return Broken()
+
+    async with Worker(mq):
+        id = await mq.produce("bad", 1)
+        with pytest.raises(MessageDied, match=r"failed 2 times.*LookupError: no such column"):
+            await mq.result("bad", id, timeout=30)
+    found = await mq.admin.get("bad", id)
+    assert found is not None
+    assert "model_dump" in found.errors[-1].traceback
 
 
 async def test_middleware_may_change_the_result(server: Server, raw: Redis) -> None:
@@ -497,6 +518,20 @@ async def test_a_queue_that_is_closed_tells_those_who_wait(server: Server, raw: 
         await waiting
 
 
+async def test_a_queue_that_is_closed_tells_those_who_watch(server: Server, raw: Redis) -> None:
+    mq = MessageQueue(server.url)
+    await mq.open()
+    id = await mq.produce("slow", 1)
+    watching = mq.watch("slow", id)
+    assert await anext(watching) == Status(State.PENDING)
+    next_one = asyncio.ensure_future(anext(watching))
+    await until_heard(raw, "slow")
+    await mq.close()
+    with pytest.raises(NotOpen):
+        async with asyncio.timeout(5):
+            await next_one
+
+
 async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(
     mq: MessageQueue, raw: Redis
 ) -> None:
@@ -542,6 +577,68 @@ async def test_an_attempt_that_was_aborted_or_snoozed_does_not_count(mq: Message
             while (now := await mq.status("long", later)) is None or now.state != State.DELAYED:  # noqa: ASYNC110 - nobody announces it
                 await asyncio.sleep(0.01)
         assert now.attempt == 0
+
+
+async def test_an_id_that_cannot_be_sent_harms_nobody_else(mq: MessageQueue) -> None:
+    id = await mq.produce("slow", 1)
+    async with asyncio.timeout(10):
+        told = await asyncio.gather(
+            mq.status("slow", "\ud800"), mq.status("slow", id), return_exceptions=True
+        )
+        assert isinstance(told[0], InvalidInput)
+        assert told[1] == Status(State.PENDING)
+        with pytest.raises(InvalidInput):
+            await mq.result("slow", "\ud800")
+        assert await mq.status("slow", "\udcff") is None
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_those_who_ask_after_a_read_was_cancelled_get_an_answer(
+    mq: MessageQueue, turns: int
+) -> None:
+    id, name = await mq.produce("slow", 1), "mx-rmq waiters"
+    await mq.store.register("slow")
+    asked = asyncio.create_task(mq.status("slow", id))
+    while not (reads := [one for one in asyncio.all_tasks() if one.get_name() == name]):  # noqa: ASYNC110 - nobody announces it
+        await asyncio.sleep(0)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    for task in reads:  # as code does that cancels all tasks
+        task.cancel()
+    async with asyncio.timeout(10):
+        with suppress(ServerUnavailable):
+            assert await asked == Status(State.PENDING)
+        assert await mq.status("slow", id) == Status(State.PENDING)
+
+
+async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+
+    @mq.handler("plain")
+    async def plain(payload: int) -> None: ...
+
+    id = await mq.produce("plain", 1)
+    waiting = asyncio.create_task(mq.result("plain", id))
+    parts = mq._open_waiters()._parts
+    await until(lambda: "plain" in parts and parts["plain"]._ended is not None)
+    part, cancelled = parts["plain"], asyncio.Event()
+    read_again = part._read_again
+
+    async def is_cancelled_first() -> None:
+        if not cancelled.is_set():
+            cancelled.set()
+            raise asyncio.CancelledError
+        await read_again()
+
+    await until(lambda: part._reading is not None and part._reading.done())
+    monkeypatch.setattr(part, "_read_again", is_cancelled_first)
+    await Worker(mq).drain()
+    async with asyncio.timeout(10):
+        await cancelled.wait()
+        with pytest.raises(ResultUnknown):
+            await waiting
 
 
 def test_synchronous_code_waits_too(server: Server) -> None:

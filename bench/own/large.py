@@ -64,6 +64,6 @@ async def _transfer(place: Place) -> float:
                 await store.produce_normal_message(LARGE, [draft])
             for _ in range(BURST):
                 taken = await store.dispatch_message(LARGE, WORKER, count=1, lease=60_000)
-                await store.complete_message(LARGE, WORKER, [taken.messages[0].claim])
+                await store.complete_message(LARGE, WORKER, [taken.messages[0]])
             turns.append(time.perf_counter() - began)
     return statistics.median(turns)

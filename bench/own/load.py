@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from mx_rmq.core.message import Message
+from mx_rmq.store.results import Claim
 
 if TYPE_CHECKING:
     from mx_rmq.store import Store
-    from mx_rmq.store.results import Claim
 
 TOPIC: Final = "order.created"
 PAYLOAD_BYTES: Final = 200
@@ -64,7 +64,7 @@ class Cycle:
         taken = await self._store.dispatch_message(self._topic, WORKER, count=count, lease=LEASE)
         if len(taken.messages) != count:
             raise Trouble(f"{len(taken.messages)} messages were dispatched, not {count}")
-        return [leased.claim for leased in taken.messages]
+        return [Claim(one.id, one.token) for one in taken.messages]
 
     async def complete(self, claims: list[Claim]) -> None:
         """Complete what was leased."""

@@ -46,8 +46,8 @@ async def order(order: Order) -> dict[str, str]:
 
 @app.get("/reports/{id}/events", response_class=EventSourceResponse)
 async def events(id: str) -> AsyncIterable[Status]:
-    """Send the report's status at once, and then every change until its end."""
-    async for status in mq.watch(reports.name, id):
+    """Send the report's status now, and every change until it has ended."""
+    async for status in reports.watch(id):
         yield status
 
 

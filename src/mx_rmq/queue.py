@@ -67,8 +67,8 @@ class MessageQueue(Router):
         self._producer: Producer | None = None
         self._waiters: Waiters | None = None
         self.middleware = tuple(middleware)
-        self.lifespan = _checked(lifespan)
-        """Called with the queue: the async context manager around each of its workers."""
+        self.lifespan = _check_lifespan(lifespan)
+        """Takes the queue, and returns the async context manager around each of its workers."""
         self.dependency_overrides: Overrides = {}
         """For tests: provider -> the provider that replaces it."""
         self.events.subscribe(EventLog().log, *LOGGED)
@@ -76,7 +76,7 @@ class MessageQueue(Router):
     # declaring
 
     def include(self, router: Router) -> None:
-        """Declare the handlers and crons of a router on this queue, also those it gets later."""
+        """Add the handlers and crons of a router, and those that it declares later."""
         for handler in router.handlers.values():
             self._refuse_second(handler)
         if self in router._included_in:
@@ -329,7 +329,7 @@ class MessageQueue(Router):
         return await self._open_waiters().status(topic, id)
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
-        """Return where a message is, now and whenever that changes, until it has ended.
+        """Yield where a message is, now and after every change, until it has ended.
 
         Progress and the end come at once. Other changes come within half a second; a state that is
         shorter may be skipped. If the server goes away, it waits until the server is back.
@@ -358,7 +358,7 @@ class MessageQueue(Router):
         return [produced.id]
 
 
-def _checked(lifespan: Any) -> Any:
+def _check_lifespan(lifespan: Any) -> Any:
     """Return a lifespan, or refuse it."""
     if lifespan is None or (callable(lifespan) and not inspect.isasyncgenfunction(lifespan)):
         return lifespan

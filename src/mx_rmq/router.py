@@ -92,7 +92,7 @@ class Router:
 
     @property
     def _queue(self) -> MessageQueue:
-        """The queue that includes this router; the latest one, if there are several."""
+        """The queue that includes this router; if there are several, the latest one."""
         if not self._included_in:
             raise NotOpen("no queue includes this router: call mq.include(router) first")
         return self._included_in[-1]

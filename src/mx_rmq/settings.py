@@ -44,9 +44,14 @@ SECOND_NET: Final = (
 FILE: Final = "mx-rmq.toml"
 VARIABLE: Final = "MX_RMQ_"
 
-_OTHER_VARIABLES: Final = (
-    *("CONFIG", "LOG_LEVEL", "LOG_FORMAT", "OPERATOR", "QUIET", "SERVER_BINARY"),
-)
+_OTHERS: Final = {
+    "CONFIG",
+    "LOG_LEVEL",
+    "LOG_FORMAT",
+    "OPERATOR",
+    "QUIET",
+    "SERVER_BINARY",
+}
 
 _INTEGERS: Final = ("int", "int | None")  # annotations of settings that are whole numbers
 _DURATIONS: Final = ("float", "float | None")  # and of those that are durations
@@ -122,8 +127,8 @@ class QueueSettings(Limits):
     patience: float = field(default=10.0, metadata=_range(0, 300))
     """How long a call keeps retrying while the server is away."""
     ttl: float | None = field(default=None, metadata=_range(0.001, _MAX_SECONDS))
-    """When a message expires that has no ttl of its own and whose handler declares none; None:
-    never."""
+    """The ttl of messages that have none and whose handler declares none; None: they never
+    expire."""
     confirm: str = "stored"
     """How safe a message must be before produce returns: stored, replicated or fsynced."""
     confirm_replicas: int = field(default=1, metadata=_range(1, 100))
@@ -406,7 +411,7 @@ def _unknown(given: Iterable[str], known: list[str]) -> str:
 @cache  # so each process warns once
 def _warn_of_unknown(variables: tuple[str, ...]) -> None:
     """Warn of misspelt variables. Kubernetes sets some for a service that is called mx-rmq."""
-    known = [VARIABLE + name for name in (*map(str.upper, _names()), *_OTHER_VARIABLES)]
+    known = [VARIABLE + name for name in (*map(str.upper, _names()), *_OTHERS)]
     for variable in variables:
         of_kubernetes = variable.startswith((f"{VARIABLE}PORT", f"{VARIABLE}SERVICE_"))
         if not of_kubernetes and (unknown := _unknown([variable], known)):

@@ -97,7 +97,7 @@ class SyncQueue:
         return self.call(lambda mq: mq.status(topic, id))
 
     def watch(self, topic: str, id: str) -> Iterator[Status]:
-        """Return where a message is, now and whenever that changes, until it has ended."""
+        """Yield where a message is, now and after every change, until it has ended."""
         watching: AsyncGenerator[Status, None] | None = None
 
         async def next_one(mq: MessageQueue) -> Status | None:

@@ -116,7 +116,7 @@ class Topic(Generic[P, R]):
         return await self._router._queue.status(self.name, id)
 
     def watch(self, id: str) -> AsyncGenerator[Status, None]:
-        """Return where a message is, now and whenever that changes, until it has ended."""
+        """Yield where a message is, now and after every change, until it has ended."""
         return self._router._queue.watch(self.name, id)
 
     def check(self, payload: P) -> None:
@@ -189,7 +189,7 @@ class SyncTopic(Generic[P, R]):
         return self._queue.status(self._name, id)
 
     def watch(self, id: str) -> Iterator[Status]:
-        """Return where a message is, now and whenever that changes, until it has ended."""
+        """Yield where a message is, now and after every change, until it has ended."""
         return self._queue.watch(self._name, id)
 
 

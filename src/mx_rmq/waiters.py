@@ -1,9 +1,9 @@
-"""Those who wait for messages: `mq.result`, `mq.status` and `mq.watch`.
+"""Waiters: the callers of `mq.result`, `mq.status` and `mq.watch`.
 
-All waiters of a queue share one subscription. A waiter makes sure that its partition's channel is
-heard, then reads once; reads that come together share a call. From then on the server tells: a
-short result comes along on the channel, anything else is read. If such news is lost, the counts of
-the topic tell within two seconds that something has ended, and every waiter reads again.
+All waiters of a queue share one subscription. A waiter first subscribes to its partition's channel,
+then reads once; concurrent reads share a call. From then on the server tells it what ends: a short
+result comes with the news, anything else is read. If news is lost, the topic's counts show within
+two seconds that something has ended, and all its waiters read again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from mx_rmq.core.errors import (
     NotOpen,
     ResultTimeout,
     ResultUnknown,
+    ServerUnavailable,
 )
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
@@ -42,11 +43,14 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-CHECK_EVERY: Final = 2.0  # seconds, in case a message on a channel was lost
+CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 
-_ENDS: Final = frozenset(state.value for state in State if state.is_archive)
+CLOSED: Final = "the queue was closed during this call"
+UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
+
+_ENDS: Final = frozenset(state.value for state in ARCHIVES)
 
 
 class Waiters:
@@ -60,6 +64,7 @@ class Waiters:
         self._decoders: dict[Any, Decode] = {}
         self._asked: set[str] = set()  # topics that keep results, or about which we have warned
         self._checking: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def result(
         self,
@@ -119,6 +124,7 @@ class Waiters:
                     async with asyncio.timeout(POLL_EVERY):
                         await changed.wait()
                 changed.clear()
+                self._check_open()
                 with suppress(*AWAY):
                     now = await part.light.read(id)
                     if now is not None and (now.state, now.lease) == (found.state, found.lease):
@@ -134,7 +140,8 @@ class Waiters:
                 del part.watched[id]
 
     async def close(self) -> None:
-        """Stop listening; those who wait are told."""
+        """Stop listening, and fail the calls that still wait."""
+        self._closed = True
         if self._checking is not None:
             self._checking.cancel()
             await asyncio.wait([self._checking])
@@ -143,7 +150,14 @@ class Waiters:
             for waiting in list(part.waiting.values()):
                 for one in waiting:
                     if not one.done():
-                        one.set_exception(NotOpen("the queue was closed during this call"))
+                        one.set_exception(NotOpen(CLOSED))
+            for watching in part.watched.values():
+                for changed in watching:
+                    changed.set()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotOpen(CLOSED)
 
     # where a message is
 
@@ -151,19 +165,22 @@ class Waiters:
         """Look for a message in the partitions of its topic."""
         check_topic(topic)
         if not isinstance(id, str):
-            raise InvalidInput(f"message id {id!r:.80} is not a str")
+            raise InvalidInput(f"message id {id!r:.80} is not a string")
+        try:
+            id.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:  # it would fail the read that it shares with others
+            raise InvalidInput(f"message id {id!r:.80} cannot be sent: {error}") from error
         known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
-        while known:
+        asked = 0
+        while known > asked:
             found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
-            before, known = known, 0
-            if found is None:  # perhaps the topic has grown
-                now = await self._store.views.partitions(topic)
-                known = now if now > before else 0
-                continue
-            return found
+            if found is not None:
+                return found
+            asked, known = known, await self._store.views.partitions(topic)  # it may have grown
         return None
 
     def _part(self, name: str) -> _Part:
+        self._check_open()
         part = self._parts.get(name)
         if part is None:
             part = self._parts[name] = _Part(self._store, name)
@@ -221,9 +238,7 @@ class Waiters:
         """
         part = self._part(name)
         end: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
-        waiting = part.waiting.get(id)
-        if waiting is None:
-            waiting = part.waiting[id] = []
+        waiting = part.waiting.setdefault(id, [])
         waiting.append(end)
         try:
             if not self._subscription.hears(part.channel):
@@ -271,7 +286,7 @@ class Waiters:
                     changed.set()
 
     async def _check_all(self) -> None:
-        """Look every two seconds whether news was lost, as long as there are waiters."""
+        """While there are waiters, check every two seconds whether news was lost."""
         while self._parts:
             await asyncio.sleep(CHECK_EVERY)
             parts = list(self._parts.values())
@@ -306,7 +321,7 @@ class Waiters:
 
 
 class _Part:
-    """Those who wait for messages of one partition."""
+    """The waiters of one partition."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.name = name
@@ -323,7 +338,7 @@ class _Part:
         self._used_at = time.monotonic()
 
     def tell(self, id: str, found: Whereabouts | None) -> None:
-        """Tell those who wait for a message that it has ended."""
+        """Tell the waiters of a message that it has ended."""
         for one in self.waiting.get(id, ()):
             if not one.done():
                 one.set_result(found)
@@ -333,7 +348,12 @@ class _Part:
         self._again.update(dict.fromkeys(ids))
         if self._again and (self._reading is None or self._reading.done()):
             self._reading = spawn("waiters", self._read_again)
-            self._reading.add_done_callback(_log_end)
+            self._reading.add_done_callback(self._has_read)
+
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        _log_end(task)
+        if task.cancelled() or task.exception() is not None:
+            self._ended = None  # the next check reads everything again
 
     async def _read_again(self) -> None:
         while self._again:
@@ -367,45 +387,52 @@ class _Part:
         return now - self._used_at > seconds
 
 
+_Asked = dict[str, list["asyncio.Future[Whereabouts | None]"]]  # by id
+
+
 class _StatusReader:
-    """Reads where messages are. What is asked during a read shares the next one."""
+    """Reads where messages are. Callers that ask during a read share the next one."""
 
     def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:
         self._store = store
         self._part = part
         self._live = live
         self._said = said
-        self._asked: dict[str, list[asyncio.Future[Whereabouts | None]]] = {}
-        self._busy = False
+        self._asked: _Asked = {}
+        self._task: asyncio.Task[None] | None = None
 
     async def read(self, id: str) -> Whereabouts | None:
         answer: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
         self._asked.setdefault(id, []).append(answer)
-        if not self._busy:
-            self._busy = True
-            task = spawn("waiters", self._read_all)
-            task.add_done_callback(_log_end)
+        if self._task is None or self._task.done():
+            self._task = spawn("waiters", self._read_all)
+            self._task.add_done_callback(self._has_read)
         return await answer
 
     async def _read_all(self) -> None:
-        try:
-            while self._asked:
-                asked = dict(list(self._asked.items())[:MAX_IDS])
-                for id in asked:
-                    del self._asked[id]
-                await self._read(asked)
-        finally:
-            self._busy = False
+        while self._asked:
+            asked = dict(list(self._asked.items())[:MAX_IDS])
+            for id in asked:
+                del self._asked[id]
+            await self._read(asked)
 
-    async def _read(self, asked: dict[str, list[asyncio.Future[Whereabouts | None]]]) -> None:
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        """Tell those whose turn never came: some code cancels all tasks."""
+        _log_end(task)
+        if task is self._task:
+            asked, self._asked = self._asked, {}
+            _fail(asked, ServerUnavailable(UNREAD))
+
+    async def _read(self, asked: _Asked) -> None:
         ids = list(asked)
         try:
             found = await self._store.read_status(self._part, ids, live=self._live, said=self._said)
         except MxRmqError as error:
-            for answer in (answer for answers in asked.values() for answer in answers):
-                if not answer.done():
-                    answer.set_exception(error)
+            _fail(asked, error)
             return
+        except BaseException:
+            _fail(asked, ServerUnavailable(UNREAD))
+            raise
         for id, one in zip(ids, found, strict=True):
             for answer in asked[id]:
                 if not answer.done():
@@ -413,7 +440,7 @@ class _StatusReader:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield what a message on the channel says: kind, id, and what is kept if it comes along."""
+    """Yield the news in one message on the channel: kind, id, and the result if it is included."""
     start = 0
     while start < len(data):
         end = data.index(b"\n", start)
@@ -428,6 +455,12 @@ def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
         yield kind.decode(), id, kept
 
 
+def _fail(asked: _Asked, error: MxRmqError) -> None:
+    for answer in (answer for answers in asked.values() for answer in answers):
+        if not answer.done():
+            answer.set_exception(error)
+
+
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        logger.error("those who wait for messages: %s", how_it_ended(task))
+        logger.error("waiting for messages: %s", how_it_ended(task))

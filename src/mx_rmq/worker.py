@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from mx_rmq.core import events
 from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.names import check_worker
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.injection import Injection
@@ -250,7 +250,7 @@ class Worker:
         return engine
 
     async def _enter_lifespan(self, injection: Injection, handlers: dict[str, Handler]) -> None:
-        if self.mq.lifespan is None and not any(map(_has_dependencies, handlers.values())):
+        if self.mq.lifespan is None and not any(one.dependencies for one in handlers.values()):
             return
 
         @asynccontextmanager
@@ -303,7 +303,7 @@ class Worker:
             raise
 
     def cancel(self) -> None:
-        """Stop waiting for handlers: `stop` cancels them now, or the end of the lifespan."""
+        """Stop waiting: `stop` now cancels the handlers, or the end of the lifespan."""
         if self._engine is not None:
             self._engine.hurry.set()
         elif self._lifespan is not None:
@@ -369,12 +369,8 @@ class Worker:
         return {topic: known[topic] for topic in wanted}
 
 
-def _has_dependencies(handler: Handler) -> bool:
-    return handler.dependencies is not None
-
-
 def _in_lifespan(error: Exception) -> str:
-    return f"its lifespan or a provider raised {type(error).__name__}: {text_of(error)}"
+    return f"its lifespan or a provider raised {named(error)}"
 
 
 @contextmanager

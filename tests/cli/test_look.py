@@ -370,7 +370,7 @@ async def test_a_message_that_is_not_there_gives_exit_code_1(store: Store, serve
     error, reach = told.stderr.splitlines()
     assert error == "Error: no message 'unknown' in topic 'orders'"
     assert re.fullmatch(
-        r"The history reaches back to .+Z \(.+\); it may have finished before\.", reach
+        r"The history reaches back to .+Z \(.+\); it may have ended before\.", reach
     )
     assert await run_json(server, "show", TOPIC, "unknown", code=1) is None
 
@@ -408,7 +408,7 @@ async def test_a_hostile_message_stays_harmless_wherever_it_is_shown(
         FAILURE, type=HOSTILE, text=HOSTILE, worker=HOSTILE, traceback=HOSTILE
     )
     final = msgspec.structs.replace(message(one).failed(failure), reason=HOSTILE)
-    await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    await store.move_to_dlq(TOPIC, "w1", one, final)
     for words in (("list", TOPIC, "--state", "dead"), ("show", TOPIC, "h")):
         told = await run(server, *words)
         assert told.exit_code == 0

@@ -26,7 +26,7 @@ async def test_tail_tells_what_has_happened_a_line_each(store: Store, server: Se
     await store.produce_normal_message(TOPIC, drafts(5))
     await store.produce_normal_message("other", [draft(id="own")])
     (one,) = await leased(store)
-    await store.complete_message(TOPIC, "w1", [one.claim])
+    await store.complete_message(TOPIC, "w1", [one])
     told = await run(server, "tail", TOPIC, "--since", "1970-01-01", "--limit", "4")
     assert told.exit_code == 0
     lines = [line.split()[2:] for line in told.stdout.splitlines()]
@@ -90,7 +90,7 @@ async def test_show_tells_the_life_of_a_message_also_when_it_is_gone(
         "produced",
         "dispatched",
     ]
-    await store.complete_message(TOPIC, "w1", [one.claim])
+    await store.complete_message(TOPIC, "w1", [one])
     told = await run(server, "show", one.id)
     assert told.exit_code == 0
     assert "state:       completed\n" in told.stdout

@@ -301,7 +301,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         (["app", "--import", "app.tasks"], "no module 'app.tasks' in"),
         (["app", "--import", "tasks", "--processes", "2"], "no module 'tasks' in"),
         (["app", "--import", "tasks.py"], "'tasks.py' is a file; pass its module: tasks"),
-        (["app", "--import", "a-b"], "--import 'a-b' is not the name of a module"),
+        (["app", "--import", "a-b"], "--import 'a-b' is not a module name"),
         (["app.py"], "'app.py' is a file; pass its module: app:mq"),
         (["app:"], "'app:' must have the form module:attribute"),
         (

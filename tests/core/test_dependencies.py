@@ -196,10 +196,7 @@ async def managed_async() -> AsyncIterator[int]:
     [
         (5, "db: its provider 5 is not callable"),
         (None, "db: its provider None is not callable"),
-        (
-            needs_something,
-            "something takes url, which is neither annotated with Depends or Delivery nor has a",
-        ),
+        (needs_something, "something takes url, which needs Depends, Delivery or a default"),
         (
             needs_missing,
             "the annotation 'Annotated[Missing, Depends(value)]' of one cannot be",
@@ -207,11 +204,14 @@ async def managed_async() -> AsyncIterator[int]:
         (needs_wrong, f"db: its provider {HERE}.needs_wrong: one: its provider 'value' is not"),
         (hen, f"hen needs itself: {HERE}.hen -> {HERE}.egg -> {HERE}.hen"),
         (behind, "behind: one comes after a parameter with a default"),
-        (old_style, "old_style: one: Depends is its default; write one: Annotated[…, Depends(…)]"),
+        (
+            old_style,
+            "old_style: one: Depends cannot be its default; write one: Annotated[…, Depends(…)]",
+        ),
         (dict, "its provider builtins.dict: its signature cannot be inspected"),
         (Unhashable(), "Unhashable cannot be hashed"),
-        (managed, "managed is a context manager: leave out the decorator, a provider just yields"),
-        (managed_async, "managed_async is a context manager: leave out the decorator"),
+        (managed, "managed is a context manager: remove the decorator, a provider just yields"),
+        (managed_async, "managed_async is a context manager: remove the decorator"),
     ],
     ids=itertools.count(),
 )
@@ -230,9 +230,9 @@ def on_delivery(delivery: Delivery) -> int:
 @pytest.mark.parametrize(
     ("provider", "scope", "said"),
     [
-        (value, "request", 'value has scope=\'request\': it is "message" or "worker"'),
-        (on_delivery, "worker", 'scope="worker", but its parameter delivery differs with every'),
-        (Shop, "worker", "its parameter one differs with every message"),
+        (value, "request", 'value has scope=\'request\': it must be "message" or "worker"'),
+        (on_delivery, "worker", 'scope="worker", but its parameter delivery depends on the'),
+        (Shop, "worker", "its parameter one depends on the message"),
     ],
 )
 def test_a_wrong_scope_is_refused(provider: Any, scope: Any, said: str) -> None:
@@ -247,9 +247,12 @@ def twice(order: int, db: Annotated[int, Depends(value), Depends(coroutine)]) ->
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (as_default, "as_default(order, db) of topic 't': db: Depends is its default; write db: "),
+        (
+            as_default,
+            "as_default(order, db) of topic 't': db: Depends cannot be its default; write db: ",
+        ),
         (bare, "db: Depends needs a provider: Depends(function)"),
-        (twice, "db: has 2 Depends; a parameter has one provider"),
+        (twice, "db: has 2 Depends; a parameter can have one"),
     ],
 )
 def test_depends_in_the_wrong_place_is_refused(function: Any, said: str) -> None:

@@ -216,3 +216,20 @@ def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
 def test_a_draft_that_no_reader_could_decode_is_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(said)):
         draft(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expires_at"),
+    [
+        ({}, 1100),
+        ({"due": 9000}, 1100),
+        ({"due": 9000, "requeued": 5000}, 5100),
+        ({"due": 9000, "errors": [failure(1)]}, 9100),  # requeued by release 2.0
+        ({"due": 9000, "errors": [failure(1)], "attempts": 1}, 1100),  # snoozed after a failure
+        ({"due": 9000, "ttl": 50}, 1050),
+    ],
+)
+def test_a_default_ttl_counts_from_the_produce_or_the_requeue(
+    fields: dict[str, Any], expires_at: int
+) -> None:
+    assert new(**fields).with_default_ttl(100).expires_at == expires_at

@@ -130,6 +130,23 @@ def test_of_a_long_chain_the_first_cause_and_the_last_errors_are_kept() -> None:
     assert f"… {20 - MAX_CHAIN} exceptions left out …" in text
 
 
+def test_of_a_very_long_chain_only_those_that_are_shown_are_asked_for_their_text() -> None:
+    asked = 0
+
+    class Counted(Exception):
+        def __str__(self) -> str:
+            nonlocal asked
+            asked += 1
+            return "x"
+
+    error = Counted()
+    for _ in range(50_000):  # a loop that tries again and keeps its last error
+        last, error = error, Counted()
+        error.__cause__ = last
+    assert "left out" in traceback_of(error)
+    assert asked <= MAX_CHAIN
+
+
 def test_a_chain_that_bites_its_tail_ends() -> None:
     first, second = ValueError("1"), ValueError("2")
     first.__cause__, second.__cause__ = second, first

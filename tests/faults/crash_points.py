@@ -401,14 +401,14 @@ class Run:
     async def _bury(self, life: int, name: str) -> str:
         one = await self._taken("ops", life, name, "dead", self._store)
         failed = codec.decode(one.record).failed(FAILURE)
-        assert await self._store.move_to_dlq(topic("ops", life), "w", one.claim, failed)
+        assert await self._store.move_to_dlq(topic("ops", life), "w", one, failed)
         return one.id
 
     async def _set_aside(self, life: int, name: str) -> str:
         one = await self._taken("ops", life, name, "quarantined", self._store)
         name = topic("ops", life)
         why = QuarantineReason.of(id=one.id, topic=name, error=ValueError("no"), data=one.record)
-        assert await self._store.handle_parse_error(name, "w", one.claim, why)
+        assert await self._store.handle_parse_error(name, "w", one, why)
         return one.id
 
     async def _age(self, life: int) -> None:
@@ -416,7 +416,7 @@ class Run:
         name = topic("work", life)
         one = await self._taken("work", life, "aged", "dropped for its age", self._aged)
         failed = codec.decode(one.record).failed(FAILURE)
-        assert await self._aged.move_to_dlq(name, "w", one.claim, failed)
+        assert await self._aged.move_to_dlq(name, "w", one, failed)
         self._subjects["trim_archive", name] = [one.id]
 
     # between

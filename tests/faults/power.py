@@ -197,7 +197,7 @@ class Loss:
     async def _complete(self, store: Store, taken: list[Leased]) -> bool:
         ids = [one.id for one in taken]
         try:
-            answers = await store.complete_message(TOPIC, WORKER, [one.claim for one in taken])
+            answers = await store.complete_message(TOPIC, WORKER, taken)
         except MxRmqError as error:
             return self._failed(ids, error)
         done = [id for id, answer in zip(ids, answers, strict=True) if answer]
@@ -209,10 +209,10 @@ class Loss:
         message = codec.decode(one.record).failed(FAILURE)
         try:
             if message.attempts > ATTEMPTS or chance < 0.1:
-                if await store.move_to_dlq(TOPIC, WORKER, one.claim, message):
+                if await store.move_to_dlq(TOPIC, WORKER, one, message):
                     self.acknowledged.dead[one.id] = time.monotonic()
             elif chance < 0.9:
-                again = RetryRequest(one.claim, message, 50)
+                again = RetryRequest(one, message, 50)
                 if all(await store.retry_message(TOPIC, WORKER, [again])):
                     self.acknowledged.retried[one.id] = time.monotonic(), message.attempts
         except MxRmqError as error:

@@ -42,9 +42,9 @@ async def archive(store: Store, state: State, one: Leased, worker: str = "w1") -
     """Try to bring a message from its worker into an archive."""
     if state is State.DEAD:
         final = message(one).failed(FAILURE)
-        return await store.move_to_dlq(TOPIC, worker, one.claim, final)
+        return await store.move_to_dlq(TOPIC, worker, one, final)
     error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
-    return await store.handle_parse_error(TOPIC, worker, one.claim, error)
+    return await store.handle_parse_error(TOPIC, worker, one, error)
 
 
 async def archived(

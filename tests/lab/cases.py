@@ -120,7 +120,7 @@ def drafts(*, own: bool, **fields: Any) -> list[Message]:
 async def die(store: Store, topic: str, taken: list[Leased]) -> Settled:
     """Move the first one to the dead letters."""
     message = codec.decode(taken[0].record, topic, taken[0].id).failed(FAILURE)
-    return await store.move_to_dlq(topic, WORKER, taken[0].claim, message)
+    return await store.move_to_dlq(topic, WORKER, taken[0], message)
 
 
 async def set_aside(store: Store, topic: str, taken: list[Leased]) -> Settled:
@@ -187,37 +187,40 @@ async def _ring(store: Store, topic: str, _: None) -> bool:
     return await store.ring_doorbell(topic)
 
 
+def _claims(taken: list[Leased]) -> list[Claim]:
+    return [Claim(one.id, one.token) for one in taken]
+
+
 async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE)
-    return [one.claim for one in dispatched.messages]
+    return _claims(dispatched.messages)
 
 
 async def _dispatch_alone(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE, alone=True)
-    return [one.claim for one in dispatched.messages]
+    return _claims(dispatched.messages)
 
 
 async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    return await store.complete_message(topic, WORKER, [one.claim for one in taken[1:]] + [STALE])
+    return await store.complete_message(topic, WORKER, [*taken[1:], STALE])
 
 
 async def _complete_with_result(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    results = [(one.claim, kept()) for one in taken[1:]]
+    results = [(one, kept()) for one in taken[1:]]
     return await store.complete_with_result(
         topic, WORKER, [*results, (STALE, kept())], ttl=RESULT_TTL
     )
 
 
 async def _note_progress(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    said = [(one.claim, b"{}") for one in taken[1:]]
+    said = [(one, b"{}") for one in taken[1:]]
     return await store.note_progress(topic, WORKER, [*said, (STALE, b"{}")], keep=DELAY)
 
 
 async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
     messages = [codec.decode(one.record).failed(FAILURE) for one in taken]
     retries = [
-        RetryRequest(one.claim, message, DELAY)
-        for one, message in zip(taken, messages, strict=True)
+        RetryRequest(one, message, DELAY) for one, message in zip(taken, messages, strict=True)
     ]
     return await store.retry_message(
         topic,
@@ -227,23 +230,22 @@ async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]
 
 
 async def _release(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    back = [HandedBack(one.claim, codec.decode(one.record).priority) for one in taken[1:]]
+    back = [HandedBack(one, codec.decode(one.record).priority) for one in taken[1:]]
     return await store.release_message(topic, WORKER, [*back, HandedBack(STALE, Priority.LOW)])
 
 
 async def _extend(store: Store, topic: str, taken: list[Leased]) -> list[Claim]:
-    claims = [one.claim for one in taken]
-    return await store.extend_lease(topic, WORKER, [*claims, STALE], lease=2 * LEASE)
+    return await store.extend_lease(topic, WORKER, [*taken, STALE], lease=2 * LEASE)
 
 
 async def _handle_timeout(store: Store, topic: str, _: None) -> list[Claim]:
     late = await store.handle_timeout_message(topic, MONITOR, count=10, recovery=RECOVERY)
-    return [one.claim for one in late.messages]
+    return _claims(late.messages)
 
 
 async def _expire(store: Store, topic: str, _: None) -> list[Claim]:
     expired = await store.expire_message(topic, MONITOR, count=10, recovery=RECOVERY)
-    return [one.claim for one in expired.messages]
+    return _claims(expired.messages)
 
 
 async def _set_expiry(store: Store, topic: str, _: None) -> int:

@@ -89,19 +89,19 @@ async def take(
 async def settle(store: Store, one: Leased, state: State | None) -> None:
     """Move a message that w1 holds into a state; None: finished."""
     if state is None:
-        assert await store.complete_message(TOPIC, "w1", [one.claim]) == ["1"]
+        assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
     elif state is State.PENDING:
-        assert await store.release_message(TOPIC, "w1", [HandedBack(one.claim)]) == ["1"]
+        assert await store.release_message(TOPIC, "w1", [HandedBack(one)]) == ["1"]
     elif state is State.DELAYED:
-        again = RetryRequest(one.claim, message(one).failed(FAILURE), 1000)
+        again = RetryRequest(one, message(one).failed(FAILURE), 1000)
         assert await store.retry_message(TOPIC, "w1", [again]) == ["1"]
     elif state is State.DEAD:
-        assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
+        assert await store.move_to_dlq(TOPIC, "w1", one, message(one).failed(FAILURE))
     elif state is State.QUARANTINED:
         why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
-        assert await store.handle_parse_error(TOPIC, "w1", one.claim, why)
+        assert await store.handle_parse_error(TOPIC, "w1", one, why)
     elif state is State.COMPLETED:
-        done = await store.complete_with_result(TOPIC, "w1", [(one.claim, kept())], ttl=RESULT_TTL)
+        done = await store.complete_with_result(TOPIC, "w1", [(one, kept())], ttl=RESULT_TTL)
         assert done == ["1"]
 
 
@@ -116,7 +116,7 @@ async def dead(store: Store, count: int = 1, **fields: Any) -> list[str]:
     """Bring messages into the dead letters; return their ids."""
     taken = await leased(store, count, **fields)
     for one in taken:
-        assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one).failed(FAILURE))
+        assert await store.move_to_dlq(TOPIC, "w1", one, message(one).failed(FAILURE))
     return [one.id for one in taken]
 
 

@@ -163,9 +163,11 @@ class Model:
     def live(self) -> int:
         return len(self.records)
 
-    def knows(self, id: str) -> bool:
-        """Say whether a message is in any state."""
-        return any(id in one for one in (self.records, self.dead, self.quarantine, self.kept_at))
+    def knows(self, id: str, since: int) -> bool:
+        """Say whether a message is in any state; a result counts if it was kept after a time."""
+        if any(id in one for one in (self.records, self.dead, self.quarantine)):
+            return True
+        return self.kept_at.get(id, since) > since
 
     # new -> pending, delayed
 
@@ -651,7 +653,8 @@ class Model:
         if id in self.records or index.get(id) != int(call.named["archived_ms"]):
             return self._receipt(call, "0")
         del index[id], contents[id]
-        stamp = b'{"due":%d,' % call.named["now_ms"]
+        now = call.named["now_ms"]
+        stamp = b'{"due":%d,"requeued":%d,' % (now, now)
         self.records[id] = stamp + _bytes(call.named["record"])
         self.pending[call.named["priority"]].append(id)
         if call.named["expires_ms"]:

@@ -55,6 +55,9 @@ MINUTE = 60_000
 KEPT = 5 * MINUTE
 """How long results are kept."""
 
+RESULT_TTL = 300_000
+"""Milliseconds for which results are kept."""
+
 LIMITS = Limits(
     dlq_max=2,
     dlq_ttl=1000,
@@ -365,21 +368,21 @@ class Walk(RuleBasedStateMachine):
     )
     def keep(self, positions: list[int], size: int, fault: str) -> None:
         picked = [self._pick(position) for position in positions]
-        results = [(one.claim, kept(b"1" * size, 300_000)) for _, one in picked]
+        results = [(one, kept(b"1" * size, RESULT_TTL)) for _, one in picked]
         worker = picked[0][0]
         work = self.store.complete_with_result(
-            TOPIC, worker, results[: 1 + (size == 1)], ttl=300_000
+            TOPIC, worker, results[: 1 + (size == 1)], ttl=RESULT_TTL
         )
         self.play(fault, work)
         for id in {one.id for _, one in picked}:
             (found,) = self.run(self.store.read_status(TOPIC, [id]))
-            assert (found is not None) == self.model.knows(id)
+            assert (found is not None) == self.model.knows(id, self.clock.now - RESULT_TTL)
 
     @precondition(lambda self: self.claims)
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
     def progress(self, position: int, share: str, fault: str) -> None:
         worker, one = self._pick(position)
-        said = [(one.claim, share.encode())]
+        said = [(one, share.encode())]
         self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
@@ -393,7 +396,7 @@ class Walk(RuleBasedStateMachine):
         return chosen[-1 - position % len(chosen)]
 
     async def _settle(self, worker: str, held: Sequence[Leased], what: str, delay: int = 0) -> Any:
-        claims = [one.claim for one in held]
+        claims = list(held)
         if what == "complete":
             return await self.store.complete_message(TOPIC, worker, claims)
         if what == "extend":
@@ -441,14 +444,15 @@ class Walk(RuleBasedStateMachine):
             error = QuarantineReason.of(
                 id=one.id, topic=TOPIC, error=ValueError("bad\n"), data=one.record
             )
-            return await self.store.handle_parse_error(TOPIC, worker, one.claim, error)
+            return await self.store.handle_parse_error(TOPIC, worker, one, error)
         message = codec.decode(one.record).failed(FAILURE)
-        return await self.store.move_to_dlq(TOPIC, worker, one.claim, message)
+        return await self.store.move_to_dlq(TOPIC, worker, one, message)
 
     def _guess_tokens(self) -> None:
         for worker, one in self.claims[-3:]:
             guesses = [Claim(one.id, one.token + 1), Claim(one.id, one.token - 1), Claim("none", 1)]
-            for name, claims in ((worker, guesses), ("w3", [*guesses, one.claim])):
+            own = Claim(one.id, one.token)
+            for name, claims in ((worker, guesses), ("w3", [*guesses, own])):
                 self.run(self.store.complete_message(TOPIC, name, claims))
                 self.run(self.store.extend_lease(TOPIC, name, claims, lease=10_000))
 

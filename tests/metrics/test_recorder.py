@@ -10,7 +10,7 @@ import pytest
 from mx_rmq import MessageQueue
 from mx_rmq.core import events
 from mx_rmq.metrics import Recorder, render
-from mx_rmq.metrics.recorder import BOUNDS, OUTCOMES
+from mx_rmq.metrics.recorder import BOUNDS
 from tests.metrics.asking import Samples, parsed, rendered
 
 QUEUE = MessageQueue("redis://nowhere")
@@ -39,7 +39,7 @@ def counted(*happened: events.Event) -> Samples:
 )
 def test_each_outcome_is_counted_and_the_others_stay_0(event: events.Event, outcome: str) -> None:
     shown = counted(event, event)
-    for one in OUTCOMES.values():
+    for one in events.OUTCOMES.values():
         expected = 2 if one == outcome else 0
         assert shown[f"mx_rmq_messages_total{{outcome={one},topic=t}}"] == expected
 

@@ -201,7 +201,7 @@ async def test_who_extends_its_lease_keeps_its_message(rounds: Rounds) -> None:
     (held,) = await leased(rounds.store)
     await rounds.make(after=LEASE / 1000 + GRACE + 60)
     rounds.passes(HOLD_BACK)
-    await rounds.store.extend_lease(TOPIC, "w1", [held.claim], lease=10)
+    await rounds.store.extend_lease(TOPIC, "w1", [held], lease=10)
     rounds.passes(0.1)
     await rounds.make_until(GRACE - 1)
     assert rounds.taken() == []
@@ -267,7 +267,7 @@ async def test_after_the_clock_was_set_back_a_holder_with_a_longer_lease_keeps_i
 ) -> None:
     (held,) = await leased(rounds.store)
     clock.advance(-120_000)
-    await rounds.store.extend_lease(TOPIC, "w1", [held.claim], lease=300_000)
+    await rounds.store.extend_lease(TOPIC, "w1", [held], lease=300_000)
     await rounds.make_until(60)
     assert rounds.taken() == []
 

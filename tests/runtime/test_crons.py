@@ -81,7 +81,7 @@ async def test_it_fires_at_its_tick_and_says_which_one_it_is(store: Store, clock
     message = codec.decode(one.record)
     assert message.headers == {TICK: "2027-01-15T08:01:00+00:00"}
     assert bytes(message.payload) == b"null"
-    await store.complete_message(TOPIC, "w1", [one.claim])
+    await store.complete_message(TOPIC, "w1", [one])
 
 
 async def test_before_the_tick_it_waits_for_it(store: Store, clock: Clock) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pytest
 
     from mx_rmq import MessageQueue
-    from mx_rmq.store.results import Claim
+    from mx_rmq.store.results import Leased
     from tests.lab.servers import Server
 
 pytestmark = on_a_server
@@ -329,14 +329,14 @@ async def test_a_keeper_that_ends_by_itself_while_it_is_told_to_ends_all_the_sam
         assert loop.is_closed()
 
 
-async def steal(mq: MessageQueue, raw: Redis, id: str) -> Claim:
+async def steal(mq: MessageQueue, raw: Redis, id: str) -> Leased:
     """Let a lease run out, and take the message over for ten minutes."""
     async with asyncio.timeout(5):
         while True:
             await raw.zadd(mq.store.keys.of("t").expire_monitor, {id: 1}, xx=True)
             taken = await mq.store.handle_timeout_message("t", "thief", count=1, recovery=600_000)
             if taken.messages and taken.messages[0].id == id:
-                return taken.messages[0].claim
+                return taken.messages[0]
 
 
 def _sha(name: str) -> bytes:

@@ -172,7 +172,7 @@ async def test_what_is_retried_waits_with_its_error(store: Store, clock: Clock) 
     await store.process_delay_message(TOPIC, count=10)
     (again,) = await take(store)
     assert codec.decode(again.record).errors == [FAILURE]
-    await store.complete_message(TOPIC, "w1", [again.claim])
+    await store.complete_message(TOPIC, "w1", [again])
 
 
 async def test_what_is_dead_is_kept_with_its_reason(store: Store) -> None:

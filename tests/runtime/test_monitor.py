@@ -97,7 +97,7 @@ async def test_it_takes_over_and_counts_the_crash(store: Store, clock: Clock) ->
     message = codec.decode(back.record)
     assert (message.attempts, message.crashes) == (1, 1)
     assert back.token > one.token
-    await store.complete_message(TOPIC, "w1", [back.claim])
+    await store.complete_message(TOPIC, "w1", [back])
 
 
 async def test_nothing_is_taken_over_before_its_deadline(store: Store, clock: Clock) -> None:
@@ -204,7 +204,7 @@ async def test_a_lease_that_was_extended_is_not_taken_over(store: Store, clock: 
     (one,) = await leased(store)
     watch = Watch(store)
     watch.monitor.surveyed(TOPIC, 0)  # what it saw is old news
-    await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE)
+    await store.extend_lease(TOPIC, "w1", [one], lease=LEASE)
     assert await watch.monitor.step() == pytest.approx(LEASE / 1000, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
 
@@ -245,7 +245,7 @@ async def test_a_jump_that_only_the_take_over_itself_would_notice_costs_nobody_h
     assert await watch.monitor.step() == 0
     assert await watch.monitor.step() == pytest.approx(HOLD_BACK, abs=0.1)
     assert watch.seen.of(events.TakenOver) == []
-    assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == []
+    assert await store.extend_lease(TOPIC, "w1", [one], lease=LEASE) == []
     watch.passed(HOLD_BACK + 0.1)
     await watch.monitor.step()
     assert watch.seen.of(events.TakenOver) == []
@@ -261,7 +261,7 @@ async def test_after_the_clock_was_set_back_only_who_is_gone_loses_his_message(
     await watch.step()
     watch.clock.update(clock.advance(-3_600_000), time.monotonic())
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    assert await store.extend_lease(TOPIC, "w1", [held], lease=3000) == []
     watch.passed(HOLD_BACK + 0.1)
     await watch.step()
     assert [event.id for event in watch.seen.of(events.TakenOver)] == [gone.id]
@@ -294,7 +294,7 @@ async def test_who_comes_after_the_clock_was_set_back_finds_the_messages_of_the_
     assert await watch.step() == pytest.approx(CHECK_EVERY, abs=0.1)
     watch.passed(CHECK_EVERY)
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    assert await store.extend_lease(TOPIC, "w1", [held], lease=3000) == []
     watch.passed(HOLD_BACK + 0.1)
     await watch.step()
     lost = [event.id for event in watch.seen.of(events.TakenOver)]
@@ -339,7 +339,7 @@ async def test_a_call_that_was_under_way_through_an_outage_takes_nothing_over(
     watch.monitor.surveyed(TOPIC, 0)
     await watch.monitor.step()
     assert await watch.step() == pytest.approx(HOLD_BACK, abs=0.1)
-    assert await store.extend_lease(TOPIC, "w1", [held.claim], lease=3000) == []
+    assert await store.extend_lease(TOPIC, "w1", [held], lease=3000) == []
     watch.passed(HOLD_BACK)
     assert await watch.step() == pytest.approx(3, abs=0.2)
     assert watch.seen.of(events.TakenOver) == []

@@ -13,7 +13,7 @@ import pytest
 from mx_rmq.core.errors import ServerUnavailable
 from mx_rmq.core.status import ProgressNote
 from mx_rmq.runtime import progress as module
-from mx_rmq.runtime.progress import Progresses
+from mx_rmq.runtime.progress import ProgressSender
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -59,13 +59,15 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-async def progress(sent: Sent) -> AsyncIterator[Progresses]:
-    one = Progresses(cast("Store", sent), worker="w1")
+async def progress(sent: Sent) -> AsyncIterator[ProgressSender]:
+    one = ProgressSender(cast("Store", sent), worker="w1")
     yield one
     await one.loop.stop()
 
 
-async def test_the_last_words_of_a_topic_go_in_one_call(progress: Progresses, sent: Sent) -> None:
+async def test_the_latest_reports_of_a_topic_go_in_one_call(
+    progress: ProgressSender, sent: Sent
+) -> None:
     first, second = held("a"), held("b")
     for row in range(1000):
         progress.say(first, ProgressNote(row / 1000))
@@ -80,7 +82,7 @@ async def test_the_last_words_of_a_topic_go_in_one_call(progress: Progresses, se
 
 
 async def test_a_handler_that_talks_all_the_time_is_heard_a_few_times_a_second(
-    progress: Progresses, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    progress: ProgressSender, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EVERY", 0.05)
     one, over = held("a"), threading.Event()
@@ -99,7 +101,7 @@ async def test_a_handler_that_talks_all_the_time_is_heard_a_few_times_a_second(
 
 
 async def test_nothing_is_sent_of_a_handler_that_has_ended(
-    progress: Progresses, sent: Sent
+    progress: ProgressSender, sent: Sent
 ) -> None:
     ended, running = held("a"), held("b")
     progress.say(ended, ProgressNote(0.5))
@@ -110,7 +112,7 @@ async def test_nothing_is_sent_of_a_handler_that_has_ended(
 
 
 async def test_it_is_said_again_while_the_handler_runs(
-    progress: Progresses, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    progress: ProgressSender, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EVERY", 0.01)
     monkeypatch.setattr(module, "SAY_AGAIN", 0.02)
@@ -121,7 +123,7 @@ async def test_it_is_said_again_while_the_handler_runs(
 
 
 async def test_a_server_that_is_away_does_not_end_it(
-    progress: Progresses, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    progress: ProgressSender, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EVERY", 0.01)
 

@@ -217,7 +217,7 @@ async def test_of_an_ordered_topic_nothing_is_taken_while_another_worker_has_som
     waiting = await pending(store, 2)
     assert await post.dispatcher.take(TOPIC)
     assert post.slots.held == {}
-    assert await store.complete_message(TOPIC, "w2", [theirs.claim]) == ["1"]
+    assert await store.complete_message(TOPIC, "w2", [theirs]) == ["1"]
     assert await post.dispatcher.take(TOPIC)
     (held,) = post.slots.held
     assert held.leased.id == waiting[0]

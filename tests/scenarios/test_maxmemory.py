@@ -99,7 +99,7 @@ async def test_a_queue_that_fills_the_server_can_be_worked_off_and_filled_again(
         assert 10 < stored < 1_000
         while taken := (await store.dispatch_message(TOPIC, "w1", count=9, lease=1_000)).messages:
             stored -= len(taken)
-            assert all(await store.complete_message(TOPIC, "w1", [one.claim for one in taken]))
+            assert all(await store.complete_message(TOPIC, "w1", taken))
         assert stored == 0
 
 
@@ -133,7 +133,7 @@ async def test_a_worker_can_start_at_maxmemory_and_work_off_what_is_there(
     async with await Store.open(server.url, clock=clock) as newcomer:
         await assert_clean(newcomer, raw)  # the preflight has left no key behind
         taken = await newcomer.dispatch_message(TOPIC, "w1", count=9, lease=1_000)
-        claims = [one.claim for one in taken.messages]
+        claims = taken.messages
         assert all(await newcomer.complete_message(TOPIC, "w1", claims))
     assert len(claims) == 3
 

@@ -673,7 +673,7 @@ class HolderContract:
     ) -> None:
         await delayed(store, 1000)
         taken = await leased(store, 3)
-        await store.complete_message(TOPIC, "w1", [taken.pop().claim])
+        await store.complete_message(TOPIC, "w1", [taken.pop()])
         for name in needed(self.name):
             await assert_refused(store, raw, name, partial(self.settle, store, taken))
         assert await self.settle(store, taken) == [Settled.DONE] * 2
@@ -734,7 +734,7 @@ async def leased_more(store: Store, count: int) -> list[Leased]:
     ids = await pending(store, count)
     taken = await take(store, MAX_BATCH)
     rest = [one for one in taken if one.id not in ids]
-    await store.release_message(TOPIC, "w1", [HandedBack(one.claim) for one in rest])
+    await store.release_message(TOPIC, "w1", [HandedBack(one) for one in rest])
     return [one for one in taken if one.id in ids]
 
 
@@ -750,4 +750,4 @@ async def foreign(store: Store, raw: Redis, id: bytes) -> Leased:
 
 
 def claims(taken: Sequence[Leased]) -> list[Claim]:
-    return [one.claim for one in taken]
+    return [Claim(one.id, one.token) for one in taken]

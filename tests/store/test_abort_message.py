@@ -14,7 +14,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.settings import Limits
 from mx_rmq.store import operator_calls as operating
-from mx_rmq.store.results import RetryRequest, Settled
+from mx_rmq.store.results import Claim, RetryRequest, Settled
 from tests.lab.archives import key_name
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
@@ -98,11 +98,11 @@ async def test_its_holder_has_lost_it(store: Store, raw: Redis) -> None:
     (one,) = await leased(store)
     assert await abort(store, TOPIC, one.id) is Settled.DONE
     before = await snapshot(raw, TOPIC)
-    again = RetryRequest(one.claim, message(one).failed(FAILURE), 5)
-    assert await store.complete_message(TOPIC, "w1", [one.claim]) == [Settled.LOST]
+    again = RetryRequest(one, message(one).failed(FAILURE), 5)
+    assert await store.complete_message(TOPIC, "w1", [one]) == [Settled.LOST]
     assert await store.retry_message(TOPIC, "w1", [again]) == [Settled.LOST]
-    assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == [one.claim]
-    assert await store.move_to_dlq(TOPIC, "w1", one.claim, message(one)) is Settled.LOST
+    assert await store.extend_lease(TOPIC, "w1", [one], lease=LEASE) == [Claim(one.id, one.token)]
+    assert await store.move_to_dlq(TOPIC, "w1", one, message(one)) is Settled.LOST
     assert await snapshot(raw, TOPIC) == before
 
 
@@ -113,7 +113,7 @@ async def test_a_monitor_that_took_it_over_has_lost_it(
     clock.advance(LEASE)
     taken = await store.handle_timeout_message(TOPIC, "monitor", count=10, recovery=1000)
     assert await abort(store, TOPIC, one.id) is Settled.DONE
-    mine = taken.messages[0].claim
+    mine = taken.messages[0]
     assert await store.move_to_dlq(TOPIC, "monitor", mine, message(one)) is Settled.LOST
     assert (await snapshot(raw, TOPIC)).dead_letters == {one.id: final(one.record)}
 
@@ -131,7 +131,7 @@ async def test_a_record_that_has_changed_since_is_left_alone(
     store: Store, raw: Redis, state: State
 ) -> None:
     (one,) = await leased(store)
-    again = RetryRequest(one.claim, message(one).failed(FAILURE), 0)
+    again = RetryRequest(one, message(one).failed(FAILURE), 0)
     await store.retry_message(TOPIC, "w1", [again])
     if state is State.PENDING:
         await store.process_delay_message(TOPIC, count=9)

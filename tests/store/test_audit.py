@@ -495,17 +495,14 @@ class Traffic:
         lots = [self._held[at : at + 4] for at in range(0, len(self._held), 4)]
         self._held = [one for lot in lots[5:] for one in lot]
         done, again, back, dead, odd = (*lots, [], [], [], [], [])[:5]
-        await store.complete_message(TOPIC, self.worker, [one.claim for one in done])
+        await store.complete_message(TOPIC, self.worker, done)
         await store.retry_message(
             TOPIC,
             self.worker,
-            [
-                RetryRequest(one.claim, message(one).failed(FAILURE), chance.randrange(5))
-                for one in again
-            ],
+            [RetryRequest(one, message(one).failed(FAILURE), chance.randrange(5)) for one in again],
         )
         await store.release_message(
-            TOPIC, self.worker, [HandedBack(one.claim, message(one).priority) for one in back]
+            TOPIC, self.worker, [HandedBack(one, message(one).priority) for one in back]
         )
         for state, lot in zip(ARCHIVES, (dead, odd), strict=True):
             for one in lot:

@@ -36,7 +36,7 @@ async def complete(
     ttl: int = RESULT_TTL,
     worker: str = "w1",
 ) -> list[Settled]:
-    results = [(one.claim, kept(result, ttl)) for one in taken]
+    results = [(one, kept(result, ttl)) for one in taken]
     return await store.complete_with_result(TOPIC, worker, results, ttl=ttl)
 
 
@@ -53,7 +53,7 @@ async def test_the_message_is_gone_and_its_result_is_there(
     store: Store, raw: Redis, clock: Clock
 ) -> None:
     first, second = await leased(store, 2)
-    results = [(first.claim, kept(b"1")), (second.claim, kept(b'"two"'))]
+    results = [(first, kept(b"1")), (second, kept(b'"two"'))]
     done = await store.complete_with_result(TOPIC, "w1", results, ttl=RESULT_TTL)
     assert done == [Settled.DONE] * 2
     found = await snapshot(raw, TOPIC)
@@ -173,7 +173,7 @@ async def test_ends_are_published_and_short_results_come_along(store: Store, raw
         await ear.get_message(timeout=10)
         short, long = await leased(store, 2)
         value = b'"' + b"x" * INLINE + b'"'
-        results = [(short.claim, kept(b"1")), (long.claim, kept(value))]
+        results = [(short, kept(b"1")), (long, kept(value))]
         await store.complete_with_result(TOPIC, "w1", results, ttl=RESULT_TTL)
         dead = await bring(store, State.DEAD)
         bad = await bring(store, State.QUARANTINED)

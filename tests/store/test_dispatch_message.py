@@ -339,7 +339,7 @@ async def test_alone_nothing_is_given_after_a_lease_ran_out_until_the_message_is
     late = await store.handle_timeout_message(TOPIC, "m", count=1, recovery=LEASE)
     assert await take(store, alone=True) == []
     (taken_over,) = late.messages
-    held = [HandedBack(taken_over.claim)]
+    held = [HandedBack(taken_over)]
     assert await store.release_message(TOPIC, "m", held) == ["1"]
     assert ids(await take(store, alone=True)) == [lost.id]
 

@@ -162,8 +162,8 @@ async def test_the_new_token_settles_it_and_an_old_one_does_not(
     clock.advance(TTL)
     (one,) = (await expire(store)).messages
     assert one.token > old.token
-    assert await store.move_to_dlq(TOPIC, "w1", old.claim, message(old)) is Settled.LOST
-    assert await store.move_to_dlq(TOPIC, "m1", one.claim, message(one)) is Settled.DONE
+    assert await store.move_to_dlq(TOPIC, "w1", old, message(old)) is Settled.LOST
+    assert await store.move_to_dlq(TOPIC, "m1", one, message(one)) is Settled.DONE
     found = await snapshot(raw, TOPIC)
     assert (found.records, found.leases, found.deadlines) == ({}, {}, {})
     assert found.dead == {one.id: clock.now}
@@ -229,9 +229,9 @@ async def test_it_has_none_while_a_worker_holds_it_and_its_own_again_when_it_wai
     clock.advance(100)
     first, second = await take(store, 2)
     assert (await snapshot(raw, TOPIC)).expiries == {}
-    back = [HandedBack(first.claim, Priority.LOW, message(first).expires_at)]
+    back = [HandedBack(first, Priority.LOW, message(first).expires_at)]
     assert await store.release_message(TOPIC, "w1", back) == [Settled.DONE]
-    again = RetryRequest(second.claim, message(second).failed(FAILURE), 10)
+    again = RetryRequest(second, message(second).failed(FAILURE), 10)
     assert await store.retry_message(TOPIC, "w1", [again]) == [Settled.DONE]
     assert (await snapshot(raw, TOPIC)).expiries == ends
     clock.advance(10)

@@ -61,7 +61,8 @@ async def test_the_deadlines_are_counted_from_now_and_nothing_else_changes(
 async def test_the_claims_that_are_lost_come_back(store: Store, raw: Redis, clock: Clock) -> None:
     mine = await leased(store, 2)
     (others,) = await leased(store, worker="w2")
-    asked = [Claim("gone", 1), mine[0].claim, others.claim, Claim(mine[1].id, 1), mine[1].claim]
+    first, second, third = claims([*mine, others])
+    asked = [Claim("gone", 1), first, third, Claim(second.id, 1), second]
     now = clock.advance(1)
     lost = await store.extend_lease(TOPIC, "w1", asked, lease=LEASE)
     assert lost == [asked[0], asked[2], asked[3]]
@@ -75,7 +76,7 @@ async def test_the_claims_that_are_lost_come_back(store: Store, raw: Redis, cloc
 async def test_an_extended_message_is_not_taken_over(store: Store, clock: Clock) -> None:
     one, two = await leased(store, 2)
     clock.advance(LEASE - 1)
-    await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE)
+    await store.extend_lease(TOPIC, "w1", [one], lease=LEASE)
     clock.advance(1)
     timed_out = await store.handle_timeout_message(TOPIC, "m", count=9, recovery=1000)
     assert [taken.id for taken in timed_out.messages] == [two.id]

@@ -13,7 +13,7 @@ from mx_rmq.core.message import State
 from mx_rmq.core.text import MAX_ERROR_TEXT
 from mx_rmq.settings import Limits
 from mx_rmq.store.quarantine import QuarantineReason, read
-from mx_rmq.store.results import Claim, Leased, Settled
+from mx_rmq.store.results import Leased, Settled
 from tests.lab.archives import archive, archived, find_archived, key_name, list_archived
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
@@ -48,7 +48,7 @@ async def quarantine(store: Store, one: Leased) -> QuarantineReason:
     error = QuarantineReason.of(
         id=one.id, topic=TOPIC, error=caught.value, data=one.record, worker="w1"
     )
-    assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
+    assert await store.handle_parse_error(TOPIC, "w1", one, error) is Settled.DONE
     return error
 
 
@@ -127,7 +127,7 @@ async def test_any_error_text_is_kept_and_does_not_touch_the_bytes(
 ) -> None:
     one = await odd(store, raw, b"bytes\n\xff")
     error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError(text), data=one.record)
-    assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
+    assert await store.handle_parse_error(TOPIC, "w1", one, error) is Settled.DONE
     about, data = await only_entry(raw)
     assert (about.error_type, about.error) == ("ValueError", shown)
     assert data == b"bytes\n\xff"
@@ -158,7 +158,7 @@ async def test_only_the_message_that_cannot_be_read_goes(
     first, one, last = await leased(store, 3)
     before = await snapshot(raw, TOPIC)
     error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("no"), data=one.record)
-    assert await store.handle_parse_error(TOPIC, "w1", one.claim, error) is Settled.DONE
+    assert await store.handle_parse_error(TOPIC, "w1", one, error) is Settled.DONE
     assert await snapshot(raw, TOPIC) == replace(
         before,
         records={other.id: other.record for other in (first, last)},
@@ -178,8 +178,9 @@ async def test_who_does_not_hold_the_lease_changes_nothing(
         clock.advance(LEASE)
         await store.handle_timeout_message(TOPIC, "monitor", count=10, recovery=1000)
     before = await snapshot(raw, TOPIC)
-    claim = {"token": Claim(one.id, one.token + 1), "id": Claim("unknown", one.token)}
-    stale = Leased(*claim.get(lost, one.claim), one.record)
+    stale = {"token": one._replace(token=one.token + 1), "id": one._replace(id="unknown")}.get(
+        lost, one
+    )
     worker = "w2" if lost == "worker" else "w1"
     assert await archive(store, State.QUARANTINED, stale, worker) is Settled.LOST
     assert await snapshot(raw, TOPIC) == before

@@ -13,7 +13,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.quarantine import QuarantineReason
-from mx_rmq.store.results import HandedBack, RetryRequest, Settled
+from mx_rmq.store.results import Claim, HandedBack, RetryRequest, Settled
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import FAILURE, LEASE, TOPIC, Priority, draft, leased, pending, take
@@ -130,7 +130,7 @@ async def test_the_old_holder_is_shut_out(store: Store, raw: Redis, clock: Clock
     before = await snapshot(raw, TOPIC)
     record = codec.decode(old.record).failed(FAILURE)
     why = QuarantineReason.of(id=old.id, topic=TOPIC, error=ValueError(), data=b"")
-    claim = old.claim
+    claim = Claim(old.id, old.token)
     assert await store.complete_message(TOPIC, "w1", [claim]) == [Settled.LOST]
     assert await store.retry_message(TOPIC, "w1", [RetryRequest(claim, record, 1)]) == [
         Settled.LOST
@@ -153,10 +153,10 @@ async def test_the_monitor_decides_with_its_own_token(
     (one,) = await take_over(store)
     record = codec.decode(one.record, TOPIC, one.id).failed(FAILURE)
     if state is State.DELAYED:
-        answers = await store.retry_message(TOPIC, "m1", [RetryRequest(one.claim, record, 5)])
+        answers = await store.retry_message(TOPIC, "m1", [RetryRequest(one, record, 5)])
         assert answers == [Settled.DONE]
     else:
-        assert await store.move_to_dlq(TOPIC, "m1", one.claim, record)
+        assert await store.move_to_dlq(TOPIC, "m1", one, record)
     found = await snapshot(raw, TOPIC)
     assert (found.leases, found.deadlines) == ({}, {})
     clock.advance(LEASE)
@@ -175,8 +175,8 @@ async def test_when_the_monitor_dies_the_recovery_deadline_brings_the_message_ba
     (second,) = await take_over(store, "m2")
     assert (second.id, second.lost_by, second.record) == (worker.id, "m1", worker.record)
     assert second.token > first.token > worker.token
-    assert not (await store.complete_message(TOPIC, "m1", [first.claim]))[0]
-    assert (await store.complete_message(TOPIC, "m2", [second.claim]))[0]
+    assert not (await store.complete_message(TOPIC, "m1", [first]))[0]
+    assert (await store.complete_message(TOPIC, "m2", [second]))[0]
 
 
 async def test_of_two_monitors_one_gets_the_message(store: Store, clock: Clock) -> None:
@@ -275,7 +275,7 @@ async def test_a_message_with_an_id_that_is_not_utf8_can_be_taken_over_and_settl
     (one,) = await take_over(store)
     assert one.id == stuck.id
     why = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError("bad id"), data=one.record)
-    assert await store.handle_parse_error(TOPIC, "m1", one.claim, why)
+    assert await store.handle_parse_error(TOPIC, "m1", one, why)
     assert list((await snapshot(raw, TOPIC)).quarantine) == [one.id]
 
 

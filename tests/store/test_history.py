@@ -37,7 +37,7 @@ async def told(store: Store, topic: str = TOPIC) -> list[tuple[str, str, int, st
 async def test_a_life_is_told_from_produce_to_the_end(store: Store, clock: Clock) -> None:
     (other, id) = await pending(store, 2)
     first = await take(store, 2)
-    await store.complete_message(TOPIC, "w1", [first[0].claim])
+    await store.complete_message(TOPIC, "w1", [first[0]])
     assert [one.what for one in await store.views.history.of(TOPIC, other)] == [
         "produced",
         "dispatched",
@@ -110,7 +110,7 @@ async def test_a_life_begins_with_its_last_birth(store: Store, clock: Clock) -> 
     for _ in range(2):
         await store.produce_normal_message(TOPIC, [draft(id="own")])
         (one,) = await take(store)
-        await store.complete_message(TOPIC, "w1", [one.claim])
+        await store.complete_message(TOPIC, "w1", [one])
         clock.advance(1_000_000)
     assert len(await store.views.history.of(TOPIC, "own")) == 3
 
@@ -118,7 +118,7 @@ async def test_a_life_begins_with_its_last_birth(store: Store, clock: Clock) -> 
 async def test_it_says_why_and_by_whom(store: Store, clock: Clock) -> None:
     (one,) = await leased(store, worker="w1")
     message = codec.decode(one.record)
-    await store.move_to_dlq(TOPIC, "w1", one.claim, msgspec.structs.replace(message, reason="why"))
+    await store.move_to_dlq(TOPIC, "w1", one, msgspec.structs.replace(message, reason="why"))
     await archived(store, State.QUARANTINED)
     await leased(store, worker="gone")
     clock.advance(10**9)
@@ -294,7 +294,7 @@ async def test_an_hour_of_twenty_messages_a_second_fits(store: Store, raw: Redis
     for _ in range(200):
         await pending(store)
         (one,) = await take(store, worker="worker-host-name-12345-a1b2c3d4")
-        await store.complete_message(TOPIC, "worker-host-name-12345-a1b2c3d4", [one.claim])
+        await store.complete_message(TOPIC, "worker-host-name-12345-a1b2c3d4", [one])
     key, an_hour = store.keys.of(TOPIC).history, 20 * 3600 * 3
     assert await raw.xlen(key) == 600
     await store.trim_history(TOPIC)

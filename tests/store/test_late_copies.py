@@ -131,7 +131,7 @@ async def complete(stage: Stage, taken: list[Leased]) -> list[Settled]:
 
 
 async def keep(stage: Stage, taken: list[Leased]) -> list[Settled]:
-    results = [(one.claim, kept()) for one in taken]
+    results = [(one, kept()) for one in taken]
     return await stage.store.complete_with_result(TOPIC, WORKER, results, ttl=RESULT_TTL)
 
 
@@ -141,7 +141,7 @@ async def release(stage: Stage, taken: list[Leased]) -> list[Settled]:
 
 
 async def retry(stage: Stage, taken: list[Leased]) -> list[Settled]:
-    retries = [RetryRequest(one.claim, codec.decode(one.record), 5) for one in taken]
+    retries = [RetryRequest(one, codec.decode(one.record), 5) for one in taken]
     return await stage.store.retry_message(TOPIC, WORKER, retries)
 
 

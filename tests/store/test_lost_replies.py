@@ -76,7 +76,7 @@ class Scene:
         """Let another worker take and complete everything that waits."""
         self.clock.advance(DELAY)
         await self.direct.process_delay_message(TOPIC, count=10)
-        claims = [one.claim for one in await self.dispatch()]
+        claims = await self.dispatch()
         settled = await self.direct.complete_message(TOPIC, WORKER, claims)
         assert len(settled) == 3
         assert all(settled)
@@ -298,7 +298,7 @@ async def test_a_retry_repeated_after_the_next_dispatch_leaves_the_new_lease_alo
     scene.proxy.cut_reply(then=redeliver)
     message = codec.decode(one.record).failed(FAILURE)
     (settled,) = await scene.through.retry_message(
-        TOPIC, WORKER, [RetryRequest(one.claim, message, DELAY)]
+        TOPIC, WORKER, [RetryRequest(one, message, DELAY)]
     )
 
     found = await scene.snapshot
@@ -507,7 +507,7 @@ async def test_a_cancelled_dispatch_retires_its_lane_and_its_messages_come_back(
 
 async def test_a_cancelled_complete_retires_its_lane_and_is_done_once(scene: Scene) -> None:
     store = scene.through
-    claims = [one.claim for one in await scene.stage.leased()]
+    claims = await scene.stage.leased()
     complete = store.complete_message
     await cancel_in_flight(scene, complete.__name__, lambda: complete(TOPIC, WORKER, claims[:2]))
 

@@ -43,7 +43,7 @@ async def test_a_message_becomes_a_dead_letter_with_its_final_record(
     before = await snapshot(raw, TOPIC)
     final = msgspec.structs.replace(message(one).failed(FAILURE), reason="attempts exhausted")
     died = clock.advance(5)
-    assert await store.move_to_dlq(TOPIC, "w1", one.claim, final) is Settled.DONE
+    assert await store.move_to_dlq(TOPIC, "w1", one, final) is Settled.DONE
     after = await snapshot(raw, TOPIC)
     assert after == replace(
         before,
@@ -65,8 +65,8 @@ async def test_a_message_taken_over_by_the_monitor_is_the_monitors_to_bury(
     taken = await store.handle_timeout_message(TOPIC, "monitor", count=10, recovery=1000)
     (mine,) = taken.messages
     final = message(one).failed(FAILURE)
-    assert await store.move_to_dlq(TOPIC, "w1", one.claim, final) is Settled.LOST
-    assert await store.move_to_dlq(TOPIC, "monitor", mine.claim, final) is Settled.DONE
+    assert await store.move_to_dlq(TOPIC, "w1", one, final) is Settled.LOST
+    assert await store.move_to_dlq(TOPIC, "monitor", mine, final) is Settled.DONE
     assert list((await snapshot(raw, TOPIC)).dead) == [one.id]
 
 
@@ -78,7 +78,7 @@ async def test_who_does_not_hold_the_lease_changes_nothing(
     before = await snapshot(raw, TOPIC)
     claim = {
         "token": Claim(one.id, one.token - 1),
-        "worker": one.claim,
+        "worker": Claim(one.id, one.token),
         "id": Claim("unknown", one.token),
     }[lost]
     worker = "w2" if lost == "worker" else "w1"
@@ -102,7 +102,7 @@ async def test_a_message_in_another_state_stays_there(
 async def test_a_topic_that_nobody_has_used_has_nothing_to_bury(store: Store, raw: Redis) -> None:
     (one,) = await leased(store)
     final = renamed(message(one), one.id, "unused")
-    assert await store.move_to_dlq("unused", "w1", one.claim, final) is Settled.LOST
+    assert await store.move_to_dlq("unused", "w1", one, final) is Settled.LOST
     assert await snapshot(raw, "unused") == Snapshot()
 
 
@@ -168,16 +168,16 @@ async def test_a_paused_topic_buries_its_dead(store: Store, raw: Redis) -> None:
 
 async def test_what_is_buried_under_an_id_is_that_message(store: Store, raw: Redis) -> None:
     (one,) = await leased(store)
-    await store.complete_message(TOPIC, "w1", [one.claim])
+    await store.complete_message(TOPIC, "w1", [one])
     keys = store.keys.of(TOPIC)
     await raw.hset(keys.payload, b"\xff\xfe", one.record)
     await raw.lpush(keys.pending, b"\xff\xfe")
     (odd,) = await take(store)
     before = await snapshot(raw, TOPIC)
     with pytest.raises(InvalidInput, match="the record belongs to message"):
-        await store.move_to_dlq(TOPIC, "w1", odd.claim, message(one))
+        await store.move_to_dlq(TOPIC, "w1", odd, message(one))
     with pytest.raises(InvalidInput, match="cannot be encoded as JSON"):
-        await store.move_to_dlq(TOPIC, "w1", odd.claim, renamed(message(one), odd.id))
+        await store.move_to_dlq(TOPIC, "w1", odd, renamed(message(one), odd.id))
     assert await snapshot(raw, TOPIC) == before
 
 
@@ -185,7 +185,7 @@ async def test_a_worker_whose_name_breaks_the_rule_is_refused(store: Store, raw:
     (one,) = await leased(store)
     before = await snapshot(raw, TOPIC)
     with pytest.raises(InvalidInput, match="worker 'w:1' must consist of"):
-        await store.move_to_dlq(TOPIC, "w:1", one.claim, message(one))
+        await store.move_to_dlq(TOPIC, "w:1", one, message(one))
     assert await snapshot(raw, TOPIC) == before
 
 

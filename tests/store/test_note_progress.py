@@ -27,7 +27,7 @@ class TestNoteProgress(HolderContract):
     async def settle(
         self, store: Store, taken: Sequence[Leased], *, worker: str = "w1"
     ) -> list[Settled]:
-        said = [(one.claim, b"{}") for one in taken]
+        said = [(one, b"{}") for one in taken]
         return await store.note_progress(TOPIC, worker, said, keep=KEEP)
 
 
@@ -35,7 +35,7 @@ async def test_the_last_word_is_kept_with_its_token_and_expires(store: Store, ra
     (one,) = await leased(store)
     before = await snapshot(raw, TOPIC)
     for words in (b'{"share":0.1}', b'{"share":0.2}'):
-        done = await store.note_progress(TOPIC, "w1", [(one.claim, words)], keep=KEEP)
+        done = await store.note_progress(TOPIC, "w1", [(one, words)], keep=KEEP)
         assert done == [Settled.DONE]
     key = store.keys.of(TOPIC).progress(one.id)
     assert await raw.get(key) == f'{one.token} {{"share":0.2}}'.encode()
@@ -59,7 +59,7 @@ async def test_those_who_watch_are_told(store: Store, raw: Redis) -> None:
     async with raw.pubsub(ignore_subscribe_messages=True) as ear:
         await ear.subscribe(store.channel_of(TOPIC))
         await ear.get_message(timeout=10)
-        await store.note_progress(TOPIC, "w1", [(one.claim, b"{}")], keep=KEEP)
+        await store.note_progress(TOPIC, "w1", [(one, b"{}")], keep=KEEP)
         message = None
         while message is None:
             message = await ear.get_message(timeout=10)
@@ -68,7 +68,7 @@ async def test_those_who_watch_are_told(store: Store, raw: Redis) -> None:
 
 async def test_the_next_attempt_starts_without_one(store: Store) -> None:
     (one,) = await leased(store)
-    await store.note_progress(TOPIC, "w1", [(one.claim, b'{"share":0.5,"note":"half"}')], keep=KEEP)
+    await store.note_progress(TOPIC, "w1", [(one, b'{"share":0.5,"note":"half"}')], keep=KEEP)
     (found,) = await store.read_status(TOPIC, [one.id], live=True, said=True)
     assert found is not None
     assert (found.status().progress, found.status().note) == (0.5, "half")

@@ -102,7 +102,7 @@ async def test_one_paused_topic_does_not_stop_another(store: Store) -> None:
 async def test_what_is_in_processing_goes_on(store: Store, raw: Redis, state: State | None) -> None:
     (one,) = await leased(store)
     await store.pause_topic(TOPIC)
-    assert await store.extend_lease(TOPIC, "w1", [one.claim], lease=LEASE) == []
+    assert await store.extend_lease(TOPIC, "w1", [one], lease=LEASE) == []
     await settle(store, one, state)
     assert (await snapshot(raw, TOPIC)).leases == {}
 

@@ -146,9 +146,9 @@ async def test_features_are_found_by_trying(store: Store, server: Server, raw: R
 async def live(store: Store, clock: Clock) -> None:
     """Lead messages through every transition."""
     first, second = await leased(store, 2)
-    await store.extend_lease(TOPIC, "w1", [first.claim], lease=1000)
+    await store.extend_lease(TOPIC, "w1", [first], lease=1000)
     assert await store.retry_message(
-        TOPIC, "w1", [RetryRequest(first.claim, message(first).failed(FAILURE), 10)]
+        TOPIC, "w1", [RetryRequest(first, message(first).failed(FAILURE), 10)]
     ) == [Settled.DONE]
     assert await store.get_next_delay_task(TOPIC) == 10
     clock.advance(10)

@@ -67,7 +67,7 @@ async def test_the_message_goes_the_way_of_all_messages(store: Store, clock: Clo
     ticked = await store.produce_cron_message(TOPIC, clock.now, draft())
     (one,) = await take(store)
     assert one.id == ticked.id
-    assert await store.complete_message(TOPIC, "w1", [one.claim]) == ["1"]
+    assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
 
 
 async def test_a_tick_fires_once(store: Store, raw: Redis, clock: Clock) -> None:
@@ -87,7 +87,7 @@ async def test_a_tick_fires_once_also_when_its_message_is_long_gone(
     tick = clock.now
     await store.produce_cron_message(TOPIC, tick, draft())
     (one,) = await take(store)
-    await store.complete_message(TOPIC, "w1", [one.claim])
+    await store.complete_message(TOPIC, "w1", [one])
     clock.advance(10**9)
     assert (await store.produce_cron_message(TOPIC, tick, draft())).id is None
     assert (await snapshot(raw, TOPIC)).records == {}
@@ -204,7 +204,7 @@ async def test_a_call_that_comes_again_changes_nothing(
 ) -> None:
     async def handled() -> None:
         (one,) = await take(store)
-        assert await store.complete_message(TOPIC, "w1", [one.claim]) == ["1"]
+        assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
 
     resend_next(store, raw, handled)
     ticked = await store.produce_cron_message(TOPIC, clock.now, draft())

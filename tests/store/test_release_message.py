@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def release(
     store: Store, taken: Sequence[Leased], level: Priority = Priority.NORMAL
 ) -> list[Settled]:
-    return await store.release_message(TOPIC, "w1", [HandedBack(one.claim, level) for one in taken])
+    return await store.release_message(TOPIC, "w1", [HandedBack(one, level) for one in taken])
 
 
 class TestReleaseMessage(ReceiptContract):
@@ -33,7 +33,7 @@ class TestReleaseMessage(ReceiptContract):
     async def settle(
         self, store: Store, taken: Sequence[Leased], *, worker: str = "w1"
     ) -> list[Settled]:
-        claims = [HandedBack(one.claim) for one in taken]
+        claims = [HandedBack(one) for one in taken]
         return await store.release_message(TOPIC, worker, claims)
 
 
@@ -56,7 +56,7 @@ async def test_each_message_goes_back_to_its_own_level_untouched(store: Store, r
     before = await snapshot(raw, TOPIC)
     taken = await take(store, 6)
     order = [Priority(p) for p in ("high", "high", "normal", "normal", "low", "low")]
-    claims = [HandedBack(one.claim, level) for one, level in zip(taken, order, strict=True)]
+    claims = [HandedBack(one, level) for one, level in zip(taken, order, strict=True)]
     assert await store.release_message(TOPIC, "w1", claims) == [Settled.DONE] * 6
     found = await snapshot(raw, TOPIC)
     assert found == replace(before, meta=found.meta)

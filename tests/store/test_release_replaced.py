@@ -10,7 +10,7 @@ import pytest
 from mx_rmq.core import codec
 from mx_rmq.core.message import State
 from mx_rmq.store.quarantine import QuarantineReason
-from mx_rmq.store.results import HandedBack, RetryRequest, Settled
+from mx_rmq.store.results import Claim, HandedBack, RetryRequest, Settled
 from tests.lab.broken import assert_refused, vital
 from tests.lab.calls import resend_next
 from tests.lab.messages import (
@@ -87,8 +87,8 @@ async def test_the_lease_of_a_replaced_message_is_extended(
     for held in ([one], [one, other]):
         assert await store.extend_lease(TOPIC, "w1", held, lease=LEASE) == []
         assert (await snapshot(raw, TOPIC)).deadlines["own"] == clock.now + LEASE
-    stale = one._replace(token=one.token - 1)
-    assert await store.extend_lease(TOPIC, "w1", [stale], lease=LEASE) == [stale.claim]
+    stale = Claim(one.id, one.token - 1)
+    assert await store.extend_lease(TOPIC, "w1", [stale], lease=LEASE) == [stale]
 
 
 @pytest.mark.parametrize("priority", Priority)

@@ -58,8 +58,8 @@ def message_in(entry: Archived, state: State) -> Message:
 
 def record_of(message: Message) -> bytes:
     """Return the record of a requeued message, into which the server has stamped the time."""
-    rest = codec.encode(msgspec.structs.replace(message, due=None))
-    return b'{"due":%d,' % (message.due or 0) + rest[1:]
+    rest = codec.encode(msgspec.structs.replace(message, due=None, requeued=None))
+    return b'{"due":%d,"requeued":%d,' % (message.due or 0, message.requeued or 0) + rest[1:]
 
 
 async def requeue(store: Store, state: State, entry: Archived, *, late: int = 0) -> Settled:
@@ -80,13 +80,13 @@ async def test_a_dead_letter_starts_afresh_with_its_errors_to_be_read(
     for _ in range(3):
         final = final.failed(FAILURE)
     final = msgspec.structs.replace(final, reason="attempts exhausted")
-    assert await store.move_to_dlq(TOPIC, "w1", one.claim, final)
+    assert await store.move_to_dlq(TOPIC, "w1", one, final)
     await raw.delete(store.keys.of(TOPIC).doorbell)
     before = await snapshot(raw, TOPIC)
     clock.advance(1000)
     entry = await entry_of(store, State.DEAD, one.id)
     assert await requeue(store, State.DEAD, entry) is Settled.DONE
-    again = msgspec.structs.replace(final.revived(), due=clock.now)
+    again = msgspec.structs.replace(final.revived(), due=clock.now, requeued=clock.now)
     assert await snapshot(raw, TOPIC) == replace(
         before,
         records={one.id: record_of(again)},
@@ -112,7 +112,9 @@ async def test_quarantined_bytes_that_are_a_message_go_round_again(
     assert read(entry.data)[1] == one.record
     assert await requeue(store, State.QUARANTINED, entry) is Settled.DONE
     (second,) = await take(store)
-    assert message(second) == msgspec.structs.replace(message(one).revived(), due=clock.now)
+    assert message(second) == msgspec.structs.replace(
+        message(one).revived(), due=clock.now, requeued=clock.now
+    )
     await settle(store, second, None)
     assert contents(await snapshot(raw, TOPIC), State.QUARANTINED) == {}
 
@@ -130,7 +132,7 @@ async def test_quarantined_bytes_that_are_none_are_replaced_by_the_operators_mes
     assert await store.requeue_message(
         TOPIC, State.QUARANTINED, id, archived=entry.at, message=mended
     )
-    again = msgspec.structs.replace(mended, due=clock.now)
+    again = msgspec.structs.replace(mended, due=clock.now, requeued=clock.now)
     found = await snapshot(raw, TOPIC)
     assert (found.high, found.records) == ([id], {id: record_of(again)})
     (second,) = await take(store)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 def again(one: Leased, delay: int = 1000) -> RetryRequest:
     message = renamed(codec.decode(one.record), one.id)
-    return RetryRequest(one.claim, message.failed(FAILURE), delay)
+    return RetryRequest(one, message.failed(FAILURE), delay)
 
 
 class TestRetryMessage(ReceiptContract):
@@ -56,11 +56,9 @@ class TestRetryMessage(ReceiptContract):
         with pytest.raises(InvalidInput, match="cannot be encoded as JSON"):
             await self.settle(store, [one])
         with pytest.raises(InvalidInput, match="the record belongs to message"):
-            await store.retry_message(
-                TOPIC, "w1", [RetryRequest(one.claim, codec.decode(one.record), 1)]
-            )
+            await store.retry_message(TOPIC, "w1", [RetryRequest(one, codec.decode(one.record), 1)])
         error = QuarantineReason.of(id=one.id, topic=TOPIC, error=ValueError(), data=one.record)
-        assert await store.handle_parse_error(TOPIC, "w1", one.claim, error)
+        assert await store.handle_parse_error(TOPIC, "w1", one, error)
 
 
 async def test_failed_messages_wait_in_their_level_with_their_new_records(

@@ -5,8 +5,6 @@ from mx_rmq.admin.bulk import BulkOptions, Progress
 from mx_rmq.admin.filter import Filter
 from mx_rmq.admin.history import Happening, What
 from mx_rmq.admin.models import (
-    ARCHIVES,
-    WAITING,
     Cancelled,
     Doing,
     FailureView,
@@ -19,8 +17,6 @@ from mx_rmq.admin.stats import Overview, Rates, Stats, Totals
 from mx_rmq.store.reads import ServerView
 
 __all__ = [
-    "ARCHIVES",
-    "WAITING",
     "Admin",
     "BulkOptions",
     "Cancelled",

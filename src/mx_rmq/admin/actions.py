@@ -133,7 +133,7 @@ class Actions:
         done: str,
         apply: Callable[[Message, bytes], Awaitable[Settled]],
     ) -> bool:
-        """Apply a change to a live message, again if its record was changed in between."""
+        """Apply a change to a live message; try again if its record changed meanwhile."""
         while (seen := await self.store.views.record(part, id)) is not None:
             try:
                 message = codec.decode(seen, topic_of(part), id)

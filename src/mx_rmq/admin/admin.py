@@ -19,9 +19,6 @@ from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
-    ARCHIVES,
-    LIVE,
-    WAITING,
     Cancelled,
     MessageView,
     Page,
@@ -33,7 +30,7 @@ from mx_rmq.admin.models import (
 from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
+from mx_rmq.core.message import FAILED, LIVE, WAITING, State
 from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
@@ -49,7 +46,6 @@ if TYPE_CHECKING:
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
     from mx_rmq.admin.stats import Rates
-    from mx_rmq.core.durations import Seconds
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -110,8 +106,8 @@ class Admin:
     ) -> Overview[Stats]:
         """Return the stats of these topics, or of all; one that cannot be reached hides no other.
 
-        If there are more than `most`, those in `first` are asked, then the first ones by name. One
-        answer may take as long as `each`, all together `within`.
+        If there are more than `most`, those in `first` are asked, then the first ones by name.
+        `each` limits the time for one answer, `within` the time for all.
         """
         each = None if each is None else as_seconds("each=", each)
         within = None if within is None else as_seconds("within=", within)
@@ -126,9 +122,7 @@ class Admin:
         return found
 
     async def rates(self, *topics: str, over: Seconds = 1.0) -> dict[str, Rates]:
-        """Return how fast messages come and go, measured for as long as `over`; by default for all
-        topics.
-        """
+        """Return how fast messages come and go, measured over a while; by default of all topics."""
         over = as_seconds("over=", over, SHORTEST, LONGEST_RATES)
         names = topics or await self.topics()
         before = await ask_all(names, self.stats)
@@ -376,9 +370,9 @@ class Admin:
     async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
 
-        False: it is not pending, delayed or in processing. Once this returns, the message does not
-        run again. A running handler is cancelled, or interrupted as by its timeout, within 2 s on a
-        healthy system. InvalidInput: the message cannot be read.
+        False: it is not pending, delayed or in processing. InvalidInput: it cannot be read. Once
+        this returns, the message does not run again. A running handler is cancelled, or interrupted
+        as by its timeout, within 2 s on a healthy system.
         """
         return (await self.abort_many(topic, [id], reason))[0]
 
@@ -390,10 +384,7 @@ class Admin:
         delay: Seconds | None = None,
         at: datetime | float | None = None,
     ) -> bool:
-        """Give a pending or delayed message another due time: `delay` seconds from now, or `at`.
-
-        False: a worker has it, or it is gone. When it expires does not change.
-        """
+        """Give a pending or delayed message another due time. See `mq.reschedule`."""
         wait, due = new_due_time(delay, at)
         parts = await self._parts(topic)
         found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
@@ -404,7 +395,7 @@ class Admin:
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        states = ARCHIVES if state is None else (_one_of(ARCHIVES, state),)
+        states = FAILED if state is None else (_one_of(FAILED, state),)
         _text(id)
         parts = await self._parts(topic)
         return await self._actions.find_archived(parts, id, states, seen)
@@ -421,7 +412,7 @@ class Admin:
         `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
         message is either requeued or as it was.
         """
-        chosen = _one_of(ARCHIVES, state)
+        chosen = _one_of(FAILED, state)
         return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
@@ -431,7 +422,7 @@ class Admin:
 
         Order and options are those of `requeue_all`.
         """
-        return await self._bulk(topic, _one_of(ARCHIVES, state), self._actions.discard, options)
+        return await self._bulk(topic, _one_of(FAILED, state), self._actions.discard, options)
 
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -453,7 +444,7 @@ class Admin:
     ) -> builtins.list[bool]:
         """Abort these messages; return for each whether there was something to abort."""
         if isinstance(ids, str) or not isinstance(reason, str):
-            raise InvalidInput("abort_many takes a list of ids, and a reason in words")
+            raise InvalidInput("abort_many takes a list of ids, and the reason as a string")
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
@@ -471,8 +462,8 @@ class Admin:
     ) -> int:
         """Abort the pending, delayed or processing messages that match a filter; return how many.
 
-        Order and options are those of `cancel_all`; those in processing by the deadline of their
-        lease. Unreadable ones are left alone.
+        Same order and options as `cancel_all`; messages in processing come by the deadline of their
+        lease. Unreadable messages are left alone.
         """
 
         async def abort(part: str, found: Found) -> bool:
@@ -503,12 +494,13 @@ def _state(state: State | str) -> State:
 def _one_of(states: tuple[State, ...], state: State | str) -> State:
     chosen = _state(state)
     if chosen not in states:
-        can = {ARCHIVES: "archived", WAITING: "cancelled", LIVE: "aborted"}[states]
-        raise InvalidInput(f"state={chosen!s}: only {' and '.join(states)} messages are {can}")
+        act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
+        which = f"{', '.join(states[:-1])} or {states[-1]}"
+        raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
     return chosen
 
 
 def _text(id: str) -> str:
     if not isinstance(id, str):
-        raise InvalidInput(f"message id {id!r:.80} is not a str")
+        raise InvalidInput(f"message id {id!r:.80} is not a string")
     return id

@@ -196,9 +196,9 @@ async def _ids_from_the_back(pages: Pages, span: Span) -> AsyncIterator[list[Lis
 
 
 async def _ids_at_once(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
-    """Yield the ids in processing that a span had, in steps.
+    """Yield the ids in processing of a span, in steps.
 
-    They are read at once, because each extension of a lease moves them.
+    All of them are read first, because extending a lease moves its message.
     """
     ids = await pages.between(*span.where, span.low, span.high, skip=0, count=span.size)
     for start in range(0, len(ids), STEP):
@@ -235,4 +235,4 @@ async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]
 
 
 _STEPS: Final = {State.PENDING: _ids_from_the_back, State.PROCESSING: _ids_at_once}
-"""How to go through a state whose ids are not in the order of a fixed time."""
+"""How to go through the states whose ids are not ordered by a fixed time."""

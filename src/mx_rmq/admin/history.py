@@ -30,7 +30,7 @@ class What(StrEnum):
     DISPATCHED = "dispatched"
     COMPLETED = "completed"
     RETRIED = "retried"
-    SNOOZED = "snoozed"  # its handler wants it later
+    SNOOZED = "snoozed"  # its handler asked for it later
     DIED = "died"
     QUARANTINED = "quarantined"
     RELEASED = "released"  # handed back by a worker that stopped

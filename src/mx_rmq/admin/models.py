@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from mx_rmq.store.messages import Found
     from mx_rmq.store.reads import WorkerSeen
 
-ARCHIVES: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues and discards these
-WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels these
-LIVE: Final = (*WAITING, State.PROCESSING)  # an operator aborts these
 
 ALIVE_WITHIN: Final = 60.0  # seconds since its last report for which a worker counts as alive
 MISSED_WITHIN: Final = 600.0  # seconds for which a worker that went silent with messages matters

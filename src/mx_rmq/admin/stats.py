@@ -11,7 +11,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Totals:
     dispatched: int = 0
     completed: int = 0
     retried: int = 0
-    snoozed: int = 0  # their handler wanted them later
+    snoozed: int = 0  # their handler asked for them later
     died: int = 0  # including aborted ones
     aborted: int = 0
     quarantined: int = 0
@@ -82,10 +82,10 @@ class Stats:
     seconds, or a minute if no worker serves the topic."""
     dead_bytes: int = 0
     quarantined_bytes: int = 0
-    completed_bytes: int = 0  # all three: what the archive uses of its budget
+    completed_bytes: int = 0  # these three: what the archives use of their budgets
     dead_budget: int = 0
     quarantined_budget: int = 0
-    completed_budget: int = 0  # all three: bytes over which the oldest are dropped; 0: no limit
+    completed_budget: int = 0  # bytes over which the oldest are dropped; 0: no limit
     overflowed_at: float | None = None  # when an archive last dropped messages to save bytes
     totals: Totals = field(default_factory=Totals)
 
@@ -128,8 +128,7 @@ async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     counts = [one for one, _ in found]
     budgets = {
         f"{state}_budget": sum([await store.budget(part, state) for part in parts])
-        for state in State
-        if state.is_archive
+        for state in ARCHIVES
     }
     return Stats(
         topic=topic,

@@ -13,7 +13,7 @@ import click
 from mx_rmq.cli.program import Program
 
 COMMANDS: Final = {
-    "abort": ("abort", "Stop messages for good, also those being handled."),
+    "abort": ("abort", "Stop messages for good, even while their handlers run."),
     "audit": ("audit", "Check that every message is in exactly one state."),
     "cancel": ("cancel", "Remove pending or delayed messages."),
     "completion": ("completion", "Print the script for shell completion."),

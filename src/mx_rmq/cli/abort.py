@@ -1,4 +1,4 @@
-"""`mx-rmq abort`: stop messages for good, also those that a worker is handling."""
+"""`mx-rmq abort`: stop messages for good, even while their handlers run."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.actions import LIVE, Action, act, acts_on
+from mx_rmq.cli.actions import Action, act, acts_on
+from mx_rmq.core.message import LIVE
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
 
 
 @click.command
-@click.option("--reason", help="Why, for the dead letter.")
+@click.option("--reason", help="Why; stored with the dead letter.")
 @acts_on(LIVE, "Only messages in this state. Required with --all; not allowed without it.")
 async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
 
     With --all, move every message in --state that matches the filters. To undo it, requeue them.
-    Exit code 1: some IDS are neither pending, delayed nor processing. 2: failed. 130: interrupted;
+    Exit code 1: some IDS are not pending, delayed or processing. 2: failed. 130: interrupted;
     each message is either aborted or unchanged.
     """
     if options["state"] is not None and options["ids"]:

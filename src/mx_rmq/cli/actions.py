@@ -1,10 +1,10 @@
-"""What `requeue`, `discard`, `cancel` and `abort` share: options, and acting on messages."""
+"""What `requeue`, `discard`, `cancel` and `abort` share: their options, and how they act."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
@@ -14,16 +14,12 @@ from mx_rmq.cli.filters import Filters, filter_of, with_filters
 from mx_rmq.cli.output import as_json, count, print_json, print_result, say
 from mx_rmq.cli.terminal import progress_bar
 from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.core.message import State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mx_rmq.admin import Admin, Progress
-
-ARCHIVES: Final = (State.DEAD, State.QUARANTINED)
-WAITING: Final = (State.PENDING, State.DELAYED)
-LIVE: Final = (*WAITING, State.PROCESSING)
+    from mx_rmq.core.message import State
 
 
 def acts_on(

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.actions import WAITING, Action, act, acts_on
+from mx_rmq.cli.actions import Action, act, acts_on
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import WAITING
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.actions import ARCHIVES, Action, act, acts_on
+from mx_rmq.cli.actions import Action, act, acts_on
+from mx_rmq.core.message import FAILED
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
 
 
 @click.command
-@acts_on(ARCHIVES)
+@acts_on(FAILED)
 async def discard(admin: Admin, **options: Any) -> int:
     """Delete the messages IDS of TOPIC from the dead letters or quarantine. There is no undo.
 
@@ -23,7 +24,7 @@ async def discard(admin: Admin, **options: Any) -> int:
     action = Action(
         verb="discard",
         done="discarded",
-        states=ARCHIVES,
+        states=FAILED,
         one=admin.discard,
         many=admin.discard_all,
     )

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from mx_rmq.cli.actions import ARCHIVES
 from mx_rmq.cli.confirm import ask, open_editor, waiting, yes_option
 from mx_rmq.cli.connection import on_admin, with_topic
 from mx_rmq.cli.output import as_json, cut, payload_text, print_json, say
@@ -18,6 +17,7 @@ from mx_rmq.cli.produce import parsed
 from mx_rmq.cli.program import CommandFailed
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
+from mx_rmq.core.message import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,7 @@ RECORD: Final = frozenset(("v", "id", "payload"))  # fields that tell a record f
 )
 @click.option(
     "--state",
-    type=click.Choice([state.value for state in ARCHIVES]),
+    type=click.Choice([state.value for state in FAILED]),
     help="Only if the message is in this state.",
 )
 @yes_option
@@ -67,7 +67,7 @@ async def edit(
     if payload is not None and payload_file is not None:
         raise click.UsageError("Pass either --payload or --payload-file, not both.")
     message = await admin.get(topic, id)
-    states = (state,) if state else ARCHIVES
+    states = (state,) if state else FAILED
     done = False
     if message is not None and message.state in states:
         given = _read(payload_file) if payload_file else payload

@@ -65,10 +65,10 @@ def parse(target: str) -> tuple[str, str]:
 
 
 def check_module(name: str) -> None:
-    """Refuse what cannot be the name of a module."""
+    """Refuse a name that no module can have."""
     _refuse_file(name)
     if not all(part.isidentifier() for part in name.split(".")):
-        raise InvalidInput(f"--import {name!r} is not the name of a module, such as shop.handlers")
+        raise InvalidInput(f"--import {name!r} is not a module name such as shop.handlers")
 
 
 def _refuse_file(name: str, attribute: str = "") -> None:

@@ -50,7 +50,7 @@ HINT: Final = """write a string as '"text"'"""
 @click.option(
     "--dedup",
     type=float,
-    help="Seconds for which the id stays taken, 0: only while the message exists.  "
+    help="How many seconds the id stays taken; 0: only while the message exists.  "
     "[default: MX_RMQ_DEDUP, then mx-rmq.toml, then 120]",
 )
 @click.option("--delay", type=float, help="Seconds until the message is due.")

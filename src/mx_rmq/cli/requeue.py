@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mx_rmq.cli.actions import ARCHIVES, Action, act, acts_on
+from mx_rmq.cli.actions import Action, act, acts_on
+from mx_rmq.core.message import FAILED
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin
 
 
 @click.command
-@acts_on(ARCHIVES)
+@acts_on(FAILED)
 async def requeue(admin: Admin, **options: Any) -> int:
     """Move the messages IDS of TOPIC from the dead letters or quarantine back to pending.
 
@@ -24,7 +25,7 @@ async def requeue(admin: Admin, **options: Any) -> int:
     action = Action(
         verb="requeue",
         done="requeued",
-        states=ARCHIVES,
+        states=FAILED,
         one=admin.requeue,
         many=admin.requeue_all,
         asks=False,

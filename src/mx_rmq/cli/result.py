@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 async def result(settings: QueueSettings, topic: str, id: str, wait: float, as_json: bool) -> int:
     """Print what the handler of message ID of TOPIC returned.
 
-    The handler needs a result_ttl. With --json, the result is a field of a document. Exit code 1:
+    The handler needs a result_ttl. With --json, the result is a field of an object. Exit code 1:
     there is no result, or none yet. 2: failed.
     """
     from mx_rmq.waiters import Waiters

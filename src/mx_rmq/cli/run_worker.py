@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from math import ceil, inf
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.cli.handled import Handled
+from mx_rmq.cli.handled_log import HandledLog
 from mx_rmq.cli.load_queue import load
 from mx_rmq.cli.logs import configure_logging, print_error
 from mx_rmq.cli.output import say
@@ -47,7 +47,7 @@ def run_worker(options: Options, grace: float, systemd: Systemd) -> int:
     if options.log_payloads:
         mq.middleware = (*mq.middleware, FailedPayloads(options.mask))
     if not options.quiet:
-        Handled(mq.events).listen()
+        HandledLog(mq.events).listen()
     worker = Worker(mq, **options.settings())
     started = unclean = False
 

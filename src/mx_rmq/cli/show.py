@@ -70,7 +70,7 @@ async def show(admin: Admin, words: tuple[str, ...], as_json: bool) -> int:
         say("Error: " + cut(f"no message {id!r} {where}", 200), err=True)
         if begins is not None:
             since = reach(begins, await admin.now())
-            say(f"The history reaches back to {since}; it may have finished before.", err=True)
+            say(f"The history reaches back to {since}; it may have ended before.", err=True)
     return int(message is None and not history)
 
 

@@ -135,7 +135,8 @@ def _console() -> Console:
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise  # rich would end the program with exit code 1  # noqa: PLE0704
+            # rich calls this in its `except`, and would otherwise exit with code 1.
+            raise  # noqa: PLE0704 - the error of that `except`
 
     console = _Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:

@@ -28,7 +28,7 @@ from mx_rmq.settings import WorkerSettings
     "imports",
     multiple=True,
     metavar="MODULE",
-    help="Import this module too, because it declares handlers; comma-separated, or repeated.",
+    help="Also import this module, which declares handlers; comma-separated or repeated.",
 )
 @click.option("--url", help="Use this server or cluster instead of the queue's.")
 @click.option("--prefix", help="Use this prefix instead of the queue's.")
@@ -54,7 +54,7 @@ from mx_rmq.settings import WorkerSettings
     is_flag=True,
     envvar="MX_RMQ_QUIET",
     show_envvar=True,
-    help="Do not log what was handled, only what went wrong.",
+    help="Do not log every handled message, only what goes wrong.",
 )
 @log_level("info")
 @log_format

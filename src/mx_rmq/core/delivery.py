@@ -61,10 +61,10 @@ class Delivery:
         self.deadline = self._extend(as_seconds("extend: ", seconds, SHORTEST))
 
     def progress(self, share: float | None = None, note: str = "") -> None:
-        """Say how far the handler is: a share from 0 to 1, None to keep the last one, and a note.
+        """Report how far the handler is: a share from 0 to 1 (None: as before), and a note.
 
-        Nothing is awaited; `mq.status` and `mq.watch` show the last word of this attempt within a
-        second. May be called in a thread.
+        Never blocks; may be called in any thread. `mq.status` and `mq.watch` show the latest report
+        of this attempt within a second.
         """
         said = ProgressNote.of(share, note)
         if self._progress is not None:

@@ -1,7 +1,7 @@
 """Dependencies: what a handler asks for with `Annotated[T, Depends(provider)]`.
 
-Declaring a handler reads its providers, and theirs, and refuses what could not work. The result is
-a tree. `Dependencies.plan` turns it into lists in the order to call, which the runtime only runs.
+When a handler is declared, its providers and theirs are read, and what cannot work is refused. The
+result is a tree. `Dependencies.plan` turns it into lists of calls in order; the runtime makes them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
+from mx_rmq.core import signature
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.signature import (
-    VARIADIC,
-    called,
-    chain,
-    hint,
-    is_delivery,
-    is_needed,
-    name_of,
-    shown,
-    signature_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +34,7 @@ def _nothing() -> Any: ...
 
 
 _MANAGERS: Final = (contextmanager(_nothing).__code__, asynccontextmanager(_nothing).__code__)
-"""The code that every function has that is decorated with one of them."""
+"""The code of every function with one of these decorators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +63,10 @@ class ProviderKind(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Provider:
-    """A provider as one parameter asks for it, with all that it needs itself."""
+    """A provider that a parameter asks for, with its own dependencies."""
 
     function: Callable[..., Any]
-    open: Callable[..., Any]  # the function; if it is a generator's, as a context manager
+    open: Callable[..., Any]  # the function, as a context manager if it is a generator function
     name: str
     kind: ProviderKind
     scope: Scope
@@ -129,9 +119,9 @@ class Dependencies:
     arguments: tuple[Argument, ...]
 
     def plan(self, overrides: Overrides) -> Plan:
-        """Put the providers into the order in which they are called, each of them once.
+        """Put the providers in the order of their calls, each of them once.
 
-        An override replaces a provider everywhere, but not where the replacement asks for it.
+        An override replaces a provider everywhere, except where the replacement asks for it.
         """
         order: dict[tuple[Callable[..., Any], Scope], Provider] = {}
         chosen: dict[Provider, Provider] = {}  # provider -> the first equal one, or its override
@@ -195,14 +185,15 @@ def depends_of(parameter: inspect.Parameter, title: str) -> Depends | None:
     where = f"{title}: {parameter.name}"
     if isinstance(parameter.default, Depends):
         raise InvalidInput(
-            f"{where}: Depends is its default; write {parameter.name}: Annotated[…, Depends(…)]"
+            f"{where}: Depends cannot be its default; "
+            f"write {parameter.name}: Annotated[…, Depends(…)]"
         )
     notes = get_args(parameter.annotation)[1:] if _is_annotated(parameter) else ()
     if any(note is Depends for note in notes):
         raise InvalidInput(f"{where}: Depends needs a provider: Depends(function)")
     found = [note for note in notes if isinstance(note, Depends)]
     if len(found) > 1:
-        raise InvalidInput(f"{where}: has {len(found)} Depends; a parameter has one provider")
+        raise InvalidInput(f"{where}: has {len(found)} Depends; a parameter can have one")
     return found[0] if found else None
 
 
@@ -244,11 +235,11 @@ class _Reader:
         function, scope = depends.provider, depends.scope
         if not callable(function):
             raise InvalidInput(f"{where}: its provider {function!r:.80} is not callable")
-        links = chain(function)
-        name = name_of(links)
+        links = signature.chain(function)
+        name = signature.name_of(links)
         title = f"{where}: its provider {name}"
         if scope not in get_args(Scope):
-            raise InvalidInput(f'{title} has scope={scope!r:.80}: it is "message" or "worker"')
+            raise InvalidInput(f'{title} has scope={scope!r:.80}: it must be "message" or "worker"')
         try:
             hash(function)
         except TypeError as error:
@@ -257,7 +248,7 @@ class _Reader:
             return self._read[function, scope]
         if any(getattr(link, "__code__", None) in _MANAGERS for link in links):
             raise InvalidInput(
-                f"{title} is a context manager: leave out the decorator, a provider just yields"
+                f"{title} is a context manager: remove the decorator, a provider just yields"
             )
         if any(function == known for known, _ in self._path):
             names = " -> ".join([*(known for _, known in self._path), name])
@@ -282,22 +273,22 @@ class _Reader:
     def _parameters(self, title: str, function: Callable[..., Any]) -> Parameters:
         """Return a provider's parameters, or refuse one that nothing fills in."""
         try:
-            signature = signature_of(function)
+            declared = signature.of(function)
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"{title}: its signature cannot be inspected") from error
         found: list[tuple[inspect.Parameter, Depends | int | None]] = []
-        for parameter in signature.parameters.values():
-            if parameter.kind in VARIADIC:
+        for parameter in declared.parameters.values():
+            if parameter.kind in signature.VARIADIC:
                 continue
-            annotation = hint(parameter, title, function, self._names)
+            annotation = signature.hint(parameter, title, function, self._names)
             parameter = parameter.replace(annotation=annotation)  # noqa: PLW2901 - resolved
             source: Depends | int | None = depends_of(parameter, title)
-            if source is None and is_delivery(parameter):
+            if source is None and signature.is_delivery(parameter):
                 source = DELIVERY
-            if source is None and is_needed(parameter):
+            if source is None and signature.is_needed(parameter):
+                name = signature.shown(parameter)
                 raise InvalidInput(
-                    f"{title} takes {shown(parameter)}, which is neither annotated with Depends or "
-                    "Delivery nor has a default"
+                    f"{title} takes {name}, which needs Depends, Delivery or a default"
                 )
             found.append((parameter, source))
         return found
@@ -307,12 +298,12 @@ def _check_worker_scope(title: str, arguments: tuple[Argument, ...]) -> None:
     for name, _, source in arguments:
         if not isinstance(source, Provider) or source.scope == "message":
             raise InvalidInput(
-                f'{title} has scope="worker", but its parameter {name} differs with every message'
+                f'{title} has scope="worker", but its parameter {name} depends on the message'
             )
 
 
 def _kind(links: list[Any]) -> ProviderKind:
-    for runs in map(called, links):
+    for runs in map(signature.called, links):
         if inspect.isasyncgenfunction(runs):
             return ProviderKind.ASYNC_GENERATOR
         if inspect.isgeneratorfunction(runs):

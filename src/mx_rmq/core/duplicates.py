@@ -12,7 +12,7 @@ CHOICES: Final = get_args(OnDuplicate)
 
 
 class Terms(NamedTuple):
-    """What a caller asked for beyond the default, which ignores a duplicate."""
+    """What to do about a duplicate, if it is not the default: to ignore it."""
 
     on_duplicate: OnDuplicate = "ignore"
     dedup: int | None = None  # ms; None: the setting of the queue

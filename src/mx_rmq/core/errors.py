@@ -78,13 +78,12 @@ class DuplicateMessage(MxRmqError):
     id that was taken: a `produce_many` stores all other messages, then raises.
     """
 
-    def __init__(self, id: str, state: str, duplicates: Mapping[str, str] | None = None) -> None:
-        self.id = id
-        self.state = state
-        self.duplicates = dict(duplicates or {id: state})
+    def __init__(self, duplicates: Mapping[str, str]) -> None:
+        self.duplicates = dict(duplicates)
+        self.id, self.state = next(iter(self.duplicates.items()))
         more = len(self.duplicates) - 1
         others = f"; so {'is' if more == 1 else 'are'} {more:,} of the others" if more else ""
-        super().__init__(f"id {id!r} is taken: its message is {state}{others}")
+        super().__init__(f"id {self.id!r} is taken: its message is {self.state}{others}")
 
 
 class QueueFull(MxRmqError):
@@ -128,16 +127,20 @@ class NotConfirmed(MxRmqError):
 
     `ids` are those messages, in the order given. They exist and will be handled. They can be lost
     only if the primary is lost now. To wait again, produce them again with these ids: it makes no
-    second copy.
+    second copy. `taken` says for each whether its id was taken before: the state of the message
+    that has it, or empty.
     """
 
-    def __init__(self, what: str, level: str, within: float, ids: Sequence[str]) -> None:
+    def __init__(
+        self, what: str, level: str, within: float, ids: Sequence[str], taken: Sequence[str] = ()
+    ) -> None:
         stored = "the message is" if len(ids) == 1 else f"{len(ids):,} messages are"
         super().__init__(f"{stored} stored, but not {level} within {within:g} s: {what}")
         self.what = what
         self.level = level
         self.within = within
         self.ids = tuple(ids)
+        self.taken = tuple(taken) or ("",) * len(self.ids)
 
     def of(self, ids: Sequence[str]) -> NotConfirmed:
         """Return the same error for other messages."""

@@ -74,7 +74,7 @@ class Retried:
     """Seconds until the next attempt."""
     error: str
     traceback: str = ""
-    """Its causes too; shortened."""
+    """With its causes; shortened."""
     seconds: float | None = None
     """How long the handler took; None: no handler ran here."""
     waited: float | None = None
@@ -82,7 +82,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """The handler raised Snooze. Nothing is counted."""
+    """The handler raised Snooze. No attempt is counted."""
 
     topic: str
     id: str
@@ -252,6 +252,19 @@ class CronMissed:
     ticks: int = 1
     """How many; at most 1,000 are counted."""
 
+
+OUTCOMES: Final = {
+    Completed: "completed",
+    Retried: "retried",
+    Snoozed: "snoozed",
+    Died: "dead",
+    Quarantined: "quarantined",
+    Released: "released",
+    Postponed: "postponed",
+    Replaced: "replaced",
+    Aborted: "aborted",
+}
+"""The outcomes of a message that a worker held, as metrics and logs call them."""
 
 Event = (
     WorkerStarted

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
+from mx_rmq.core import signature
 from mx_rmq.core.dependencies import (
     DELIVERY,
     PAYLOAD,
@@ -24,18 +25,6 @@ from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder, type_name
 from mx_rmq.core.retry import Exponential, Policy, policy_of
-from mx_rmq.core.signature import (
-    VARIADIC,
-    called,
-    chain,
-    hint,
-    is_delivery,
-    is_needed,
-    name_of,
-    returned,
-    shown,
-    signature_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,7 +83,7 @@ class Handler:
     @property
     def place(self) -> str:
         """Its name with the file and line of the function: `shop.mail.send (shop/mail.py:12)`."""
-        function = called(chain(self.function)[-1])
+        function = signature.called(signature.chain(self.function)[-1])
         code = getattr(function, "__code__", None)
         if code is None:
             return self.name
@@ -135,9 +124,9 @@ class Handler:
         check_topic(topic)
         if not callable(function) or inspect.isclass(function):
             raise _refused(f"{function!r:.80} of topic {topic!r}", "is not a function", cron)
-        links = chain(function)
-        name = name_of(links)
-        is_async = any(inspect.iscoroutinefunction(called(link)) for link in links)
+        links = signature.chain(function)
+        name = signature.name_of(links)
+        is_async = any(inspect.iscoroutinefunction(signature.called(link)) for link in links)
         shape = _shape(function, name, topic, cron, names or {})
         where = f"handler {name} of topic {topic!r}"
         if payload_type is _ANNOTATED:
@@ -192,34 +181,35 @@ def _shape(
 ) -> _Shape:
     """Read a signature, or refuse it."""
     try:
-        signature = signature_of(function)
+        declared = signature.of(function)
     except (TypeError, ValueError) as error:
         title = f"{name}(…) of topic {topic!r}"
         raise _refused(title, "its signature cannot be inspected", cron) from error
-    listed = ", ".join(map(shown, signature.parameters.values()))
+    listed = ", ".join(map(signature.shown, declared.parameters.values()))
     title = f"{name}({listed}) of topic {topic!r}"
-    runs = called(function)
+    runs = signature.called(function)
     if inspect.isgeneratorfunction(runs) or inspect.isasyncgenfunction(runs):
         raise _refused(title, "is a generator function: calling it would not run it", cron)
     places: list[inspect.Parameter] = []
     sources: dict[str, Depends | int | None] = {}
-    for parameter in signature.parameters.values():
-        if parameter.kind in VARIADIC:
-            raise _refused(title, f"takes {shown(parameter)}", cron)
-        annotation = hint(parameter, f"handler {title}", function, names)
+    for parameter in declared.parameters.values():
+        if parameter.kind in signature.VARIADIC:
+            raise _refused(title, f"takes {signature.shown(parameter)}", cron)
+        annotation = signature.hint(parameter, f"handler {title}", function, names)
         resolved = parameter.replace(annotation=annotation)
         depends = sources[parameter.name] = depends_of(resolved, f"handler {title}")
         if depends is not None:
             continue
         if parameter.kind is not parameter.KEYWORD_ONLY:
             places.append(resolved)
-        elif is_needed(resolved) or is_delivery(resolved):
+        elif signature.is_needed(resolved) or signature.is_delivery(resolved):
             raise _refused(
                 title, f"{parameter.name} is keyword-only; handlers are called by position", cron
             )
-    deliveries = [place for place in places if is_delivery(place)]
-    payloads = [place for place in places if not is_delivery(place)]
-    payloads = [place for place in payloads if is_needed(place)] or payloads[: 0 if cron else 1]
+    deliveries = [place for place in places if signature.is_delivery(place)]
+    payloads = [place for place in places if not signature.is_delivery(place)]
+    needed = [place for place in payloads if signature.is_needed(place)]
+    payloads = needed or payloads[: 0 if cron else 1]
     if len(payloads) != (0 if cron else 1):
         count = f"{len(payloads) or 'no'} payload parameter{'' if len(payloads) == 1 else 's'}"
         raise _refused(title, f"takes {count}", cron)
@@ -233,10 +223,10 @@ def _shape(
             raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
     return _Shape(
         payload_type=payloads[0].annotation if payloads else Any,
-        result_type=returned(signature, function, names),
+        result_type=signature.returned(declared, function, names),
         delivery=bool(deliveries),
         delivery_first=bool(deliveries) and places[0] is deliveries[0],
-        parameters=[(one, sources[name]) for name, one in signature.parameters.items()],
+        parameters=[(one, sources[name]) for name, one in declared.parameters.items()],
     )
 
 
@@ -250,7 +240,7 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
 
 
 def _accepts(wanted: Any, given: Any) -> bool:
-    """Say whether a value of one type may be where another is wanted, as far as can be known."""
+    """Return whether a value of one type fits where another is wanted; True if it is unclear."""
     if wanted in (Any, given):
         return True
     if not isinstance(wanted, type) or not isinstance(given, type):

@@ -46,7 +46,13 @@ class State(StrEnum):
     @property
     def is_archive(self) -> bool:
         """Whether messages in this state are kept until a limit is reached."""
-        return self in (State.DEAD, State.QUARANTINED, State.COMPLETED)
+        return self in ARCHIVES
+
+
+WAITING: Final = (State.PENDING, State.DELAYED)  # an operator cancels or reschedules these
+LIVE: Final = (*WAITING, State.PROCESSING)  # an operator aborts these
+FAILED: Final = (State.DEAD, State.QUARANTINED)  # an operator requeues, edits or discards these
+ARCHIVES: Final = (*FAILED, State.COMPLETED)
 
 
 class Priority(StrEnum):
@@ -109,6 +115,9 @@ class Message(
     delay: int = 0  # ms to wait, counted from `created_at` or from the last failure
     due: int | None = None
     """Server time, ms: when to run it (`at`, snoozed, rescheduled), or when it was requeued."""
+    requeued: int | None = None
+    """Server time of the last requeue, ms. Unlike `due` it stays if the message is rescheduled.
+    Release 2.0 writes only `due`."""
 
     @classmethod
     def new(
@@ -188,7 +197,10 @@ class Message(
         """
         if self.ttl is not None:
             return self
-        since = max(self.created_at, self.due or 0)
+        since = self.requeued
+        if since is None and self.errors and not self.attempts:  # requeued by release 2.0
+            since = self.due
+        since = max(self.created_at, since or 0)
         return msgspec.structs.replace(self, ttl=since + ttl - self.created_at)
 
     @property
@@ -210,7 +222,9 @@ class Message(
 
         With its ttl, an expired message would expire again. The server stamps the requeue time.
         """
-        return msgspec.structs.replace(self, attempts=0, crashes=0, reason="", ttl=None, due=None)
+        return msgspec.structs.replace(
+            self, attempts=0, crashes=0, reason="", ttl=None, due=None, requeued=None
+        )
 
 
 class Extended(Message, frozen=True, kw_only=True, gc=False):

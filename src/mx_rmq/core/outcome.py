@@ -26,7 +26,7 @@ from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message, Priority
 from mx_rmq.core.retry import from_dict
-from mx_rmq.core.text import storable, text_of
+from mx_rmq.core.text import named, storable
 
 if TYPE_CHECKING:
     from mx_rmq.core.errors import NewerRecord
@@ -53,9 +53,9 @@ class Retry(Exception):
 
 
 class Snooze(Exception):
-    """Raise it in a handler to get the message again later, in seconds or after a timedelta.
+    """Raise it in a handler to get the message again after some seconds, or a timedelta.
 
-    It counts nothing: no attempt and no error. The message's ttl still ends it.
+    No attempt and no error is counted. The message's ttl still applies.
     """
 
     def __init__(self, seconds: Seconds, reason: str = "") -> None:
@@ -147,7 +147,7 @@ class Postpone(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """A produce gave the message a new record meanwhile, so what it came to no longer counts."""
+    """A produce replaced the message meanwhile, so its outcome no longer counts."""
 
     outcome: Outcome
 
@@ -195,12 +195,12 @@ def after_error(
     limit = message.max_attempts or handler.max_attempts
     if failed.failures >= limit:
         times = _times(failed.failures)
-        return _dead(failed, f"exhausted: failed {times}, last by {_named(error)}", error)
+        return _dead(failed, f"exhausted: failed {times}, last by {named(error)}", error)
     wait = _wait(error) if isinstance(error, Retry) else None
     if wait is None:
         wait = _policy(message, handler).delay(failed.failures, error, at.chance)
     if wait is None:
-        return _dead(failed, f"not retried: {_named(error)}", error)
+        return _dead(failed, f"not retried: {named(error)}", error)
     return _later(failed, round(wait * 1000), error)
 
 
@@ -276,10 +276,6 @@ def _later(message: Message, delay: int, error: BaseException) -> RetryLater:
 
 def _dead(message: Message, reason: str, error: BaseException) -> DeadLetter:
     return DeadLetter(msgspec.structs.replace(message, reason=storable(reason)), error)
-
-
-def _named(error: BaseException) -> str:
-    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _times(number: int) -> str:

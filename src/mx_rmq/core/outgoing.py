@@ -128,7 +128,7 @@ def payload_list(payloads: Iterable[T]) -> list[T]:
 
 
 def new_due_time(delay: Seconds | None, at: datetime | float | None) -> tuple[int, int | None]:
-    """Return another due time for a message, ms: from now, or since 1970 if not None."""
+    """Return a new due time in ms: a delay from now, or a time since 1970, which overrides it."""
     if (delay is None) == (at is None):
         raise InvalidInput(f"pass either delay or at, not delay={delay!r} and at={at!r}")
     if at is not None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 VARIADIC: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+def of(function: Callable[..., Any]) -> inspect.Signature:
     if sys.version_info >= (3, 14):  # annotations are evaluated lazily: here, not by the signature
         import annotationlib
 
@@ -26,7 +26,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping[str, Any]) -> Any:
-    """Return a parameter's annotation, resolved if it is a text. `title` is for the error."""
+    """Return a parameter's annotation, resolved if it is a string. `title` is for the error."""
     if parameter.annotation is parameter.empty:
         return Any
     around = _globals(chain(function)[-1])
@@ -37,19 +37,19 @@ def hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping
     probe.__annotations__ = {"hint": parameter.annotation}
     try:
         return get_type_hints(probe, around, dict(names), include_extras=True)["hint"]
-    except Exception as error:  # the text of an annotation may hold any expression
+    except Exception as error:  # the string may be any expression
         raise InvalidInput(
             f"{title}: the annotation {parameter.annotation!r:.80} of {parameter.name} "
             f"cannot be resolved: {error}"
         ) from error
 
 
-def returned(signature: inspect.Signature, function: Any, names: Mapping[str, Any]) -> Any:
+def returned(declared: inspect.Signature, function: Any, names: Mapping[str, Any]) -> Any:
     """Return the annotation of what a function returns; Any: there is none, or it is unknown."""
-    if signature.return_annotation is signature.empty:
+    if declared.return_annotation is declared.empty:
         return Any
     result = inspect.Parameter(
-        "result", inspect.Parameter.KEYWORD_ONLY, annotation=signature.return_annotation
+        "result", inspect.Parameter.KEYWORD_ONLY, annotation=declared.return_annotation
     )
     try:
         return hint(result, "", function, names)

@@ -1,6 +1,6 @@
-"""What became of a message, and how far it is: a value for those who wait for it.
+"""The status of a message, its progress and its result.
 
-A result is kept as one line of JSON about its message, a newline, and the encoded result.
+A result is stored as one line of JSON about its message, a newline, and the encoded result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Status:
     was aborted, snoozed or handed back has not failed."""
     progress: float | None = None
     """What the running attempt last said with `delivery.progress`: a share from 0 to 1."""
-    note: str = ""  # likewise
+    note: str = ""  # and in words
     reason: str = ""  # why it is dead or quarantined, or why the last attempt failed
 
     @property
@@ -74,24 +74,24 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProgressNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How far a handler is, in its own words."""
+    """What a handler reports about its progress."""
 
     share: float | None = None
     note: str = ""
 
     @classmethod
     def of(cls, share: float | None, note: str) -> ProgressNote:
-        """Check what a handler says."""
+        """Check what a handler reports."""
         number = isinstance(share, int | float) and not isinstance(share, bool)
         if share is not None and not (number and isfinite(share) and 0 <= share <= 1):
-            raise InvalidInput(f"progress({share!r:.80}): the share is a number from 0 to 1")
+            raise InvalidInput(f"progress({share!r:.80}): the share must be a number from 0 to 1")
         if not isinstance(note, str):
-            raise InvalidInput(f"progress(note={note!r:.80}): the note is not a str")
+            raise InvalidInput(f"progress(note={note!r:.80}): the note is not a string")
         return cls(None if share is None else float(share), storable(note)[:MAX_NOTE])
 
     @classmethod
     def read(cls, data: bytes, lease: bytes) -> ProgressNote:
-        """Return what the holder of a lease said; nothing, if an earlier attempt said it."""
+        """Return what the holder of a lease reported; empty if an earlier attempt did."""
         token, _, said = data.partition(b" ")
         if token and token == lease.partition(b":")[0]:
             with suppress(*_UNREADABLE):

@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 
 def ends_of(text: str, limit: int = MAX_ERROR_TEXT) -> str:
-    """Return the beginning and the end of a text, as `storable` returns the beginning."""
+    """Like `storable`, but keep the beginning and the end of a text that is too long."""
     shown = text.encode("utf-8", "backslashreplace").decode()
     if len(shown) <= limit:
         return shown
@@ -53,6 +53,11 @@ def text_of(error: BaseException) -> str:
         raise
     except BaseException as broken:  # noqa: BLE001 - user code may raise anything, even CancelledError
         return f"its text cannot be read: {type(broken).__name__}"
+
+
+def named(error: BaseException) -> str:
+    """Return the type and the text of an exception."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def size(count: int) -> str:

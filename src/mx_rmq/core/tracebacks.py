@@ -15,7 +15,7 @@ from pathlib import Path
 from traceback import FrameSummary, extract_tb
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.text import MAX_ERROR_TEXT, brief, count, ends_of, storable, text_of
+from mx_rmq.core.text import MAX_ERROR_TEXT, brief, count, ends_of, named, storable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,19 +73,25 @@ def traceback_of(error: BaseException, limit: int = MAX_ERROR_TEXT) -> str:
 
 def _sections(error: BaseException) -> Iterator[_Section]:
     """Yield the chain of an error, the first cause at the top, and then what a group contains."""
-    chain, links = [error], [""]
-    while (earlier := _earlier(chain[-1])) and not any(earlier[0] is one for one in chain):
+    chain, hows, known = [error], [""], {id(error)}
+    while (earlier := _earlier(chain[-1])) and id(earlier[0]) not in known:
+        known.add(id(earlier[0]))
         chain.append(earlier[0])
-        links.append(f"{_named(earlier[0])}\n\n{earlier[1]}\n\n")
-    if (left := len(chain) - MAX_CHAIN) > 0:
-        chain[MAX_CHAIN - 1 : -1], links[MAX_CHAIN - 1 : -1] = [], []
+        hows.append(earlier[1])
+    left = len(chain) - MAX_CHAIN
+    if left > 0:
+        chain[MAX_CHAIN - 1 : -1], hows[MAX_CHAIN - 1 : -1] = [], []
+    links = [
+        how and f"{brief(named(one))}\n\n{how}\n\n" for one, how in zip(chain, hows, strict=True)
+    ]
+    if left > 0:
         links[-1] += f"… {count(left, 'exception')} left out …\n\n"
     for one, link in zip(reversed(chain), reversed(links), strict=True):
         yield _Section("", _frames(one), link)
     if isinstance(error, BaseExceptionGroup):
         parts = error.exceptions
         for number, one in enumerate(parts[:MAX_GROUP], 1):
-            title = f"--- {number} of {len(parts)}: {_named(one)}\n"
+            title = f"--- {number} of {len(parts)}: {brief(named(one))}\n"
             yield _Section(title, _frames(one), "")
 
 
@@ -96,10 +102,6 @@ def _earlier(error: BaseException) -> tuple[BaseException, str] | None:
     if error.__context__ is not None and not error.__suppress_context__:
         return error.__context__, CONTEXT
     return None
-
-
-def _named(error: BaseException) -> str:
-    return brief(f"{type(error).__name__}: {text_of(error)}")
 
 
 def _frames(error: BaseException) -> list[_Frame]:

@@ -70,7 +70,7 @@ async def _user(caller: Caller, scratch: str) -> str:
 
 
 async def _may_listen(caller: Caller, channel: str) -> bool:
-    subscription = Subscription(caller, lambda *_: None, lambda _: None)
+    subscription = Subscription(caller, lambda *_: None)
     try:
         return await subscription.add(channel)
     finally:

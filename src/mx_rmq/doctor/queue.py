@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.admin.models import ARCHIVES, WAITING
 from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable, WrongType
+from mx_rmq.core.message import FAILED, WAITING
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.text import count
 from mx_rmq.doctor.finding import Finding, bad, ok, warn
@@ -102,7 +102,7 @@ async def _newer(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
 async def _growing(admin: Admin, stats: Stats) -> AsyncIterator[Finding]:
     """Report archives that grow faster than before."""
     topic = stats.topic
-    for state in ARCHIVES:
+    for state in FAILED:
         if not getattr(stats, state):
             continue
         now = await admin.now()

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.text import count
 from mx_rmq.doctor.queue import check_topic_count
 from mx_rmq.doctor.topics import unreachable
@@ -218,7 +218,7 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
         ["topic", "state"],
         [([one.topic, state], getattr(one, state)) for one in found for state in State],
     )
-    archives = [(one, state) for one in found for state in State if state.is_archive]
+    archives = [(one, state) for one in found for state in ARCHIVES]
     yield gauge(
         "mx_rmq_archive_bytes",
         "Bytes that the dead letters, quarantine and results of the topic take on the server.",

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from mx_rmq.core import events
-from mx_rmq.core.events import Completed
+from mx_rmq.core.events import OUTCOMES, Completed
 from mx_rmq.metrics.exposition import counter
 
 if TYPE_CHECKING:
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
     from mx_rmq.queue import MessageQueue
-
-OUTCOMES: Final = {
-    events.Completed: "completed",
-    events.Retried: "retried",
-    events.Snoozed: "snoozed",
-    events.Died: "dead",
-    events.Quarantined: "quarantined",
-    events.Released: "released",
-    events.Postponed: "postponed",
-    events.Aborted: "aborted",
-    events.Replaced: "replaced",
-}
-"""The outcomes of a message that a worker held."""
 
 BOUNDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),

@@ -76,11 +76,11 @@ class Wire(asyncio.BufferedProtocol):
     async def open(cls, connection: AbstractConnection) -> Wire:
         """Connect and log in. From then on only the wire reads from the connection."""
         try:
-            await connection.connect()  # type: ignore[no-untyped-call] # the client's own gap
+            await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         except BaseException:  # it may be connected already, half logged in
             if connection._writer is not None:
                 connection._writer.transport.abort()
-            connection._close()  # type: ignore[no-untyped-call]
+            connection._close()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
             raise
         writer = connection._writer  # not public, but there is no other access
         if writer is None:
@@ -172,7 +172,7 @@ class Wire(asyncio.BufferedProtocol):
 
     def _close_client(self) -> None:
         """Close the client library's connection, which would otherwise warn that it is open."""
-        self._connection._close()  # type: ignore[no-untyped-call]
+        self._connection._close()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
 
     def _take(self, reply: Any) -> None:
         """Deliver a reply, or collect it if more are expected."""

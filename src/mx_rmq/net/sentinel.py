@@ -24,7 +24,7 @@ class Sentinels(Sentinel):
     """The Sentinels. One that does not answer is skipped."""
 
     def __init__(self, clients: list[RedisClient]) -> None:
-        super().__init__([])  # type: ignore[no-untyped-call]
+        super().__init__([])  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         self.sentinels = clients
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:

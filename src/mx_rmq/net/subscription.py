@@ -46,7 +46,7 @@ class Subscription:
         self,
         caller: Caller,
         on_message: Callable[[str, bytes], None],
-        on_gap: Callable[[str], None],
+        on_gap: Callable[[str], None] | None = None,
         *,
         ping_every: float = PING_EVERY,
     ) -> None:
@@ -138,11 +138,14 @@ class Subscription:
         self._tell(channel, heard=True)
         if channel in self._lost:
             self._lost.discard(channel)
-            self._on_gap(channel)
+            if self._on_gap is not None:
+                self._on_gap(channel)
 
     def refused(self, channel: str, error: Exception) -> None:
         if channel not in self._refused:
-            logger.warning("cannot listen to %s, so news from there comes late: %s", channel, error)
+            logger.warning(
+                "cannot listen to %s, so we learn late what is published there: %s", channel, error
+            )
         self._refused[channel] = time.monotonic() + ASK_AGAIN
         self.drop(channel)
 

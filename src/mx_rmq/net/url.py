@@ -219,7 +219,7 @@ def _sentinel(address: Address, url: str) -> OneServer:
         pattern = _client(to_primary.plain(address.hosts[0], to_primary.path), url)
         known = dict(pattern.connection_pool.connection_kwargs)
         del known["host"], known["port"]
-        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call]
+        pool = SentinelConnectionPool(  # type: ignore[no-untyped-call] # redis-py leaves it untyped
             primary, sentinels, ssl=address.scheme == "rediss", **known
         )
         return PrimaryNode(Redis.from_pool(pool), sentinels, primary)

@@ -40,15 +40,13 @@ class AbortListener:
 
     def add(self, topic: TopicSlots) -> None:
         """Also listen to this topic."""
-        self._topics[self._store.keys.of(topic.name).aborts_channel] = topic
+        self._topics[self._store.aborts_channel_of(topic.name)] = topic
         self.loop.wake()
 
     async def listen(self) -> float:
         """Listen to every topic that is not heard yet."""
         if self._subscription is None:
-            self._subscription = self._store.subscription(
-                self._heard, self._missed, ping_every=CHECK_EVERY
-            )
+            self._subscription = self._store.subscription(self._heard, ping_every=CHECK_EVERY)
         await asyncio.gather(*map(self._subscription.add, self._topics))
         return CHECK_EVERY
 
@@ -65,9 +63,6 @@ class AbortListener:
         topic, claim = self._topics[channel], (int(token), id.decode("utf-8", "surrogateescape"))
         if not self._abort(topic, *claim):
             asyncio.get_running_loop().call_later(LOOK_AGAIN, self._abort, topic, *claim)
-
-    def _missed(self, channel: str) -> None:
-        """Aborts may have been missed: the lease keeper will find them."""
 
     def _abort(self, topic: TopicSlots, token: int, id: str) -> HeldMessage | None:
         """Stop a message if we hold it under this token; return it."""

@@ -11,24 +11,19 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
-from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from mx_rmq.core import codec
-from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
-from mx_rmq.core.middleware import around_handle
 from mx_rmq.core.outcome import (
     Circumstances,
     Complete,
     DeadLetter,
     HandlerTimeout,
-    NotAwaited,
     Outcome,
     Quarantine,
     Release,
@@ -40,27 +35,21 @@ from mx_rmq.core.outcome import (
 )
 from mx_rmq.core.payload import unreadable
 from mx_rmq.core.status import Kept
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named
 from mx_rmq.runtime import current
 from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.runtime.slots import Stopped
-from mx_rmq.runtime.threads import Call, Forks, Interrupted
-from mx_rmq.runtime.timeouts import Timeouts
+from mx_rmq.runtime.threads import Forks, Interrupted
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
-    from mx_rmq.core.middleware import Handle, Middleware
     from mx_rmq.net.server_clock import ServerClock
     from mx_rmq.runtime.dispatcher import Dispatcher
-    from mx_rmq.runtime.injection import Injection
+    from mx_rmq.runtime.handler_calls import HandlerCall, HandlerCalls
     from mx_rmq.runtime.lifecycle import Lifecycle
-    from mx_rmq.runtime.progress import Progresses
     from mx_rmq.runtime.slots import HeldMessage, Slots
-    from mx_rmq.runtime.threads import Threads
 
 logger = get_logger(__name__)
 
@@ -73,8 +62,6 @@ WAIT_HERE: Final = 1.0  # seconds that a message may wait here for a slot
 _COMPLETE: Final = Complete()
 _RELEASE: Final = Release()
 
-_Call = Callable[["HeldMessage", "Message", Any], Awaitable[Any]]
-
 
 class Consumer:
     """The consumers of one worker."""
@@ -84,29 +71,22 @@ class Consumer:
     def __init__(
         self,
         slots: Slots,
-        threads: Threads,
+        calls: HandlerCalls,
         dispatcher: Dispatcher,
         lifecycle: Lifecycle,
         *,
         worker: str,
         lease: float,
-        middleware: Sequence[Middleware],
-        progress: Progresses,
         max_result: int,
-        injection: Injection,
     ) -> None:
         self._slots = slots
-        self._progress = progress
-        self._max_result = max_result  # bytes
-        self._threads = threads
-        self._dispatcher = dispatcher
+        self._calls = calls
         dispatcher.consumer = self
         self._lifecycle = lifecycle
         self._worker = worker
         self._lease = lease
-        self._middleware = middleware
-        self._injection = injection
-        self._timeouts = Timeouts()
+        self._max_result = max_result  # bytes
+        self._timeouts = calls.timeouts
         self.running: dict[asyncio.Task[None], HeldMessage] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
@@ -114,10 +94,7 @@ class Consumer:
         """Tasks whose first line has not run yet. One that is cancelled before that never runs."""
         self._woken = 0  # consumers that were woken and have not asked for a message yet
         self._died = ""  # how a consumer ended that should have kept running; empty: none did
-        self._calls: dict[Handler, _Call] = {}
-        self._delivered: dict[tuple[str, str, int], HeldMessage] = {}
-        self._not_awaited: dict[HeldMessage, Coroutine[Any, Any, Any]] = {}
-        """Handlers that middleware has called and not awaited yet."""
+        self._how_to_call: dict[Handler, HandlerCall | None] = {}
         self._hand_back_timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._clean = copy_context()
@@ -233,10 +210,13 @@ class Consumer:
         error: BaseException | None = None
         current.message.set(held)
         try:
-            call = self._calls.get(handler)
+            if handler not in self._how_to_call:
+                self._how_to_call[handler] = self._calls.how_to_call(handler)
+            call = self._how_to_call[handler]
             if call is None:
-                call = self._calls[handler] = self._how_to_call(handler)
-            result = await call(held, message, payload)
+                result = await handler.function(payload)
+            else:
+                result = await call(held, message, payload)
             if result is not None:
                 check_was_awaited(result, handler)
         except KeyboardInterrupt:
@@ -256,7 +236,7 @@ class Consumer:
             return _RELEASE
         if error is None and held.stopped is None and handler.result_ttl is None:
             return _COMPLETE
-        if error is None and held.stopped is not Stopped.LEASE_LOST:
+        if error is None and not held.is_lost:
             outcome, error = self._keep(handler, message, result)
             if outcome is not None:
                 return outcome
@@ -271,8 +251,11 @@ class Consumer:
             return _COMPLETE, None
         try:
             value = codec.encode_payload(result, self._max_result)
-        except InvalidInput as error:
-            return None, InvalidInput(f"the result of {handler.name} cannot be kept: {error}")
+        except Exception as error:  # noqa: BLE001 - serializers are user code
+            why = str(error) if isinstance(error, InvalidInput) else named(error)
+            refused = InvalidInput(f"the result of {handler.name} cannot be kept: {why}")
+            refused.__cause__ = error  # its traceback shows where
+            return None, refused
         kept = Kept(
             attempt=message.attempts + 1,
             created_at=message.created_at,
@@ -301,111 +284,6 @@ class Consumer:
     def _circumstances(self, clock: ServerClock) -> Circumstances:
         chance = random.random()  # noqa: S311 - jitter
         return Circumstances(now=clock.now(), worker=self._worker, chance=chance)
-
-    # calling a handler
-
-    def _how_to_call(self, handler: Handler) -> _Call:
-        """Return the cheapest way to call a handler: most need only their payload."""
-        function, arguments = handler.function, handler.arguments
-        innermost = self._innermost(handler)
-        handle = around_handle(self._middleware, innermost)
-        if handle is not innermost or handler.wants_delivery or handler.dependencies is not None:
-            return lambda held, message, payload: self._deliver(held, message, payload, handle)
-        if not handler.is_async:
-            return lambda held, _, payload: self._in_thread(
-                held, Call(function, arguments(payload, None))
-            )
-        if handler.wants_payload:
-            return lambda held, message, payload: function(payload)
-        return lambda held, message, payload: function()
-
-    async def _deliver(
-        self, held: HeldMessage, message: Message, payload: Any, handle: Handle
-    ) -> Any:
-        """Call middleware and handler with a Delivery."""
-        timeout, clock = held.topic.handler.timeout, held.topic.clock
-
-        def extend(seconds: float) -> float | None:
-            if timeout is None:
-                return None
-            self._loop.call_soon_threadsafe(self._set_timeout, held, seconds)
-            return clock.now() / 1000 + seconds
-
-        delivery = Delivery(
-            id=message.id,
-            topic=message.topic,
-            payload=payload,
-            attempt=message.attempts + 1,
-            fence=held.leased.token,
-            headers=message.headers,
-            created_at=message.created_at / 1000,
-            deadline=None if timeout is None else clock.now() / 1000 + timeout,
-            extend=extend,
-            progress=partial(self._progress.say, held),
-        )
-        key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
-        self._delivered[key] = held
-        try:
-            result = await handle(delivery)
-        finally:
-            del self._delivered[key]
-            not_awaited = self._not_awaited.pop(held, None)
-            if not_awaited is not None:
-                not_awaited.close()
-        if not_awaited is not None:
-            raise NotAwaited(f"middleware called {held.topic.handler.name} and did not await it")
-        return result
-
-    def _innermost(self, handler: Handler) -> Handle:
-        """Return the function inside all middleware, which calls the handler."""
-
-        def call(delivery: Delivery) -> Any:
-            held = self._delivered[delivery.topic, delivery.id, delivery.fence]
-            running = self._not_awaited[held] = self._run(held, delivery)
-            return running
-
-        return call
-
-    async def _run(self, held: HeldMessage, delivery: Delivery) -> Any:
-        """Run a handler inside middleware, which may drop its result."""
-        self._not_awaited.pop(held, None)
-        handler = held.topic.handler
-        if handler.dependencies is not None:
-            return await self._injection.run(
-                handler, delivery, lambda call: self._in_thread(held, call)
-            )
-        given = handler.arguments(delivery.payload, delivery)
-        if handler.is_async:
-            result = await handler.function(*given)
-        else:
-            result = await self._in_thread(held, Call(handler.function, given))
-        if result is not None:
-            check_was_awaited(result, handler)
-        return result
-
-    async def _in_thread(self, held: HeldMessage, call: Call) -> Any:
-        if (timeout := held.topic.handler.timeout) is not None:
-
-            def wait() -> None:  # the timeout starts only when the call gets a thread
-                self._timeouts.clear(held)
-                call.on_begin = lambda: self._set_timeout(held, timeout)
-
-            call.on_wait = wait
-        cancel, held.interrupt = held.interrupt, call.interrupt
-        if held.stopped is Stopped.NO_THREAD:  # middleware tries again
-            held.stopped = None
-        try:
-            result = await self._threads.run(call)
-        finally:
-            held.interrupt = cancel  # the thread is done; what follows runs in the event loop
-            if not call.began and held.stopped in (None, Stopped.TIMEOUT):
-                held.stopped = Stopped.NO_THREAD
-                self._dispatcher.pause(held.topic, self._threads.backoff.next())
-        return await result if isinstance(result, Coroutine) else result
-
-    def _set_timeout(self, held: HeldMessage, seconds: float) -> None:
-        if held.interrupt is not None:  # else the handler has ended
-            self._timeouts.set(held, seconds)
 
     # handing back
 
@@ -462,5 +340,5 @@ def _undecided(held: HeldMessage, error: BaseException) -> Outcome:
     """Return the outcome of a message for which our own code failed to decide one."""
     if held.message is None:
         return Quarantine(error)
-    reason = f"undecided: {type(error).__name__}: {text_of(error)}"
+    reason = f"undecided: {named(error)}"
     return DeadLetter(msgspec.structs.replace(held.message, reason=reason))

@@ -21,11 +21,12 @@ from mx_rmq.runtime.abort_listener import AbortListener
 from mx_rmq.runtime.caretaker import Caretaker
 from mx_rmq.runtime.consumer import Consumer
 from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.handler_calls import HandlerCalls
 from mx_rmq.runtime.janitor import Janitor
 from mx_rmq.runtime.lease_keeper import LeaseKeeper
 from mx_rmq.runtime.lifecycle import Lifecycle
 from mx_rmq.runtime.loop import Loop
-from mx_rmq.runtime.progress import Progresses
+from mx_rmq.runtime.progress import ProgressSender
 from mx_rmq.runtime.recovery import Recovery
 from mx_rmq.runtime.registry import Registry
 from mx_rmq.runtime.site import Site
@@ -80,18 +81,22 @@ class Engine:
         self._threads = Threads(settings.concurrency, inline=inline)
         self._dispatcher = Dispatcher(store, self.slots, worker=name, lease=round(lease * 1000))
         self._lifecycle = Lifecycle(store, self.slots, self._dispatcher, bus, worker=name)
-        self._progress = Progresses(store, worker=name)
+        self._progress = ProgressSender(store, worker=name)
+        calls = HandlerCalls(
+            self._threads,
+            self._dispatcher,
+            middleware=middleware,
+            progress=self._progress,
+            injection=injection,
+        )
         self.consumer = Consumer(
             self.slots,
-            self._threads,
+            calls,
             self._dispatcher,
             self._lifecycle,
             worker=name,
             lease=lease,
-            middleware=middleware,
-            progress=self._progress,
             max_result=store.limits.max_payload,
-            injection=injection,
         )
         self._lease_keeper = LeaseKeeper(
             store, self.slots, self.consumer, self._lifecycle, bus, worker=name, lease=lease
@@ -255,7 +260,7 @@ class Engine:
         self._dispatcher.on_hold = on_hold
 
     def fail(self, why: str) -> None:
-        """Let the worker stop, and say why."""
+        """Make the worker stop, for this reason."""
         if not self.failed.done():
             self.failed.set_result(why)
 

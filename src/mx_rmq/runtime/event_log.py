@@ -35,7 +35,7 @@ _LINES: Final[dict[type, str]] = {
         "Offered again in %(delay)g s, not counted as an attempt: %(reason)s"
     ),
     events.Replaced: (
-        "%(topic)s %(id)s: failed, but was replaced, so the new message is next: %(error)s"
+        "%(topic)s %(id)s: failed, but was replaced; the new payload runs next: %(error)s"
     ),
     events.LeaseLost: "%(topic)s %(id)s: lease lost, so the result of %(handler)s does not count",
     events.Aborted: "%(topic)s %(id)s: aborted, so the result of %(handler)s does not count",

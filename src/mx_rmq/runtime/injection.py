@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from mx_rmq.core.delivery import Delivery
-    from mx_rmq.core.dependencies import Arguments, Overrides, Provider
+    from mx_rmq.core.dependencies import Overrides, Plan, Provider
     from mx_rmq.core.handler import Handler
 
     Opened = list[AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
@@ -29,12 +29,10 @@ if TYPE_CHECKING:
 
 
 class _Ready(NamedTuple):
-    """A plan whose worker-scoped values are known."""
+    """A plan, and the values of its worker-scoped providers."""
 
+    plan: Plan
     of_worker: tuple[Any, ...]
-    in_loop: tuple[PlanStep, ...]
-    with_handler: tuple[PlanStep, ...]
-    handler: Arguments
 
 
 class Injection:
@@ -83,8 +81,8 @@ class Injection:
         error: BaseException | None = None
         result = None
         try:
-            plan = self._plan(handler)
-            values = [delivery.payload, delivery, *plan.of_worker]
+            plan, of_worker = self._ready(handler)
+            values = [delivery.payload, delivery, *of_worker]
             for step in plan.in_loop:
                 values.append(await _provide(step, values, opened))
             if handler.is_async:
@@ -101,7 +99,7 @@ class Injection:
             raise error
         return result
 
-    def _plan(self, handler: Handler) -> _Ready:
+    def _ready(self, handler: Handler) -> _Ready:
         """Return the plan of a handler, made again only if tests have changed the overrides."""
         overrides = self._overrides()
         if overrides != self._planned_with:
@@ -111,8 +109,7 @@ class Injection:
         if ready is None and handler.dependencies is not None:
             plan = handler.dependencies.plan(overrides)
             of_worker = tuple(self._made(step.provider) for step in plan.of_worker)
-            ready = _Ready(of_worker, plan.in_loop, plan.with_handler, plan.handler)
-            self._plans[handler] = ready
+            ready = self._plans[handler] = _Ready(plan, of_worker)
         assert ready is not None  # noqa: S101 - only handlers with dependencies come here
         return ready
 
@@ -126,7 +123,7 @@ class Injection:
             ) from None
 
 
-def _in_thread(handler: Handler, plan: _Ready, values: list[Any]) -> Call:
+def _in_thread(handler: Handler, plan: Plan, values: list[Any]) -> Call:
     """Return the part of the work that one thread does: plain providers, handler, clean-up."""
 
     def work() -> Any:

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES
 from mx_rmq.runtime.loop import FailureLog, Loop, each
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Janitor:
                 pass
 
     async def _trim(self, topic: str) -> None:
-        for state in (State.DEAD, State.QUARANTINED, State.COMPLETED):
+        for state in ARCHIVES:
             while await self._store.trim_archive(topic, state):
                 pass
         await self._store.trim_history(topic)

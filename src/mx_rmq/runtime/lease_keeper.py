@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import WorkerBroken
 from mx_rmq.core.events import LoopBlocked
-from mx_rmq.core.text import end_of, text_of
+from mx_rmq.core.text import end_of, named
 from mx_rmq.net.caller import REPLY_WITHIN
 from mx_rmq.runtime.lifecycle import handed_back
 from mx_rmq.runtime.loop import FailureLog, each, spawn
@@ -196,7 +196,7 @@ class LeaseKeeper:
         except (SystemExit, KeyboardInterrupt) as error:  # a subscriber's: for the whole program
             self._in_main_loop(defer_exit, error)
         except BaseException as error:  # noqa: BLE001 - the watchdog sees it
-            how = f"{type(error).__name__}: {text_of(error)}"
+            how = named(error)
         finally:
             thread.ended = how
             self._in_main_loop(thread.begun.set)

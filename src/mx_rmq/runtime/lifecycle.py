@@ -30,7 +30,7 @@ from mx_rmq.core.outcome import (
     SnoozeLater,
 )
 from mx_rmq.core.partition import topic_of
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named, text_of
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
 from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
@@ -122,7 +122,7 @@ class Lifecycle:
         try:
             task = self._flushing[group] = spawn("lifecycle", self._flush, *group)
         except Exception as error:  # noqa: BLE001 - perhaps out of memory: the watchdog tries again
-            self._died[group] = f"{type(error).__name__}: {text_of(error)}"
+            self._died[group] = named(error)
             return
         task.add_done_callback(lambda task: self._flush_ended(group, task))
 
@@ -395,7 +395,7 @@ def _durations(batch: list[HeldMessage], answers: list[Settled]) -> list[float]:
     return [
         (held.ended_at or now) - (held.started_at or now)
         for held, answer in zip(batch, answers, strict=True)
-        if answer is not Settled.LOST or held.unsure
+        if answer or (answer is Settled.LOST and held.unsure)
     ]
 
 
@@ -419,7 +419,7 @@ def _event(
         case RetryLater(after, delay, error):
             if error is None:
                 return None
-            why, traceback = f"{type(error).__name__}: {text_of(error)}", after.errors[-1].traceback
+            why, traceback = named(error), after.errors[-1].traceback
             return events.Retried(topic, id, attempt, delay / 1000, why, traceback, seconds, waited)
         case SnoozeLater(_, delay, reason):
             return events.Snoozed(topic, id, attempt, delay / 1000, reason, seconds, waited)
@@ -435,8 +435,7 @@ def _event(
         case Release():
             return events.Released(topic, id)
         case GiveWay(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
-            why = f"{type(error).__name__}: {text_of(error)}"
-            return events.Replaced(topic, id, why, seconds, waited)
+            return events.Replaced(topic, id, named(error), seconds, waited)
         case GiveWay():
             return events.Replaced(topic, id, "", seconds, waited)
 

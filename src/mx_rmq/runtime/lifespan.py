@@ -56,7 +56,7 @@ class Lifespan:
                 self._task.result()
 
     def cancel(self) -> None:
-        """Cancel what it does at its end."""
+        """Cancel its clean-up, if that has begun."""
         if self._leave.is_set() and self._task is not None:
             self._task.cancel()
 

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from mx_rmq.core.errors import OutcomeUnknown, ServerUnavailable
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def how_it_ended(task: asyncio.Task[Any]) -> str:
     if task.cancelled():
         return "it was cancelled"
     error = task.exception()
-    return "it returned" if error is None else f"{type(error).__name__}: {text_of(error)}"
+    return "it returned" if error is None else named(error)
 
 
 def all_are_cancelled() -> bool:

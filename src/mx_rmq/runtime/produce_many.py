@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import (
     DuplicateMessage,
@@ -13,14 +16,17 @@ from mx_rmq.core.errors import (
     ProduceUnknown,
 )
 from mx_rmq.core.names import check_topic
+from mx_rmq.runtime.producer import Stored
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from mx_rmq.core.confirm import Confirm
     from mx_rmq.core.duplicates import Terms
     from mx_rmq.core.message import Message
     from mx_rmq.runtime.producer import Producer
+
+MAX_REPLACING: Final = 50  # calls at a time, if each replaces a message
 
 
 async def produce_many(
@@ -33,9 +39,9 @@ async def produce_many(
     """Produce messages in order, each with its key, confirmation and terms; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
-    had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If ids
-    are taken that must not be, all other messages are stored before DuplicateMessage is raised, or
-    PartlyProduced with this cause.
+    had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If an
+    id must be free and is not, all other messages are stored first; then DuplicateMessage is
+    raised, or PartlyProduced with that cause.
     """
     kinds = [
         (one.topic, key is None, confirm, own is not None and own.replaces)
@@ -55,7 +61,7 @@ async def produce_many(
             first, end = places[0], places[-1] + 1
             own = None if keyless else [key for key in keys[first:end] if key is not None]
             batch = messages[first:end]
-            send = producer.replace_all if replaces else producer.produce_all
+            send = partial(_replace_all, producer) if replaces else producer.produce_all
             calls = send(topic, batch, keys=own, confirm=confirm, terms=terms[first:end])
             async for stored in calls:
                 duplicates.update(stored.duplicates)
@@ -64,8 +70,8 @@ async def produce_many(
                 if stored.unconfirmed is not None:
                     not_confirmed = stored.unconfirmed
                     late.update(stored.ids)
-        for id, state in duplicates.items():
-            raise DuplicateMessage(id, state, duplicates)
+        if duplicates:
+            raise DuplicateMessage(duplicates)
     except MxRmqError as error:
         known = [id for id in ids if id is not None]
         if not known:
@@ -82,3 +88,45 @@ async def produce_many(
     if not_confirmed is not None:
         raise not_confirmed.of([id for id in produced if id in late])
     return produced
+
+
+async def _replace_all(
+    producer: Producer,
+    topic: str,
+    messages: Sequence[Message],
+    *,
+    keys: Sequence[str] | None,
+    confirm: Confirm | None,
+    terms: Sequence[Terms | None],
+) -> AsyncIterator[Stored]:
+    """Replace messages, one call each; yield what each call stored.
+
+    Calls for different ids overlap. Of messages with the same id, the last one wins.
+    """
+    left = deque(range(len(messages)))
+    while left:
+        batch: dict[str, int] = {}
+        while left and len(batch) < MAX_REPLACING and messages[left[0]].id not in batch:
+            place = left.popleft()
+            batch[messages[place].id] = place
+        calls = [
+            producer.produce(
+                topic,
+                messages[place],
+                key=None if keys is None else keys[place],
+                confirm=confirm,
+                terms=terms[place],
+            )
+            for place in batch.values()
+        ]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failed: BaseException | None = None
+        for (id, place), answer in zip(batch.items(), answers, strict=True):
+            if isinstance(answer, NotConfirmed):
+                yield Stored([place], [id], answer)
+            elif isinstance(answer, BaseException):
+                failed = failed or answer
+            else:
+                yield Stored([place], [id])
+        if failed is not None:
+            raise failed

@@ -7,11 +7,9 @@ next call. A lone message is sent at once.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import defaultdict, deque
 from contextlib import suppress
-from itertools import count
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -25,9 +23,9 @@ from mx_rmq.core.errors import (
     QueueFull,
 )
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import MAX_PARTITIONS, number_for, number_in, partition
+from mx_rmq.runtime.partition_choice import PartitionChoice
 from mx_rmq.store.arguments import MAX_BATCH
-from mx_rmq.store.lanes import Withdrawn, maker_of
+from mx_rmq.store.lanes import Withdrawn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -42,11 +40,9 @@ if TYPE_CHECKING:
 
 MAX_CALL_BYTES: Final = 1_048_576  # per call, which blocks the server; one message may exceed it
 MAX_CHUNK: Final = 500  # messages per call of `produce_all`
-MAX_REPLACING: Final = 50  # calls of `produce_all` at a time, if each replaces a message
 MIN_RUN: Final = 16  # `produce_all` sends at least this many to one partition in a row
 REFRESH_EVERY: Final = 10.0  # seconds between two checks for new partitions and default ttls
 LAST_REFRESH_WITHIN: Final = 1.0  # seconds for the last check, when the producer is closed
-MAX_REMEMBERED: Final = 10_000  # how many results of `has_made_ids` to remember
 ENVELOPE: Final = 300  # approximate size of a record without its payload, in bytes
 
 _SCRIPTS: Final = ("produce_normal_message", "produce_delay_message")
@@ -62,8 +58,7 @@ class Stored(NamedTuple):
     ids: list[str]
     unconfirmed: NotConfirmed | None = None
     duplicates: Mapping[str, str] = {}
-    """The ids that were taken and their states, of messages that must not be duplicates. These are
-    not among `ids`."""
+    """Ids that had to be free and are not, with their states. They are not in `ids`."""
 
 
 class _Channel:
@@ -92,9 +87,7 @@ class Producer:
         self._callers = 0  # callers that wait for something other than a channel
         self._refresh_at = time.monotonic() + REFRESH_EVERY
         self._refreshing: asyncio.Task[None] | None = None
-        self._probes: dict[str, asyncio.Task[None]] = {}
-        self._made_none: set[tuple[str, str]] = set()  # (partition, lane that made no ids for it)
-        self._turns: defaultdict[str, count[int]] = defaultdict(_count_from_random)
+        self._partition = PartitionChoice(store)
 
     async def produce(
         self,
@@ -107,7 +100,7 @@ class Producer:
     ) -> Produced:
         """Produce one message; messages produced during a call share the next one.
 
-        `terms`: what to do if its id is taken; None: nothing.
+        `terms`: what to do if its id is taken; None: ignore the message.
         """
         if topic not in self.store.partitions:
             await self._register(topic)
@@ -117,9 +110,9 @@ class Producer:
             message = self._with_ttl(topic, message)
         name = topic
         if message.id:
-            name = await self._partition_for_id(topic, message.id, key)
+            name = await self._partition.for_id(topic, message.id, key)
         elif self.store.partitions[topic] > 1:
-            name = self._partition(topic, None, key)
+            name = self._partition.choose(topic, None, key)
         if terms is not None and terms.replaces:
             return await self._replace(name, message, terms, confirm)
         delayed = bool(message.delay) or message.due is not None  # is_delayed, inlined for speed
@@ -136,10 +129,14 @@ class Producer:
             try:
                 call = self.store.prepare(channel.script, name, [message], [terms])
                 (produced,) = await self.store.produce(call, confirm)
+            except NotConfirmed as error:
+                raise _refused(terms, error.ids[0], error.taken[0]) or error from None
             finally:
                 self._continue(channel)
-        if terms is not None and terms.refuses and produced.placed.duplicate:
-            raise DuplicateMessage(produced.id, produced.placed.state)
+        if terms is not None and produced.placed.duplicate:
+            refused = _refused(terms, produced.id, produced.placed.state)
+            if refused is not None:
+                raise refused
         return produced
 
     async def _replace(
@@ -167,8 +164,8 @@ class Producer:
     ) -> AsyncIterator[Stored]:
         """Produce messages in order, in as many calls as needed; yield what each call stored.
 
-        Each call is prepared while the server runs the previous one. None of `terms` may replace:
-        see `replace_all`.
+        Each call is prepared while the server runs the previous one. None of `terms` may
+        replace.
         """
         if topic not in self.store.partitions:
             await self._register(topic)
@@ -212,64 +209,27 @@ class Producer:
         confirm: Confirm | None,
         terms: Sequence[Terms | None],
     ) -> Stored:
+        unconfirmed: NotConfirmed | None = None
+        taken: Sequence[str] = ()
         try:
             produced = await self.store.produce(call, confirm)
+            ids = [one.id for one in produced]
+            if terms:
+                taken = [one.placed.state if one.placed.duplicate else "" for one in produced]
         except NotConfirmed as error:
-            return Stored(places, list(error.ids), error)
+            unconfirmed, ids, taken = error, list(error.ids), error.taken
         if not terms:
-            return Stored(places, [one.id for one in produced])
-        refused = [
-            own is not None and own.refuses and one.placed.duplicate
-            for own, one in zip(terms, produced, strict=True)
-        ]
+            return Stored(places, ids, unconfirmed)
+        stored: dict[int, str] = {}
+        duplicates: dict[str, str] = {}
+        for place, own, id, state in zip(places, terms, ids, taken, strict=True):
+            if state and own is not None and own.refuses:
+                duplicates[id] = state
+            else:
+                stored[place] = id
         return Stored(
-            [place for place, no in zip(places, refused, strict=True) if not no],
-            [one.id for one, no in zip(produced, refused, strict=True) if not no],
-            duplicates={
-                one.id: one.placed.state for one, no in zip(produced, refused, strict=True) if no
-            },
+            [*stored], [*stored.values()], unconfirmed if stored else None, duplicates=duplicates
         )
-
-    async def replace_all(
-        self,
-        topic: str,
-        messages: Sequence[Message],
-        *,
-        keys: Sequence[str] | None,
-        confirm: Confirm | None,
-        terms: Sequence[Terms | None],
-    ) -> AsyncIterator[Stored]:
-        """Replace messages, one call each; yield what each call stored.
-
-        Calls for different ids overlap. Of messages with the same id, the last one wins.
-        """
-        left = deque(range(len(messages)))
-        while left:
-            batch: dict[str, int] = {}
-            while left and len(batch) < MAX_REPLACING and messages[left[0]].id not in batch:
-                place = left.popleft()
-                batch[messages[place].id] = place
-            calls = [
-                self.produce(
-                    topic,
-                    messages[place],
-                    key=None if keys is None else keys[place],
-                    confirm=confirm,
-                    terms=terms[place],
-                )
-                for place in batch.values()
-            ]
-            answers = await asyncio.gather(*calls, return_exceptions=True)
-            failed: BaseException | None = None
-            for (id, place), answer in zip(batch.items(), answers, strict=True):
-                if isinstance(answer, NotConfirmed):
-                    yield Stored([place], [id], answer)
-                elif isinstance(answer, BaseException):
-                    failed = failed or answer
-                else:
-                    yield Stored([place], [id])
-            if failed is not None:
-                raise failed
 
     def _with_ttl(self, topic: str, message: Message) -> Message:
         """Return the message with the topic's default time to live, unless it has its own."""
@@ -278,64 +238,7 @@ class Producer:
             return message
         return msgspec.structs.replace(message, ttl=ttl)
 
-    # partitions
-
-    def _partition(self, topic: str, id: str | None, key: str | None) -> str:
-        """Choose a message's partition: by its key, else by its id, else in turn."""
-        parts = self.store.partitions[topic]
-        if parts == 1:
-            return topic
-        if key is not None:
-            return partition(topic, number_for(key, parts))
-        if id is None:
-            return self._next_partition(topic, parts)
-        made_for = number_in(id) if maker_of(id) else parts
-        return partition(topic, made_for if made_for < parts else number_for(id, parts))
-
-    async def _partition_for_id(self, topic: str, id: str, key: str | None) -> str:
-        """Choose the partition of a message whose caller passed an id.
-
-        After ProduceUnknown, a caller may produce again with the generated id. If the topic has
-        grown since, the key may belong to another partition now. The message must still go to its
-        first partition, or it could be stored twice.
-        """
-        name = self._partition(topic, id, key)
-        maker, number = maker_of(id), number_in(id)
-        if maker is None or (key is not None and number_for(key, number + 1) != number):
-            return name  # a custom id, or the key never belonged to the id's partition
-        first = partition(topic, number)
-        if first == name or (first, maker) in self._made_none:
-            return name
-        if self.store.partitions[topic] <= number < MAX_PARTITIONS:  # the topic may have grown
-            await self.store.register_topics({topic: 1})
-            name = self._partition(topic, id, key)
-        if number < self.store.partitions[topic] and await self.store.has_made_ids(first, maker):
-            return first
-        if len(self._made_none) >= MAX_REMEMBERED:
-            self._made_none.clear()
-        self._made_none.add((first, maker))
-        return name
-
-    def _next_partition(self, topic: str, parts: int) -> str:
-        """Return the next partition in turn; skip those whose server fails, unless all do."""
-        for _ in range(parts):
-            name = partition(topic, next(self._turns[topic]) % parts)
-            if not self.store.link_of(self.store.site_of(name)).is_failing:
-                return name
-            self._start_probe(name)
-        return name
-
-    def _start_probe(self, name: str) -> None:
-        """In the background, check whether the server of a partition is back."""
-        if name not in self._probes:
-            probe = asyncio.create_task(self._probe(name), name="mx-rmq producer")
-            self._probes[name] = probe
-            probe.add_done_callback(lambda _: self._probes.pop(name))
-
-    async def _probe(self, name: str) -> None:
-        with suppress(MxRmqError):
-            # Must be a script: a slot that is being moved refuses those.
-            await self.store.get_next_delay_task(name)
+    # splitting into calls
 
     async def _split(
         self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
@@ -347,13 +250,13 @@ class Producer:
         # Do this first: it may find that the topic has grown, and a key must not change partitions
         # in the middle of the split.
         with_id = {
-            place: await self._partition_for_id(topic, message.id, key_of[place])
+            place: await self._partition.for_id(topic, message.id, key_of[place])
             for place, message in enumerate(messages)
             if message.id
         }
         places_of: defaultdict[str, list[int]] = defaultdict(list)
         for place, key in enumerate(key_of):
-            name = with_id.get(place) or self._partition(topic, None, key)
+            name = with_id.get(place) or self._partition.choose(topic, None, key)
             places_of[name].append(place)
         return (
             (name, chunk)
@@ -368,7 +271,7 @@ class Producer:
         parts = self.store.partitions[topic]
         run = max(MIN_RUN, -(-len(messages) // parts)) if parts > 1 else len(messages)
         for start in range(0, len(messages), run):
-            name = self._partition(topic, None, None)
+            name = self._partition.choose(topic, None, None)
             for chunk in chunks(messages, range(start, min(start + run, len(messages)))):
                 yield name, chunk
 
@@ -463,8 +366,8 @@ class Producer:
                 for one, id in zip(batch, error.ids, strict=True):
                     _fail(one, ProduceUnknown(str(error), [id]))
             except NotConfirmed as error:
-                for one, id in zip(batch, error.ids, strict=True):
-                    _fail(one, error.of([id]))
+                for one, id, state in zip(batch, error.ids, error.taken, strict=True):
+                    _fail(one, _refused(one[1], id, state) or error.of([id]))
             except BaseException as error:
                 for one in batch:
                     _fail(one, error)
@@ -481,7 +384,7 @@ class Producer:
         while self._callers or any(one.busy for one in self._channels.values()):
             self._progress = asyncio.Event()
             await self._progress.wait()
-        tasks = [*self._registering.values(), *self._probes.values()]
+        tasks = [*self._registering.values(), *self._partition.background]
         tasks += [self._refreshing] if self._refreshing else []
         for task in tasks:
             task.cancel()
@@ -510,13 +413,13 @@ def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Seque
         yield places[start:]
 
 
-def _count_from_random() -> count[int]:
-    """Count from a random number, so that producers started together do not move in step."""
-    return count(random.randrange(MAX_PARTITIONS))  # noqa: S311 - no secret
-
-
 def _size(message: Message) -> int:
     return len(message.payload) + ENVELOPE
+
+
+def _refused(terms: Terms | None, id: str, state: str) -> DuplicateMessage | None:
+    """Return the error of a message that must not be a duplicate; `state`: empty if it is none."""
+    return DuplicateMessage({id: state}) if state and terms is not None and terms.refuses else None
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:

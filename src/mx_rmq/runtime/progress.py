@@ -1,7 +1,7 @@
-"""What handlers say about their progress, on its way to the server.
+"""Sends the progress of handlers to the server.
 
-A handler may say something for every row it has read. Only its last word is sent, a few times a
-second, together with those of the other handlers of its topic.
+A handler may report progress for every row it reads. Only its latest report is sent, up to four
+times a second, in one call with those of other handlers of its topic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ KEEP: Final = 600.0  # seconds for which the server keeps it
 SAY_AGAIN: Final = 200.0  # seconds after which it is sent again while its handler runs
 
 
-class Progresses:
-    """The last word of each running handler of one worker."""
+class ProgressSender:
+    """The latest report of each running handler of one worker."""
 
     def __init__(self, store: Store, *, worker: str) -> None:
         self._store = store
@@ -42,7 +42,7 @@ class Progresses:
         self.loop = Loop("progress", self.step)
 
     def say(self, held: HeldMessage, said: ProgressNote) -> None:
-        """Note what a handler said. May be called in any thread."""
+        """Take a report. May be called in any thread."""
         with self._lock:
             if said.share is None and (before := self._said.get(held)) is not None:
                 said = ProgressNote(before.share, said.note)
@@ -53,13 +53,13 @@ class Progresses:
             self._running_loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        if not self._started:  # a worker whose handlers say nothing needs no loop
+        if not self._started:  # a worker whose handlers report nothing needs no loop
             self._started = True
             self.loop.start()
         self.loop.wake()
 
     async def step(self) -> float | None:
-        """Send what was said since the last step."""
+        """Send what was reported since the last step."""
         with self._lock:
             for held in [held for held in self._said if held.ended_at is not None]:
                 del self._said[held]

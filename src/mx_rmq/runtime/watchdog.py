@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from mx_rmq.core.events import PartDied, PartRestarted, WorkerFailed
-from mx_rmq.core.text import text_of
+from mx_rmq.core.text import named
 from mx_rmq.runtime.loop import all_are_cancelled
 from mx_rmq.safe_log import get_logger
 
@@ -176,4 +176,4 @@ class Watchdog:
         try:
             part.start()
         except Exception as error:  # noqa: BLE001 - the next try comes soon
-            record.why = f"{type(error).__name__}: {text_of(error)}"
+            record.why = named(error)

@@ -32,7 +32,7 @@ class TopicKeys:
     """The keys of one topic, under the names that the scripts use. Times are in ms."""
 
     topic: str
-    _base: str  # what every one of them begins with
+    _base: str  # the beginning of all of them
     payload: str = _key("HASH", "payload")  # id -> record
 
     # ids, newest first; taken from the right

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.status import Kept
 from mx_rmq.store.results import decoded
@@ -68,7 +68,7 @@ class Pages:
                 break
             if found := await self._find_live(keys, id):
                 return found
-            for state in (State.DEAD, State.QUARANTINED, State.COMPLETED):
+            for state in ARCHIVES:
                 if found := await self.find_archived(topic, state, id):
                     return found
         return None

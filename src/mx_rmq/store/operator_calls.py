@@ -1,4 +1,4 @@
-"""The transitions that an operator makes, and the one to another due time."""
+"""The transitions that an operator makes; rescheduling is also for producers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def requeue_message(
 ) -> Settled:
     """Requeue an archived message, if it is still the one archived at that time."""
     check_same(message, topic, id)
-    unstamped = codec.encode(msgspec.structs.replace(message, due=None))[1:]
+    unstamped = codec.encode(msgspec.structs.replace(message, due=None, requeued=None))[1:]
     return await _operate(
         store,
         "requeue_message",

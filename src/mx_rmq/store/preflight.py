@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.keys import Keys
 
 
-OPTIONAL: Final = "PUBLISH"  # without it, those who wait for messages learn of their ends later
+OPTIONAL: Final = "PUBLISH"  # without it, waiters and workers learn late of ends and aborts
 AWAY: Final = (ServerUnavailable, OutcomeUnknown)
 
 

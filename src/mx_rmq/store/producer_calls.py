@@ -182,9 +182,11 @@ async def produce(
         answer, missing = answer
     if answer.startswith(b"full"):
         raise QueueFull(topic, limits.max_pending)
+    produced = [Produced(id, PLACED[code]) for id, code in zip(ids, answer, strict=True)]
     if missing and confirm is not None:
-        raise NotConfirmed(missing, confirm.level, confirm.within, ids)
-    return [Produced(id, PLACED[code]) for id, code in zip(ids, answer, strict=True)]
+        taken = [one.placed.state if one.placed.duplicate else "" for one in produced]
+        raise NotConfirmed(missing, confirm.level, confirm.within, ids, taken)
+    return produced
 
 
 async def has_made_ids(store: Store, topic: str, lane: str) -> bool:

@@ -111,9 +111,7 @@ async def _is_paused(store: Store, name: str) -> bool:
 
 async def claim_layout(store: Store) -> None:
     """Store the layout number, unless it is set. A later release recognises old keys by it."""
-    with suppress(
-        ScriptFailed, ServerFull
-    ):  # not permitted, or no memory: another worker will do it
+    with suppress(ScriptFailed, ServerFull):  # another worker may be permitted, or find memory
         if await store.caller.command("GET", store.keys.layout) is None:
             await store.caller.command("SET", store.keys.layout, LAYOUT, "NX")
 

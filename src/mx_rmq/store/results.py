@@ -93,10 +93,6 @@ class Leased(NamedTuple):
     record: bytes
     lost_by: str = ""  # the worker whose lease ran out, if the message was taken over
 
-    @property
-    def claim(self) -> Claim:
-        return Claim(self.id, self.token)
-
 
 Held = Claim | Leased
 """Anything with a message's id and the token of the lease on it."""

@@ -157,7 +157,7 @@ def compose(name: str, source: str) -> tuple[Line, ...]:
             keys = [key for word in words for key in _keys(word)]
             numbered = [f"KEYS[{place}]" for place in range(count + 1, count + len(keys) + 1)]
             count += len(keys)
-            text = f"local {', '.join(keys)} = {', '.join(numbered)}"  # noqa: PLW2901
+            text = f"local {', '.join(keys)} = {', '.join(numbered)}"  # noqa: PLW2901 - in its place
         lines.append(Line(text, f"{name}.lua", number))
     args = [arg for line in lines for arg in _NAMED_ARG.findall(line.text) if arg != "each"]
     places = {arg: f"ARGV[{place}]" for place, arg in enumerate(args, 1)}

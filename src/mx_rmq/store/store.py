@@ -136,7 +136,7 @@ class Store:
     beat_worker = upkeep_calls.beat_worker
     forget_worker = upkeep_calls.forget_worker
 
-    # what those who wait for messages call
+    # what waiters call
     read_status = waiter_calls.read_status
     ended_so_far = waiter_calls.ended_so_far
 
@@ -322,17 +322,21 @@ class Store:
         return self.links[site]
 
     def channel_of(self, topic: str) -> str:
-        """Return the channel on which the ends of a topic's messages are published."""
+        """Return the channel that tells when a topic's messages end, and their progress."""
         return self.keys.of(topic).channel
+
+    def aborts_channel_of(self, topic: str) -> str:
+        """Return the channel that tells workers which of a topic's messages were aborted."""
+        return self.keys.of(topic).aborts_channel
 
     def subscription(
         self,
         on_message: Callable[[str, bytes], None],
-        on_gap: Callable[[str], None],
+        on_gap: Callable[[str], None] | None = None,
         *,
         ping_every: float = PING_EVERY,
     ) -> Subscription:
-        """Return a listener for channels. See `Subscription`."""
+        """Listen to channels. See `Subscription`."""
         return Subscription(self.caller, on_message, on_gap, ping_every=ping_every)
 
     def doorbell(self, site: int = 0) -> Doorbell:

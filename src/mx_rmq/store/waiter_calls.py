@@ -1,4 +1,4 @@
-"""What those who wait for messages call. Nothing here changes anything."""
+"""What waiters call: reads only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Whereabouts(NamedTuple):
     data: bytes = b""  # its record, or what the archive keeps of it; empty if it was not read
 
     def status(self) -> Status:
-        """Say it in the words of `mq.status`."""
+        """Return it as `mq.status` does."""
         state, lease, said, data = self
         if state is State.COMPLETED:
             return Status(state, attempt=Kept.read(data)[0].attempt)
@@ -37,7 +37,7 @@ class Whereabouts(NamedTuple):
             return Status(state, reason=f"{about.error_type}: {about.error}")
         try:
             message = codec.decode(data)
-        except DecodeError:  # a handler will quarantine it, or a newer worker can read it
+        except DecodeError:  # a worker will quarantine it, or a newer one can read it
             return Status(state)
         reason = message.reason or (message.errors[-1].summary if message.errors else "")
         if state is State.PROCESSING:

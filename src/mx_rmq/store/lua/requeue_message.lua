@@ -1,13 +1,14 @@
 -- requeue_message: dead | quarantined -> pending
 -- Queues an archived message again, with a new record, if it still has the archived_ms that was
--- seen. The server stamps the time into the record, so that its waiting time is known.
+-- seen. The server stamps the time into the record, as when it is due, so that its waiting time is
+-- known, and as when it was requeued, from which a default time to live counts.
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 no longer there
 -- Cost     O(log A), A archived
 -- keys: payload | pending* | expiry | archive archive_payload archive_bytes | doorbell
 -- keys: receipt totals history
 
 local priority   = ARGV.priority             -- high, normal or low
-local record     = ARGV.record               -- without its first brace and its due time
+local record     = ARGV.record               -- without its first brace and these two times
 local expires_ms = tonumber(ARGV.expires_ms) -- when it expires (ms), or '': never
 local why        = ARGV.why                  -- a note for the history, or ''
 -- use: clock, first_answer, history, archived_message
@@ -24,7 +25,7 @@ local victims = {answer == '1' and id or nil}
 -- use: archive_size, drop_victims
 
 if answer == '1' then
-  redis.call('HSET', payload, id, string.format('{"due":%.0f,', now) .. record)
+  redis.call('HSET', payload, id, string.format('{"due":%.0f,"requeued":%.0f,', now, now) .. record)
   redis.call('LPUSH', behind, id)
   if expires_ms then redis.call('ZADD', expiry, expires_ms, id) end
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end

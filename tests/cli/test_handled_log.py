@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mx_rmq.cli.handled import FEW, SUMMARY_EVERY, TOPICS, Handled
+from mx_rmq.cli.handled_log import FEW, SUMMARY_EVERY, TOPICS, HandledLog
 from mx_rmq.core.events import Completed, Died, Released, Retried, WorkerStopped
 from mx_rmq.logs import JsonFormatter
 from mx_rmq.runtime.event_bus import Events
@@ -25,9 +25,9 @@ class Stage:
         self.bus = Events()
         self.now = 100.0
         self.calls: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr("mx_rmq.cli.handled.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("mx_rmq.cli.handled_log.time.monotonic", lambda: self.now)
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: self)
-        Handled(self.bus).listen()
+        HandledLog(self.bus).listen()
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> None:
         self.calls.append((self.now + seconds, callback))

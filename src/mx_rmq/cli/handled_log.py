@@ -1,8 +1,8 @@
-"""What `mx-rmq worker` says about the messages that it handled.
+"""What `mx-rmq worker` logs about the messages that it handled.
 
-While they are few, one line for each that was completed or released; `EventLog` already has one for
-every other outcome. When they are many, one line per topic every ten seconds instead, which counts
-all outcomes. Completed messages are then only counted, because an event for each would slow the
+While there are few, each message that is completed or released gets a line; `EventLog` has one for
+every other outcome. When there are many, each topic gets a line every ten seconds that counts all
+outcomes. Completed messages are then counted per call, because an event for each would slow the
 worker down.
 """
 
@@ -12,11 +12,11 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from logging import INFO
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core import events
+from mx_rmq.core.events import OUTCOMES
 from mx_rmq.core.text import count, took
 from mx_rmq.safe_log import get_logger
 
@@ -33,17 +33,8 @@ SUMMARY_EVERY: Final = 10.0  # seconds
 SAMPLE: Final = 20  # durations kept of the messages that one call completed, for the median
 TOPICS: Final = 10  # topics that get a separate line in a summary: the busiest
 
-OUTCOMES: Final = {
-    events.Retried: "retried",
-    events.Snoozed: "snoozed",
-    events.Died: "dead",
-    events.Quarantined: "quarantined",
-    events.Released: "released",
-    events.Postponed: "postponed",
-    events.Replaced: "replaced",
-    events.Aborted: "aborted",
-}
-"""What a summary counts besides completed messages, in its order."""
+UNCOUNTED: Final = [kind for kind in OUTCOMES if kind is not events.Completed]
+"""Outcomes that need an event each; completed messages are counted per call."""
 
 
 @dataclass(slots=True)
@@ -60,21 +51,21 @@ class _Tally:
         self.longest = max(self.longest, other.longest)
 
 
-class Handled:
+class HandledLog:
     """Logs what the workers of one process handle. Runs in their event loop."""
 
     def __init__(self, bus: Events) -> None:
         self._bus = bus
-        self._topics: dict[str, _Tally] = {}  # since the last summary; unused while they are few
-        self._since = 0.0  # when the last summary was, or when they became many
+        self._topics: dict[str, _Tally] = {}  # since the last summary; empty while there are few
+        self._since = 0.0  # when the last summary was written, or the first one began
         self._second_at = 0.0  # when the current second began
         self._in_second = 0  # messages handled in it
-        self._end_lines: Callable[[], None] | None = None  # None: they are many
+        self._end_lines: Callable[[], None] | None = None  # None: there are many
 
     def listen(self) -> None:
         """Start logging."""
         self._bus.count_completed(self._count_completed)
-        self._bus.subscribe(self._count, *OUTCOMES)
+        self._bus.subscribe(self._count, *UNCOUNTED)
         self._bus.subscribe(lambda _: self._summarise(), events.WorkerStopped)
         self._start_lines()
 
@@ -82,7 +73,7 @@ class Handled:
         self._end_lines = self._bus.subscribe(self._line, events.Completed, events.Released)
 
     def _line(self, event: events.Completed | events.Released) -> None:
-        if self._end_lines is not None:  # else this event was the one too many, and is counted
+        if self._end_lines is not None:  # else it was one too many, and is counted
             _log_line(event)
 
     def _count_completed(self, topic: str, seconds: list[float]) -> None:
@@ -103,7 +94,7 @@ class Handled:
         return self._topics.setdefault(topic, _Tally())
 
     def _see(self, number: int) -> None:
-        """Count messages, and change over to summaries if there are many in a second."""
+        """Count messages, and switch to summaries if there are many in a second."""
         now = time.monotonic()
         if self._end_lines is not None and now - self._second_at >= 1:
             self._second_at, self._in_second = now, 0
@@ -138,7 +129,6 @@ class Handled:
 
 
 def _log_line(event: events.Completed | events.Released) -> None:
-    """Log one message that was completed or released. The others have a line already."""
     about = {"event": type(event).__name__, "topic": event.topic, "message_id": event.id}
     if isinstance(event, events.Released):
         log = logger.about({"mx_rmq": about})
@@ -152,8 +142,7 @@ def _log_line(event: events.Completed | events.Released) -> None:
 
 
 def _log_summary(title: str, tally: _Tally, seconds: float, about: dict[str, str | int]) -> None:
-    words = ("completed", *OUTCOMES.values())
-    counts = {word: tally.outcomes[word] for word in words if tally.outcomes[word]}
+    counts = {word: tally.outcomes[word] for word in OUTCOMES.values() if tally.outcomes[word]}
     line = (
         f"{', '.join(f'{number:,} {word}' for word, number in counts.items())} in {seconds:.0f} s"
     )
@@ -161,4 +150,4 @@ def _log_summary(title: str, tally: _Tally, seconds: float, about: dict[str, str
     if tally.sample:
         fields["p50"], fields["longest"] = median(tally.sample), tally.longest
         line += f"; p50 {took(median(tally.sample))}, longest {took(tally.longest)}"
-    logger.about({"mx_rmq": fields}).log(INFO, "%s: %s", title, line)
+    logger.about({"mx_rmq": fields}).info("%s: %s", title, line)
