@@ -432,7 +432,7 @@ async def test_the_janitor_drops_expired_results_soon(
     line = Kept(attempt=1, created_at=clock.now, ttl=1000).with_result(b"1")
 
     async def expired(count: int) -> None:
-        results = [(one.claim, line) for one in await leased(store, count)]
+        results = [(one, line) for one in await leased(store, count)]
         await store.complete_with_result(TOPIC, "w1", results, ttl=1000)
         await serving.step()
         clock.advance(1000)

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from mx_rmq.core.message import ARCHIVES
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.runtime.loop import FailureLog, Loop, each
 
 if TYPE_CHECKING:
