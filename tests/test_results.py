@@ -24,11 +24,14 @@ from mx_rmq import (
     ResultTimeout,
     ResultUnknown,
     ServerUnavailable,
+    Snooze,
     State,
     Status,
     Worker,
 )
 from mx_rmq import waiters as module
+from mx_rmq.runtime import janitor
+from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
 from tests.runtime.stage import until
 
@@ -53,6 +56,20 @@ class Receipt:
 async def mq(server: Server, raw: Redis) -> AsyncIterator[MessageQueue]:
     async with MessageQueue(server.url) as mq:
         yield mq
+
+
+@pytest.fixture
+def has_read(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Is set once a waiter has read where its message is."""
+    event, read = asyncio.Event(), module._StatusReader.read
+
+    async def noted(self: module._StatusReader, id: str) -> Any:
+        found = await read(self, id)
+        event.set()
+        return found
+
+    monkeypatch.setattr(module._StatusReader, "read", noted)
+    return event
 
 
 async def until_heard(raw: Redis, topic: str) -> None:
@@ -101,7 +118,8 @@ async def test_the_result_is_decoded_into_the_type(mq: MessageQueue) -> None:
         id = await mq.produce("pay", 7)
         assert await mq.result("pay", id, timeout=30, type=Receipt) == Receipt(7, at)
         assert await mq.result("pay", id) == {"total": 7, "at": "2026-01-02T03:04:05Z"}
-        with pytest.raises(DecodeError, match="result does not fit int"):
+        misfit = f"result of message '{id}' of topic 'pay' does not fit int"
+        with pytest.raises(DecodeError, match=misfit):
             await mq.result("pay", id, type=int)
 
 
@@ -211,8 +229,11 @@ async def test_an_unknown_message_is_told_apart(mq: MessageQueue) -> None:
     @mq.handler("kept", result_ttl=60)
     async def kept(payload: int) -> None: ...
 
-    with pytest.raises(ResultUnknown, match="never produced"):
+    with pytest.raises(ResultUnknown, match="topic 'none' is not known"):
         await mq.result("none", "id")
+    await mq.produce("plain", 1)
+    with pytest.raises(ResultUnknown, match="never produced, or it has ended: the topic keeps no"):
+        await mq.result("plain", "never")
     async with Worker(mq):
         await mq.result("kept", await mq.produce("kept", 1), timeout=30)
     with pytest.raises(ResultUnknown, match="its result is gone: they are kept for 60 s"):
@@ -222,7 +243,7 @@ async def test_an_unknown_message_is_told_apart(mq: MessageQueue) -> None:
 
 
 async def test_a_topic_that_keeps_no_results_says_so_within_seconds(
-    mq: MessageQueue, raw: Redis
+    mq: MessageQueue, has_read: asyncio.Event
 ) -> None:
     @mq.handler("plain")
     async def plain(payload: int) -> int:
@@ -230,12 +251,58 @@ async def test_a_topic_that_keeps_no_results_says_so_within_seconds(
 
     id = await mq.produce("plain", 1)
     waiting = asyncio.create_task(mq.result("plain", id, timeout=30))
-    await until_heard(raw, "plain")
+    await has_read.wait()
     async with Worker(mq):
         begun = time.monotonic()
-        with pytest.raises(ResultUnknown, match="keeps no results"):
+        with pytest.raises(ResultUnknown, match=r"ended without a result: .* without `result_ttl`"):
             await waiting
         assert time.monotonic() - begun < 10
+
+
+async def test_of_a_cancelled_message_nothing_false_is_said(
+    mq: MessageQueue, has_read: asyncio.Event
+) -> None:
+    @mq.handler("kept", result_ttl=60)
+    async def kept(payload: int) -> None: ...
+
+    async with Worker(mq):  # it notes the result_ttl
+        id = await mq.produce("kept", 1, delay=60)
+        waiting = asyncio.create_task(mq.result("kept", id, timeout=30))
+        await has_read.wait()
+        await mq.admin.cancel("kept", id)
+        with pytest.raises(ResultUnknown, match=r"without a result: it was cancelled, .* for 60 s"):
+            await waiting
+        with pytest.raises(ResultUnknown, match=r"never produced, or ended without .* for 60 s"):
+            await mq.result("kept", id)
+
+
+@pytest.mark.parametrize("ttl", [None, 60])
+async def test_a_forgotten_result_ttl_is_logged_while_the_message_runs(
+    mq: MessageQueue,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    ttl: float | None,
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.01)
+    go_on = asyncio.Event()
+
+    @mq.handler("job", result_ttl=ttl)
+    async def job(payload: int) -> None:
+        await go_on.wait()
+
+    ids = await mq.produce_many("job", range(2))
+    waits = [asyncio.create_task(mq.result("job", id, timeout=30)) for id in ids]
+    await asyncio.sleep(0.1)
+    assert caplog.messages == []  # no worker has said yet that it keeps none
+    async with Worker(mq):
+        async with asyncio.timeout(30):
+            while "job" not in mq._open_waiters()._asked:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.002)
+        await asyncio.sleep(0.1)
+        go_on.set()
+        await asyncio.gather(*waits, return_exceptions=True)
+    warnings = [one for one in caplog.messages if "topic job, which keeps no results" in one]
+    assert len(warnings) == (1 if ttl is None else 0)
 
 
 async def test_a_result_expires(mq: MessageQueue) -> None:
@@ -251,6 +318,39 @@ async def test_a_result_expires(mq: MessageQueue) -> None:
                 await asyncio.sleep(0.01)
         with pytest.raises(ResultUnknown, match=r"kept for 0.05 s"):
             await mq.result("brief", id)
+
+
+async def test_operators_do_not_see_a_result_that_has_expired(mq: MessageQueue) -> None:
+    @mq.handler("brief", result_ttl=0.05)
+    async def brief(payload: int) -> int:
+        return payload
+
+    async with Worker(mq):
+        id = await mq.produce("brief", 1)
+        await mq.result("brief", id, timeout=30)
+    async with asyncio.timeout(30):
+        while await mq.status("brief", id) is not None:  # noqa: ASYNC110 - nobody announces it
+            await asyncio.sleep(0.01)
+    assert (await mq.admin.stats("brief")).completed == 1  # nobody has dropped it yet
+    assert await mq.admin.get("brief", id) is None
+    assert await mq.admin.find(id) == []
+    assert (await mq.admin.list("brief", "completed")).messages == []
+
+
+async def test_a_worker_drops_expired_results_of_its_topics(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(janitor, "OFTEN", 0.02)
+
+    @mq.handler("brief", result_ttl=0.05)
+    async def brief(payload: int) -> int:
+        return payload
+
+    async with Worker(mq):
+        await mq.result("brief", await mq.produce("brief", 1), timeout=30)
+        async with asyncio.timeout(30):
+            while (await mq.admin.stats("brief")).completed:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
 
 
 async def test_progress_is_seen_by_those_who_watch(mq: MessageQueue) -> None:
@@ -443,6 +543,40 @@ async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(
         await waiting
     (part,) = mq._open_waiters()._parts.values()
     assert part.waiting == {}
+
+
+async def test_a_timeout_says_that_the_server_was_unreachable(
+    server: Server, raw: Redis, tmp_path: Path
+) -> None:
+    async with Proxy(server.socket, tmp_path / "p.sock") as proxy, MessageQueue(proxy.url) as mq:
+        id = await mq.produce("slow", 1)
+        waiting = asyncio.create_task(mq.result("slow", id, timeout=4))
+        await until_heard(raw, "slow")
+        await proxy.close()
+        with pytest.raises(ResultTimeout, match="after 4 s; the server was unreachable"):
+            await waiting
+
+
+async def test_an_attempt_that_was_aborted_or_snoozed_does_not_count(mq: MessageQueue) -> None:
+    runs = asyncio.Event()
+
+    @mq.handler("long", result_ttl=60)
+    async def long(payload: str) -> None:
+        if payload == "later":
+            raise Snooze(60)
+        runs.set()
+        await asyncio.sleep(60)
+
+    async with Worker(mq):
+        later, aborted = await mq.produce_many("long", ["later", "abort"])
+        await runs.wait()
+        assert await mq.status("long", aborted) == Status(State.PROCESSING, 1)
+        await mq.admin.abort("long", aborted, "no")
+        assert await mq.status("long", aborted) == Status(State.DEAD, 0, reason="aborted: no")
+        async with asyncio.timeout(30):
+            while (now := await mq.status("long", later)) is None or now.state != State.DELAYED:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.01)
+        assert now.attempt == 0
 
 
 async def test_an_id_that_cannot_be_sent_harms_nobody_else(mq: MessageQueue) -> None:

@@ -211,6 +211,49 @@ def test_a_result_comes_back_without_an_event_loop(
 # declaring
 
 
+def test_a_handler_that_returns_another_class_is_refused() -> None:
+    orders = closed().topic("order", int, result=Order)
+
+    async def wrong(number: int) -> Model:
+        return Model(id=number)
+
+    async def nothing(number: int) -> None: ...
+
+    with pytest.raises(InvalidInput, match=r"wrong .*: it returns .*Model, but the topic's result"):
+        orders.handler(result_ttl=60)(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="it returns NoneType, but the topic's result is"):
+        orders.handler(result_ttl=60)(nothing)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("annotation", ["Special", "Order", "Any", "dict[str, int]", "Unheard"])
+def test_a_handler_that_may_return_the_result_is_accepted(annotation: str) -> None:
+    orders = closed().topic("order", int, result=Order)
+
+    class Special(Order): ...
+
+    def right(number: int) -> Any:
+        return Special(number)
+
+    right.__annotations__["return"] = annotation
+    orders.handler(result_ttl=60)(right)
+
+
+def test_a_result_that_the_handler_does_not_keep_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mq = closed()
+
+    def ship(number: int) -> Any: ...
+
+    mq.topic("plain", int).handler()(ship)
+    mq.topic("kept", int, result=Order).handler(result_ttl=60)(ship)
+    assert caplog.messages == []
+    mq.topic("order", int, result=Order).handler()(ship)
+    assert caplog.messages == [
+        "topic order has a result, but its handler keeps none: give it result_ttl"
+    ]
+
+
 def test_the_types_of_a_topic_are_checked_when_it_is_made() -> None:
     mq = closed()
     with pytest.raises(InvalidInput, match="topic 'a': no payload can be decoded as complex"):

@@ -321,8 +321,9 @@ class MessageQueue(Router):
         """Wait until a message has completed; return what its handler returned, as `type`.
 
         Its handler needs a `result_ttl`. Raises `MessageDied` if the message is dead or
-        quarantined, `ResultTimeout` after `timeout` seconds, and `ResultUnknown` if nothing is
-        known of it.
+        quarantined, `ResultTimeout` after `timeout` seconds (at least 0.001), `ResultUnknown` if
+        nothing is known of it, and `DecodeError` if the result does not fit `type`. If the server
+        goes away meanwhile, it waits until the server is back.
         """
         return await self._open_waiters().result(topic, id, timeout=timeout, type=type)
 
@@ -331,7 +332,11 @@ class MessageQueue(Router):
         return await self._open_waiters().status(topic, id)
 
     def watch(self, topic: str, id: str) -> AsyncGenerator[Status, None]:
-        """Yield where a message is, now and after every change, until it has ended."""
+        """Yield where a message is, now and after every change, until it has ended.
+
+        Progress and the end come at once. Other changes come within half a second; a state that is
+        shorter may be skipped. If the server goes away, it waits until the server is back.
+        """
         return self._open_waiters().watch(topic, id)
 
     def _open_waiters(self) -> Waiters:

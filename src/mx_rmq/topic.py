@@ -24,6 +24,7 @@ from mx_rmq.core.errors import InvalidInput, PayloadTooLarge
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.outgoing import check_each, payload_list
 from mx_rmq.core.payload import decoder, type_name, unreadable
+from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from mx_rmq.core.status import Status
     from mx_rmq.router import Router
     from mx_rmq.sync import SyncQueue
+
+logger = get_logger(__name__)
 
 P = TypeVar("P")  # the payload
 R = TypeVar("R")  # the result
@@ -61,8 +64,17 @@ class Topic(Generic[P, R]):
         """
         if function is not None:
             raise InvalidInput("the handler of a topic needs parentheses: @orders.handler()")
-        names = sys._getframe(1).f_locals
-        return self._router._decorator(self.name, options, names, payload_type=self.payload_type)
+        if self.result_type is not Any and options.get("result_ttl") is None:
+            logger.warning(
+                "topic %s has a result, but its handler keeps none: give it result_ttl", self.name
+            )
+        return self._router._decorator(
+            self.name,
+            options,
+            sys._getframe(1).f_locals,
+            payload_type=self.payload_type,
+            result_type=self.result_type,
+        )
 
     async def produce(
         self,

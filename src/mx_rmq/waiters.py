@@ -27,7 +27,7 @@ from mx_rmq.core.errors import (
 )
 from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.names import check_topic
-from mx_rmq.core.partition import partitions
+from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
 from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
@@ -62,6 +62,7 @@ class Waiters:
         self._parts: dict[str, _Part] = {}  # by partition
         self._channels: dict[str, _Part] = {}
         self._decoders: dict[Any, Decode] = {}
+        self._asked: set[str] = set()  # topics that keep results, or about which we have warned
         self._checking: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -76,13 +77,15 @@ class Waiters:
         """Wait for a message to end; return its result."""
         within = None if timeout is None else as_seconds("timeout=", timeout, SHORTEST)
         decode = self._decoder(type)
+        begun, seen = time.monotonic(), set[str]()
         try:
             async with asyncio.timeout(within):
-                found = await self._look_in(topic, id, self._wait)
+                found = await self._look_in(topic, id, lambda part, id: self._wait(part, id, seen))
                 if found is None:
-                    raise await self._unknown(topic, id)
+                    raise await self._unknown(topic, id, seen=bool(seen))
         except TimeoutError:
-            raise ResultTimeout(topic, id, within or 0.0) from None
+            away = self._was_away(topic, begun)
+            raise ResultTimeout(topic, id, within or 0.0, away=away) from None
         _, (state, _, _, data) = found
         if state is not State.COMPLETED:
             status = found[1].status()
@@ -91,7 +94,8 @@ class Waiters:
         try:
             return decode(value)
         except Exception as misfit:
-            raise unreadable(misfit, type, value, what="result") from misfit
+            what = f"result of message {id!r} of topic {topic!r}"
+            raise unreadable(misfit, type, value, what) from misfit
 
     async def status(self, topic: str, id: str) -> Status | None:
         """Return where a message is."""
@@ -195,18 +199,43 @@ class Waiters:
             decode = self._decoders[type] = decoder(type, "mq.result")
         return decode
 
-    async def _unknown(self, topic: str, id: str) -> ResultUnknown:
+    async def _unknown(self, topic: str, id: str, *, seen: bool) -> ResultUnknown:
+        """Say why there is no result, as far as it can be known. `seen`: it was live just now."""
+        if not seen and not await self._store.views.partitions(topic):
+            return ResultUnknown(
+                f"topic {topic!r} is not known: nothing was produced to it, and no worker serves it"
+            )
         ttl = await self._store.views.result_ttl(topic)
-        if ttl is None:
-            why = "never produced, or completed in a topic that keeps no results (see `result_ttl`)"
-        else:
-            why = f"never produced, or its result is gone: they are kept for {ttl / 1000:g} s"
+        gone = "" if ttl is None else f"its result is gone: they are kept for {ttl / 1000:g} s"
+        if seen:
+            why = "it was cancelled, discarded, or completed by a handler without `result_ttl`"
+            why += gone and f"; or {gone}"
+            return ResultUnknown(
+                f"message {id!r:.80} of topic {topic!r} has ended without a result: {why}"
+            )
+        why = (
+            f"it was never produced, or ended without a result, or {gone}"
+            if gone
+            else "it was never produced, or it has ended: the topic keeps no results "
+            "(see `result_ttl`)"
+        )
         return ResultUnknown(f"nothing is known of message {id!r:.80} of topic {topic!r}: {why}")
+
+    def _was_away(self, topic: str, since: float) -> bool:
+        """Return whether a server that has the topic did not answer for a while."""
+        store = self._store
+        parts = partitions(topic, store.partitions.get(topic) or 1)
+        sites = {store.caller.servers.site_of(store.keys.topics), *map(store.site_of, parts)}
+        links = map(store.link_of, sites)
+        return any(link.is_failing or link.back_at >= since for link in links)
 
     # waiting
 
-    async def _wait(self, name: str, id: str) -> Whereabouts | None:
-        """Return a message of a partition once it has ended; None: it is not there."""
+    async def _wait(self, name: str, id: str, seen: set[str]) -> Whereabouts | None:
+        """Return a message of a partition once it has ended; None: it is not there.
+
+        If it is live, its partition is added to `seen`.
+        """
         part = self._part(name)
         end: asyncio.Future[Whereabouts | None] = asyncio.get_running_loop().create_future()
         waiting = part.waiting.setdefault(id, [])
@@ -221,7 +250,9 @@ class Waiters:
                     if not end.done():
                         raise
                     return await end
-                if not end.done() and (found is None or found.state.is_archive):
+                if found is not None and not found.state.is_archive:
+                    seen.add(name)
+                elif not end.done():
                     return found
             return await end
         finally:
@@ -261,9 +292,32 @@ class Waiters:
             parts = list(self._parts.values())
             await asyncio.gather(*(part.check() for part in parts))
             for part in parts:
+                with suppress(MxRmqError):
+                    await self._warn_in_time(part)
+            for part in parts:
                 if part.is_unused_for(LISTEN_ON):
                     del self._parts[part.name], self._channels[part.channel]
                     self._subscription.drop(part.channel)
+
+    async def _warn_in_time(self, part: _Part) -> None:
+        """Log once per topic that those who wait will get no result, while its messages run.
+
+        A worker notes for how long results are kept before it takes a message.
+        """
+        topic = topic_of(part.name)
+        if not part.waiting or topic in self._asked:
+            return
+        if await self._store.views.result_ttl(part.name) is not None:
+            self._asked.add(topic)
+            return
+        found = await self._store.read_status(part.name, list(part.waiting)[:MAX_IDS])
+        if any(one is not None and one.state is State.PROCESSING for one in found):
+            self._asked.add(topic)
+            logger.warning(
+                "mq.result waits for a message of topic %s, which keeps no results: "
+                "give its handler result_ttl",
+                topic,
+            )
 
 
 class _Part:

@@ -9,6 +9,7 @@ import msgspec
 
 from mx_rmq import MessageQueue, Worker
 from mx_rmq.admin import Doing
+from mx_rmq.core.partition import partitions
 from mx_rmq.runtime import registry
 from tests.lab.crew import until
 from tests.runtime.stage import on_a_server
@@ -62,6 +63,23 @@ async def test_a_worker_tells_what_it_has_been_running_the_longest(
         go_on.set()
         await until(lambda: runs(0))
         assert seen.doing == ()
+
+
+async def test_a_worker_notes_for_how_long_it_keeps_results(raw: Redis, server: Server) -> None:
+    mq = MessageQueue(server.url)
+
+    async def handle(payload: int) -> None: ...
+
+    mq.handler("plain")(handle)
+    mq.handler("broken", result_ttl=60)(handle)
+    mq.handler("kept", result_ttl=60, partitions=2)(handle)
+    async with mq:
+        keys = mq.store.keys
+        await raw.set(keys.of("broken").meta, "no hash")
+        async with Worker(mq):
+            noted = [await mq.store.views.result_ttl(part) for part in partitions("kept", 2)]
+        assert noted == [60_000, 60_000]
+        assert not await raw.exists(keys.of("plain").meta)
 
 
 async def test_what_a_worker_says_is_read_as_far_as_it_goes(raw: Redis, server: Server) -> None:

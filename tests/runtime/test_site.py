@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mx_rmq.core.status import Kept
 from mx_rmq.runtime.dispatcher import Dispatcher
 from mx_rmq.runtime.doorbell_listener import LONGEST_WAIT, MAX_TOPICS, WAIT, DoorbellListener
 from mx_rmq.runtime.event_bus import Events
-from mx_rmq.runtime.janitor import HISTORY_EVERY, Janitor
+from mx_rmq.runtime.janitor import OFTEN, RESULTS_EVERY, Janitor
 from mx_rmq.runtime.scheduler import STAND_IN
 from mx_rmq.runtime.site import SURVEY_EVERY, Site
 from mx_rmq.store.store import Store
@@ -421,6 +422,33 @@ async def test_the_janitor_drops_what_is_over_its_age(
     assert (await store.views.counts(TOPIC)).dead == 0
 
 
+async def test_the_janitor_drops_expired_results_soon(
+    store: Store, server: Server, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving = Janitor(store, lambda: [TOPIC, "other"], lambda: [TOPIC])
+    caring = Janitor(store, lambda: [TOPIC, "other"])
+    for janitor in (serving, caring):
+        await janitor.step()  # the round through all topics
+    line = Kept(attempt=1, created_at=clock.now, ttl=1000).with_result(b"1")
+
+    async def expired(count: int) -> None:
+        results = [(one, line) for one in await leased(store, count)]
+        await store.complete_with_result(TOPIC, "w1", results, ttl=1000)
+        await serving.step()
+        clock.advance(1000)
+        await caring.step()
+        assert (await store.views.counts(TOPIC)).completed == count
+
+    await expired(3)
+    await serving.step()
+    assert (await store.views.counts(TOPIC)).completed == 0
+    await expired(2)
+    later = time.monotonic() + RESULTS_EVERY
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    await caring.step()
+    assert (await store.views.counts(TOPIC)).completed == 0
+
+
 async def test_the_janitor_measures_the_histories_that_are_written_to(
     store: Store, server: Server
 ) -> None:
@@ -429,7 +457,7 @@ async def test_the_janitor_measures_the_histories_that_are_written_to(
     await janitor.step()  # the round through all topics
     assert store.fits == {}
     await pending(store, 3)
-    assert await janitor.step() == HISTORY_EVERY
+    assert await janitor.step() == OFTEN
     assert set(store.fits) == {TOPIC}
     store.fits.clear()
     await janitor.step()  # nothing was written

@@ -77,7 +77,9 @@ class Stats:
     """How many seconds ago the first lease ran out; None: none has. A worker takes the message over
     at once, or within about 40 seconds if no worker serves the topic."""
     partitions: int = 1
-    completed: int = 0  # results that are kept
+    completed: int = 0
+    """Results that are kept. Expired ones count until a worker has dropped them: within about ten
+    seconds, or a minute if no worker serves the topic."""
     dead_bytes: int = 0
     quarantined_bytes: int = 0
     completed_bytes: int = 0  # these three: what the archives use of their budgets

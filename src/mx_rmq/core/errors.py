@@ -197,15 +197,18 @@ class NewerLayout(UnsafeServer):
 class ResultTimeout(MxRmqError, TimeoutError):
     """A message had not ended within the `timeout` of `mq.result`. It goes on."""
 
-    def __init__(self, topic: str, id: str, timeout: float) -> None:
-        super().__init__(f"message {id!r} of topic {topic!r} has no result after {timeout:g} s")
+    def __init__(self, topic: str, id: str, timeout: float, *, away: bool = False) -> None:
+        why = "; the server was unreachable" if away else ""
+        super().__init__(
+            f"message {id!r} of topic {topic!r} has no result after {timeout:g} s{why}"
+        )
         self.topic = topic
         self.id = id
         self.timeout = timeout
 
 
 class ResultUnknown(MxRmqError):
-    """Nothing is known of a message: it was never produced, or its result is gone."""
+    """There is no result, and nothing else is known of the message. The text says why."""
 
 
 class MessageDied(MxRmqError):

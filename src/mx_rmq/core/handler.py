@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, Unpack
 
 from mx_rmq.core import signature
@@ -99,6 +100,10 @@ class Handler:
     def ttl_ms(self) -> int | None:
         return None if self.ttl is None else round(self.ttl * 1000)
 
+    @property
+    def result_ttl_ms(self) -> int | None:
+        return None if self.result_ttl is None else ceil(self.result_ttl * 1000)
+
     @classmethod
     def of(
         cls,
@@ -108,12 +113,13 @@ class Handler:
         names: Mapping[str, Any] | None = None,
         cron: bool = False,
         payload_type: Any = _ANNOTATED,
+        result_type: Any = Any,
         **options: Unpack[HandlerOptions],
     ) -> Handler:
         """Make a handler of a function, or refuse it.
 
-        `names` is its local namespace. `payload_type` is that of a typed topic; without it, the
-        payload's annotation decides.
+        `names` is its local namespace. `payload_type` and `result_type` are those of a typed topic;
+        without it, the payload's annotation decides.
         """
         check_topic(topic)
         if not callable(function) or inspect.isclass(function):
@@ -129,6 +135,11 @@ class Handler:
             raise InvalidInput(
                 f"{where}: it takes {type_name(shape.payload_type)}, "
                 f"but the topic's payload is {type_name(payload_type)}"
+            )
+        if shape.result_type is not Any and not _accepts(result_type, shape.result_type):
+            raise InvalidInput(
+                f"{where}: it returns {type_name(shape.result_type)}, "
+                f"but the topic's result is {type_name(result_type)}"
             )
         return cls(
             topic=topic,
@@ -159,6 +170,7 @@ class _Shape(NamedTuple):
     """The parameters that a signature asks for."""
 
     payload_type: Any
+    result_type: Any
     delivery: bool
     delivery_first: bool
     parameters: list[tuple[inspect.Parameter, Depends | int | None]]  # with their sources
@@ -211,6 +223,7 @@ def _shape(
             raise _refused(title, f"{place.name} comes after a parameter with a default", cron)
     return _Shape(
         payload_type=payloads[0].annotation if payloads else Any,
+        result_type=signature.returned(declared, function, names),
         delivery=bool(deliveries),
         delivery_first=bool(deliveries) and places[0] is deliveries[0],
         parameters=[(one, sources[name]) for name, one in declared.parameters.items()],
@@ -226,14 +239,14 @@ def _refused(title: str, why: str, cron: bool) -> InvalidInput:
     )
 
 
-def _accepts(annotation: Any, payload_type: Any) -> bool:
-    """Return whether a parameter can take a payload of this type; True if it is unclear."""
-    if annotation in (Any, payload_type):
+def _accepts(wanted: Any, given: Any) -> bool:
+    """Return whether a value of one type fits where another is wanted; True if it is unclear."""
+    if wanted in (Any, given):
         return True
-    if not isinstance(annotation, type) or not isinstance(payload_type, type):
+    if not isinstance(wanted, type) or not isinstance(given, type):
         return True
     try:
-        return issubclass(payload_type, annotation) or (annotation, payload_type) == (float, int)
+        return issubclass(given, wanted) or (wanted, given) == (float, int)
     except TypeError:  # a Protocol or a TypedDict
         return True
 

@@ -44,6 +44,19 @@ def hint(parameter: inspect.Parameter, title: str, function: Any, names: Mapping
         ) from error
 
 
+def returned(declared: inspect.Signature, function: Any, names: Mapping[str, Any]) -> Any:
+    """Return the annotation of what a function returns; Any: there is none, or it is unknown."""
+    if declared.return_annotation is declared.empty:
+        return Any
+    result = inspect.Parameter(
+        "result", inspect.Parameter.KEYWORD_ONLY, annotation=declared.return_annotation
+    )
+    try:
+        return hint(result, "", function, names)
+    except InvalidInput:  # imported under TYPE_CHECKING only: nothing needs it
+        return Any
+
+
 def _globals(innermost: Any) -> dict[str, Any]:
     """Return the names that the annotations of a function, or of a class's `__init__`, may use."""
     if not inspect.isclass(innermost):

@@ -26,7 +26,9 @@ class Status:
     """Where a message is."""
 
     state: State
-    attempt: int = 0  # the running attempt, or the last one; 0: none has begun
+    attempt: int = 0
+    """The running attempt, or the one that completed it; else how many have failed so far. One that
+    was aborted, snoozed or handed back has not failed."""
     progress: float | None = None
     """What the running attempt last said with `delivery.progress`: a share from 0 to 1."""
     note: str = ""  # and in words
@@ -61,6 +63,14 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
         if not newline:
             raise DecodeError("not a kept result: no newline after its first line", data)
         return kept, result
+
+    @classmethod
+    def is_over(cls, data: bytes, completed_at: float, now: int) -> bool:
+        """Return whether what is stored is older than it was to be kept, ms."""
+        try:
+            return completed_at + cls.read(data)[0].ttl <= now
+        except DecodeError:  # the caller is told that it cannot be read
+            return False
 
 
 class ProgressNote(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -12,7 +12,7 @@ import os
 import random
 import time
 from contextvars import Context, copy_context
-from math import ceil, inf
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -246,7 +246,8 @@ class Consumer:
         self, handler: Handler, message: Message, result: Any
     ) -> tuple[Complete | None, Exception | None]:
         """Return how a message completes with what was returned, or why it does not."""
-        if handler.result_ttl is None:
+        ttl = handler.result_ttl_ms
+        if ttl is None:
             return _COMPLETE, None
         try:
             value = codec.encode_payload(result, self._max_result)
@@ -255,7 +256,6 @@ class Consumer:
             refused = InvalidInput(f"the result of {handler.name} cannot be kept: {why}")
             refused.__cause__ = error  # its traceback shows where
             return None, refused
-        ttl = ceil(handler.result_ttl * 1000)
         kept = Kept(
             attempt=message.attempts + 1,
             created_at=message.created_at,

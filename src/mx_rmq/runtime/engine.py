@@ -105,7 +105,15 @@ class Engine:
         self._sites: dict[int, Site] = {}
         self._recovery = Recovery(store, self._lifecycle, bus, worker=name, lease=lease)
         self._caretaker = Caretaker(store, bus, self._recovery, self.slots.topics, worker=name)
-        self._janitor = Janitor(store, lambda: [*self.slots.topics, *self._caretaker.topics])
+        self._janitor = Janitor(
+            store,
+            lambda: [*self.slots.topics, *self._caretaker.topics],
+            lambda: [
+                name
+                for name, topic in self.slots.topics.items()
+                if topic.handler.result_ttl is not None
+            ],
+        )
         self._registry = Registry(store, handlers, self.slots, self.consumer, worker=name)
         self._registry_loop = Loop("registry", self.beat)
         self.watchdog = Watchdog(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
+from contextlib import suppress
 from functools import cache
 from heapq import nsmallest
 from importlib.metadata import version
@@ -12,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from mx_rmq.core.errors import ServerFull
+from mx_rmq.core.errors import MxRmqError, ServerFull
+from mx_rmq.core.partition import partitions
 from mx_rmq.core.text import brief
 from mx_rmq.runtime.loop import AWAY
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from mx_rmq.store import Store
 
 BEAT: Final = 15.0  # seconds between two reports
+NOTE_WITHIN: Final = 2.0  # seconds for notes about results, so that a start does not hang
 FORGET: Final = 3_600_000  # milliseconds after which the registry forgets a silent worker
 SHOWN: Final = 20  # running handlers in a report: those that have run the longest
 NAME: Final = 200  # characters of a handler's name in a report
@@ -48,6 +52,7 @@ class Registry:
         self._consumer = consumer
         self._worker = worker
         self._started = time.time()
+        self._noted: set[str] = set()  # partitions that say for how long results are kept
         self.is_listed = False  # the server has answered the first report
 
     async def register_topics(self) -> None:
@@ -63,6 +68,7 @@ class Registry:
                 {topic: known.get(topic, 1) for topic in self._handlers},
                 {topic: handler.ttl_ms or 0 for topic, handler in self._handlers.items()},
             )
+            await self._note_result_ttls()
         except ServerFull:  # new topics are listed when there is memory again
             for topic in self._handlers:
                 known[topic] = max(
@@ -71,6 +77,28 @@ class Registry:
         except AWAY:  # try again later; the list of workers may be on another server
             if not self.is_listed:
                 raise
+
+    async def _note_result_ttls(self) -> None:
+        """Tell those who wait, once per partition, that our handlers keep results.
+
+        A partition that is broken or away stops nothing; it is tried again later.
+        """
+        ttls = {
+            part: handler.result_ttl_ms
+            for topic, handler in self._handlers.items()
+            if handler.result_ttl_ms is not None
+            for part in partitions(topic, self._store.partitions.get(topic, 1))
+            if part not in self._noted
+        }
+
+        async def note(part: str) -> None:
+            with suppress(MxRmqError):
+                await self._store.note_result_ttl(part, ttls[part])
+                self._noted.add(part)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NOTE_WITHIN):
+                await asyncio.gather(*map(note, ttls))
 
     async def beat(self, down: Mapping[str, str]) -> float:
         """Report that this worker is alive; return the seconds until the next report."""

@@ -71,7 +71,7 @@ class TopicKeys:
     meta: str = _key("HASH", "meta")
     """token: the last lease token. turn: which priority comes next. paused. dropped: how many ids
     without a record were dropped. tick: the last tick of its cron. result_ttl: how long results
-    are kept, if any ever were."""
+    are kept, if a handler ever kept any."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again

@@ -1,6 +1,7 @@
 """Find messages by id, or page by page of a state. Records stay undecoded.
 
-Every read is bounded: up to 1,000 ids, and contents in replies of a few MiB.
+Every read is bounded: up to 1,000 ids, and contents in replies of a few MiB. Results that have
+expired are left out, even if no worker has dropped them yet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.partition import number_of
+from mx_rmq.core.status import Kept
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
@@ -95,6 +97,8 @@ class Pages:
         data = await self._caller.command("HGET", payload, id)
         if at is None or data is None:
             return None
+        if state is State.COMPLETED and Kept.is_over(data, at, await self._store.time(index)):
+            return None
         return Found(id=id, state=state, data=data, archived=at)
 
     async def entries(
@@ -128,6 +132,11 @@ class Pages:
         if contents and state is State.PROCESSING:
             held = ids[: len(contents)]
             leases = await self._caller.command("HMGET", keys.processing, *held)
+        if contents and state is State.COMPLETED:
+            now = await self._store.time(payload)
+            for n, (data, entry) in enumerate(zip(contents, entries, strict=False)):
+                if data is not None and Kept.is_over(data, entry.at or 0.0, now):
+                    contents[n] = None
         return [
             None
             if data is None or (lease is None and state is State.PROCESSING)

@@ -129,7 +129,7 @@ class Views:
         )
 
     async def result_ttl(self, topic: str) -> int | None:
-        """Return for how long a topic's results are kept, ms; None: none ever was."""
+        """Return for how long a topic's results are kept, ms; None: they never were."""
         ttl = await self._caller.command("HGET", self._keys.of(topic).meta, "result_ttl")
         return _number(ttl) or None
 

@@ -76,6 +76,12 @@ async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | N
     return Registered(topics, ttls)
 
 
+async def note_result_ttl(store: Store, part: str, ttl: int) -> None:
+    """Note for how long a partition's results are kept, ms, before there are any."""
+    if await store.views.result_ttl(part) != ttl:
+        await store.caller.command("HSET", store.keys.of(part).meta, "result_ttl", ttl)
+
+
 async def grow(store: Store, topic: str, count: int) -> None:
     """Give a topic at least `count` partitions. If the topic is paused, so are the new ones.
 

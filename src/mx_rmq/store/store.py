@@ -157,6 +157,7 @@ class Store:
     grow = registry.grow
     tend_topics = registry.tend_topics
     claim_layout = registry.claim_layout
+    note_result_ttl = registry.note_result_ttl
 
     @classmethod
     async def open(

@@ -74,18 +74,11 @@ async def read_status(
         parts = iter(fields)
         for state, at, lease, progress, data in zip(parts, parts, parts, parts, parts, strict=True):
             one = None
-            if state and not (state == b"completed" and _is_over(at, data, int(now))):
+            is_over = state == b"completed" and Kept.is_over(data, float(at), int(now))
+            if state and not is_over:
                 one = Whereabouts(State(state.decode()), lease, progress, data)
             found.append(one)
     return found
-
-
-def _is_over(at: bytes, data: bytes, now: int) -> bool:
-    """Return whether the `result_ttl` of a result has passed."""
-    try:
-        return float(at) + Kept.read(data)[0].ttl <= now
-    except DecodeError:  # the caller is told that it cannot be read
-        return False
 
 
 async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
