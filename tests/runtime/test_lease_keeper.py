@@ -118,11 +118,20 @@ async def test_the_loop_is_reported_again_when_it_is_blocked_again(
 async def test_code_that_blocks_the_loop_is_told_from_a_handler(raw: Redis, server: Server) -> None:
     async with queue(server.url) as mq:
         seen = Seen(mq.events)
-        mq.handler("t")(lambda payload: None)
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        @mq.handler("t")
+        async def handle(payload: int) -> None:
+            begun.set()
+            await ended.wait()
+
         async with Worker(mq):
+            await mq.produce("t", 1)
+            await begun.wait()
             deadline = time.monotonic() + 10
             while time.monotonic() < deadline and not seen.of(events.LoopBlocked):
                 time.sleep(0.01)
+            ended.set()
         assert seen.of(events.LoopBlocked)[0].handler == "code outside of handlers"
 
 
