@@ -26,7 +26,7 @@ from mx_rmq.router import Router
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.runtime.event_log import LOGGED, EventLog
 from mx_rmq.runtime.produce_many import produce_many
-from mx_rmq.runtime.producer import Producer, due_in
+from mx_rmq.runtime.producer import Producer
 from mx_rmq.settings import QueueSettings
 from mx_rmq.store import Store
 from mx_rmq.sync import SyncQueue
@@ -232,7 +232,7 @@ class MessageQueue(Router):
         terms: Terms | None = None
         if options:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-            message, terms = _message(outgoing, limit), outgoing.terms()
+            message, terms = outgoing.message(limit), outgoing.terms()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -275,7 +275,7 @@ class MessageQueue(Router):
                 [replace(template, payload=payload, id=id, key=key) for payload, id, key in each]
             )
         producer, limit = self._open_producer(), self.settings.max_payload
-        message = _message(template, limit)
+        message = template.message(limit)
         messages = check_each(
             msgspec.structs.replace(
                 message,
@@ -349,7 +349,7 @@ class MessageQueue(Router):
         """Produce messages that have passed all middleware."""
         producer = self._open_producer()
         limit = self.settings.max_payload
-        messages = check_each(_message(one, limit) for one in outgoing)
+        messages = check_each(one.message(limit) for one in outgoing)
         keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
         terms = check_each(one.terms() for one in outgoing)
@@ -360,18 +360,6 @@ class MessageQueue(Router):
             message.topic, message, key=key, confirm=confirm, terms=own
         )
         return [produced.id]
-
-
-def _message(outgoing: Outgoing, max_payload: int) -> Message:
-    """Return the message to store; refuse one that would expire before the time of its `at`."""
-    message = outgoing.message(max_payload)
-    if message.ttl is not None and message.due is not None:
-        late, given = due_in(message)
-        if late >= message.ttl:
-            raise InvalidInput(
-                f"ttl={outgoing.ttl:g} and {given}: the message would expire before it is due"
-            )
-    return message
 
 
 def _not_a_router(given: Any) -> str:

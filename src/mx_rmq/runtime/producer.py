@@ -236,15 +236,12 @@ class Producer:
         ttl = self.store.ttls.get(topic)
         if ttl is None or message.ttl is not None:
             return message
-        if message.is_delayed:
-            self._refuse_late(topic, message, ttl)
+        if message.delay >= ttl:
+            raise self._too_late(topic, message, ttl)
         return msgspec.structs.replace(message, ttl=ttl)
 
-    def _refuse_late(self, topic: str, message: Message, ttl: int) -> None:
-        """Refuse a message that its topic's default time to live would end before it is due."""
-        late, given = due_in(message)
-        if late < ttl:
-            return
+    def _too_late(self, topic: str, message: Message, ttl: int) -> InvalidInput:
+        """Return the error of a message whose delay is longer than its topic's default ttl."""
         handler = self._handlers.get(topic)
         if handler is not None and handler.ttl_ms == ttl:
             source = f"handler {handler.name}"
@@ -252,9 +249,9 @@ class Producer:
             source = "the queue's settings"
         else:
             source = "a worker's handler"
-        raise InvalidInput(
-            f"{given}: the message would expire before it is due. The default of topic {topic!r} "
-            f"is ttl={ttl / 1000:g}, from {source}; pass a longer ttl"
+        return InvalidInput(
+            f"delay={message.delay / 1000:g}: the message would expire before it is due. The "
+            f"default of topic {topic!r} is ttl={ttl / 1000:g}, from {source}; pass a longer ttl"
         )
 
     # splitting into calls
@@ -414,14 +411,6 @@ class Producer:
                 async with asyncio.timeout(LAST_REFRESH_WITHIN):
                     # The registry may have lost a partition count that only we still know.
                     await self._refresh()
-
-
-def due_in(message: Message) -> tuple[int, str]:
-    """Return when a new message is due, ms from now, and the option that says so."""
-    if message.due is None:
-        return message.delay, f"delay={message.delay / 1000:g}"
-    late = message.due - round(time.time() * 1000)
-    return late, f"at={message.due / 1000:.16g}, in {late / 1000:g} s"
 
 
 def chunks(messages: Sequence[Message], places: Sequence[int]) -> Iterator[Sequence[int]]:
