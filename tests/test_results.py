@@ -33,7 +33,7 @@ from mx_rmq import waiters as module
 from mx_rmq.runtime import janitor
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
-from tests.runtime.stage import until
+from tests.runtime.stage import until, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -704,3 +704,42 @@ async def test_operators_see_what_is_kept(mq: MessageQueue) -> None:
     assert found.archived_at is not None
     assert found.created_at is not None
     assert await mq.admin.audit("echo") == []
+
+
+async def test_a_result_of_a_message_produced_here_needs_no_read(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[list[str]] = []
+    read = mq.store.read_status
+
+    async def counted(topic: str, ids: Any, **options: Any) -> Any:
+        reads.append(list(ids))
+        return await read(topic, ids, **options)
+
+    monkeypatch.setattr(mq.store, "read_status", counted)
+
+    @mq.handler("t", result_ttl=60)
+    async def handle(number: int) -> int:
+        if number == 7:
+            raise Reject("seven")
+        return number
+
+    async def ask(number: int) -> Any:
+        return await mq.result("t", await mq.produce("t", number), timeout=30)
+
+    async with Worker(mq):
+        assert await ask(0) == 0  # from now on the channel is heard
+        reads.clear()
+        assert await asyncio.gather(*map(ask, range(100, 200))) == [*range(100, 200)]
+        assert sum(map(len, reads)) < 10  # a check every two seconds may read
+        id = await mq.produce("t", 1)  # its result may come before anybody waits
+        await until_so(lambda: is_completed(mq, id))
+        assert await mq.result("t", id, timeout=30) == 1
+        assert await mq.result("t", id, timeout=30) == 1
+        with pytest.raises(MessageDied, match="seven"):
+            await ask(7)
+
+
+async def is_completed(mq: MessageQueue, id: str) -> bool:
+    status = await mq.status("t", id)
+    return status is not None and status.state is State.COMPLETED

@@ -243,7 +243,11 @@ class MessageQueue(Router):
             )
         if key is not None:
             check_key(key)
-        return (await producer.produce(topic, message, key=key, confirm=confirm, terms=terms)).id
+        heard = self._waiters is not None and id is None and self._waiters.hears(topic)
+        made = (await producer.produce(topic, message, key=key, confirm=confirm, terms=terms)).id
+        if heard and self._waiters is not None:
+            self._waiters.produced(topic, made)
+        return made
 
     async def produce_many(
         self,

@@ -32,6 +32,7 @@ from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
 from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
+from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ logger = get_logger(__name__)
 CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
+MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
+SHORT: Final = 1024  # bytes of a result that may be kept for a waiter to come
 
 CLOSED: Final = "the queue was closed during this call"
 UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
@@ -159,6 +162,20 @@ class Waiters:
         if self._closed:
             raise NotOpen(CLOSED)
 
+    # messages that are produced here
+
+    def hears(self, topic: str) -> bool:
+        """Return whether the end of a message that is produced now will be heard."""
+        part = self._parts.get(topic)
+        alone = self._store.partitions.get(topic) == 1
+        return part is not None and alone and self._subscription.hears(part.channel)
+
+    def produced(self, topic: str, id: str) -> None:
+        """Note a generated id that was produced while we heard: a waiter need not read it."""
+        part = self._parts.get(topic)
+        if part is not None:
+            part.note_fresh(id)
+
     # where a message is
 
     async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, Whereabouts] | None:
@@ -243,6 +260,13 @@ class Waiters:
         try:
             if not self._subscription.hears(part.channel):
                 await self._subscription.add(part.channel)
+            elif id in part.fresh:
+                known = part.fresh.pop(id)
+                if isinstance(known, Whereabouts):
+                    return known
+                if known is None:
+                    seen.add(name)
+                    return await end
             if not end.done():
                 try:
                     found = await part.brief.read(id)
@@ -268,9 +292,11 @@ class Waiters:
             for kind, id, kept in _entries(data):
                 for changed in part.watched.get(id, ()):
                     changed.set()
-                if id not in part.waiting or kind not in _ENDS:
+                if kind not in _ENDS:
                     continue
-                if kept is not None:
+                if id not in part.waiting:
+                    part.note_end(id, kind, kept)
+                elif kept is not None:
                     part.tell(id, Whereabouts(State(kind), data=kept))
                 else:
                     part.read_again([id])
@@ -280,6 +306,7 @@ class Waiters:
     def _on_gap(self, channel: str) -> None:
         part = self._channels.get(channel)
         if part is not None:
+            part.fresh.clear()
             part.read_again(part.waiting)
             for watching in part.watched.values():
                 for changed in watching:
@@ -331,11 +358,30 @@ class _Part:
         self.brief = _StatusReader(store, name)
         self.light = _StatusReader(store, name, said=True)
         self.full = _StatusReader(store, name, live=True, said=True)
+        self.fresh: dict[str, Whereabouts | bool | None] = {}
+        """Generated ids that have no waiter yet, and what we know without a read: the result, None
+        if the end is still to come, False if it must be read."""
         self._store = store
         self._ended: list[bytes | None] | None = None  # the counts when all last read
         self._again: dict[str, None] = {}
         self._reading: asyncio.Task[None] | None = None
         self._used_at = time.monotonic()
+
+    def note_fresh(self, id: str) -> None:
+        """Note that the end of a message is still to come, unless it came before this call."""
+        if len(self.fresh) >= MAX_FRESH:
+            self.fresh.clear()  # their waiters read
+        self.fresh.setdefault(id, None)
+
+    def note_end(self, id: str, kind: str, kept: bytes | None) -> None:
+        """Note an end that nobody waits for yet. A custom id may be used again, so it is read."""
+        if maker_of(id) is None:
+            return
+        if len(self.fresh) >= MAX_FRESH:
+            self.fresh.clear()
+        self.fresh[id] = False
+        if kind == State.COMPLETED and kept is not None and len(kept) <= SHORT:
+            self.fresh[id] = Whereabouts(State.COMPLETED, data=kept)
 
     def tell(self, id: str, found: Whereabouts | None) -> None:
         """Tell the waiters of a message that it has ended."""
@@ -371,6 +417,7 @@ class _Part:
 
     async def check(self) -> None:
         """Read everything again if a message of the topic has ended since the last time."""
+        self.fresh.clear()
         if not self.waiting:
             self._ended = None
             return
