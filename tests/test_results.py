@@ -732,7 +732,7 @@ async def test_a_result_of_a_message_produced_here_needs_no_read(
         reads.clear()
         assert await asyncio.gather(*map(ask, range(100, 200))) == [*range(100, 200)]
         assert sum(map(len, reads)) < 10  # a check every two seconds may read
-        id = await mq.produce("t", 1)  # its result may come before anybody waits
+        id = await mq.produce("t", 1)  # its result may come before there is a waiter
         await until_so(lambda: is_completed(mq, id))
         assert await mq.result("t", id, timeout=30) == 1
         assert await mq.result("t", id, timeout=30) == 1

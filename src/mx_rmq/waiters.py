@@ -374,7 +374,7 @@ class _Part:
         self.fresh.setdefault(id, None)
 
     def note_end(self, id: str, kind: str, kept: bytes | None) -> None:
-        """Note an end that nobody waits for yet. A custom id may be used again, so it is read."""
+        """Note an end that has no waiter yet. A custom id may be used again, so it is read."""
         if maker_of(id) is None:
             return
         if len(self.fresh) >= MAX_FRESH:
