@@ -743,3 +743,38 @@ async def test_a_result_of_a_message_produced_here_needs_no_read(
 async def is_completed(mq: MessageQueue, id: str) -> bool:
     status = await mq.status("t", id)
     return status is not None and status.state is State.COMPLETED
+
+
+async def test_a_waiter_that_skipped_its_read_hears_of_an_end_that_was_counted_before(
+    mq: MessageQueue,
+) -> None:
+    """The end came before the produce was answered, and a check forgot it in between."""
+
+    @mq.handler("t", result_ttl=60)
+    async def handle(number: int) -> int:
+        return number
+
+    async with Worker(mq):
+        other = await mq.produce("t", 0, delay=3600)
+        waiting = asyncio.create_task(mq.result("t", other))
+        id = await mq.produce("t", 1)
+        assert await mq.result("t", id, timeout=30) == 1
+        part = mq._open_waiters()._parts["t"]
+        await part.check()
+        mq._open_waiters().produced("t", id)  # as if the answer came only now
+        assert await mq.result("t", id, timeout=30) == 1
+        waiting.cancel()
+
+
+async def test_a_generated_id_that_is_produced_again_has_its_new_result(mq: MessageQueue) -> None:
+    @mq.handler("t", result_ttl=60)
+    async def handle(text: str) -> str:
+        return text
+
+    async with Worker(mq):
+        first = await mq.produce("t", "first")
+        assert await mq.result("t", first, timeout=30) == "first"
+        id = await mq.produce("t", "old")
+        await until_so(lambda: is_completed(mq, id))
+        await mq.produce("t", "new", id=id, on_duplicate="replace")
+        assert await mq.result("t", id, timeout=30) == "new"

@@ -32,7 +32,6 @@ from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
 from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
-from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 
 if TYPE_CHECKING:
@@ -48,7 +47,6 @@ CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
-SHORT: Final = 1024  # bytes of a result that may be kept for a waiter to come
 
 CLOSED: Final = "the queue was closed during this call"
 UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
@@ -174,7 +172,7 @@ class Waiters:
         """Note a generated id that was produced while we heard: a waiter need not read it."""
         part = self._parts.get(topic)
         if part is not None:
-            part.note_fresh(id)
+            part.note_fresh(id, to_come=True)
 
     # where a message is
 
@@ -260,13 +258,10 @@ class Waiters:
         try:
             if not self._subscription.hears(part.channel):
                 await self._subscription.add(part.channel)
-            elif id in part.fresh:
-                known = part.fresh.pop(id)
-                if isinstance(known, Whereabouts):
-                    return known
-                if known is None:
-                    seen.add(name)
-                    return await end
+            elif part.fresh.pop(id, False):
+                seen.add(name)
+                part.read_at_next_check()  # in case its end was counted, but not heard
+                return await end
             if not end.done():
                 try:
                     found = await part.brief.read(id)
@@ -295,7 +290,7 @@ class Waiters:
                 if kind not in _ENDS:
                     continue
                 if id not in part.waiting:
-                    part.note_end(id, kind, kept)
+                    part.note_fresh(id, to_come=False)
                 elif kept is not None:
                     part.tell(id, Whereabouts(State(kind), data=kept))
                 else:
@@ -358,30 +353,28 @@ class _Part:
         self.brief = _StatusReader(store, name)
         self.light = _StatusReader(store, name, said=True)
         self.full = _StatusReader(store, name, live=True, said=True)
-        self.fresh: dict[str, Whereabouts | bool | None] = {}
-        """Generated ids that have no waiter yet, and what we know without a read: the result, None
-        if the end is still to come, False if it must be read."""
+        self.fresh: dict[str, bool] = {}
+        """Ids that have no waiter yet: True if their end is still to come and will be heard."""
         self._store = store
         self._ended: list[bytes | None] | None = None  # the counts when all last read
         self._again: dict[str, None] = {}
         self._reading: asyncio.Task[None] | None = None
         self._used_at = time.monotonic()
 
-    def note_fresh(self, id: str) -> None:
-        """Note that the end of a message is still to come, unless it came before this call."""
-        if len(self.fresh) >= MAX_FRESH:
-            self.fresh.clear()  # their waiters read
-        self.fresh.setdefault(id, None)
+    def note_fresh(self, id: str, *, to_come: bool) -> None:
+        """Note that the end of a message is still to come, or that it came without a waiter.
 
-    def note_end(self, id: str, kind: str, kept: bytes | None) -> None:
-        """Note an end that has no waiter yet. A custom id may be used again, so it is read."""
-        if maker_of(id) is None:
+        The end may be heard before its produce is answered: then it is not to come any more.
+        """
+        if to_come and id in self.fresh:
             return
         if len(self.fresh) >= MAX_FRESH:
-            self.fresh.clear()
-        self.fresh[id] = False
-        if kind == State.COMPLETED and kept is not None and len(kept) <= SHORT:
-            self.fresh[id] = Whereabouts(State.COMPLETED, data=kept)
+            self.fresh.clear()  # their waiters read
+        self.fresh[id] = to_come
+
+    def read_at_next_check(self) -> None:
+        """Let the next check read every message that has a waiter, whatever the counts say."""
+        self._ended = None
 
     def tell(self, id: str, found: Whereabouts | None) -> None:
         """Tell the waiters of a message that it has ended."""
