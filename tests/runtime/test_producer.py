@@ -508,8 +508,12 @@ async def test_a_key_keeps_its_partition_though_the_topic_is_found_to_have_grown
 ) -> None:
     await mq.store.register("t", 4)
     mq.store.partitions["t"] = 2
-    mixed = [draft(1), draft(2, id="k3v9m2x0qwz1t-1.3"), draft(3)]
-    stored = mq._open_producer().produce_all("t", mixed, keys=[MOVER] * 3)
+    mixed = [
+        draft(1, key=MOVER),
+        draft(2, id="k3v9m2x0qwz1t-1.3", key=MOVER),
+        draft(3, key=MOVER),
+    ]
+    stored = mq._open_producer().produce_all("t", mixed)
     assert len([one async for one in stored]) == 1
     assert await dealt(raw, 4) == [[], [], [], [1, 2, 3]]
 
