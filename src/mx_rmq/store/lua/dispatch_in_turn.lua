@@ -324,8 +324,8 @@ for n = 1, fit do
   if not records[n] then gone_ids[#gone_ids + 1] = ids[n] end
 end
 
+if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end -- works at maxmemory
 -- use: store_leases
-if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end
 if #gone_ids > 0 then redis.call('HDEL', keyed, unpack(gone_ids)) end
 if #stale > 0 then redis.call('ZREM', running, unpack(stale)) end
 if #running_now > 0 then redis.call('ZADD', running, unpack(running_now)) end
