@@ -230,26 +230,28 @@ local later = redis.call('ZRANGEBYSCORE', blocked, string.format('(%.0f', at), '
 local next_block = tonumber(later[1] == '' and later[4] or later[2]) or math.huge
 if later[1] == '' and not later[4] then next_block = math.huge end
 
--- What the messages that fit leave behind.
-local from_lines, running_now, spent, plain_count = {}, {}, 0, 0
+-- What the messages that fit leave behind. One that does not start costs nothing, and its line may
+-- go on: `unused` counts them.
+local from_lines, running_now, spent, plain_count, unused = {}, {}, 0, 0, count - fit
 for n = 1, count do
   local line, id, cost, member = unpack(picks[n])
-  if n > fit then
-    line.blocked, line.member = nil, member
+  local starts = n <= fit and records[n] and not held[n]
+  if n <= fit and line == plain then plain_count = plain_count + 1 end
+  if n <= fit and line ~= plain then
+    line.taken, from_lines[#from_lines + 1] = line.taken + 1, member
+  end
+  if starts then
+    spent, line.spent = spent + cost, (line.spent or 0) + cost
   else
-    spent = spent + cost
-    if line == plain then
-      plain_count = plain_count + 1
-    else
-      line.taken, line.spent = line.taken + 1, line.spent + cost
-      from_lines[#from_lines + 1] = member
-      if records[n] and not held[n] then
-        running_now[#running_now + 1] = '0'
-        running_now[#running_now + 1] = line.key .. '\t' .. id
-      end
-    end
+    line.blocked = nil
+    if n > fit then line.member = member else unused = unused + 1 end
+  end
+  if starts and line ~= plain then
+    running_now[#running_now + 1] = '0'
+    running_now[#running_now + 1] = line.key .. '\t' .. id
   end
 end
+if unused > 0 then closed = nil end
 for n = 1, plain_count do take[level_of[n]] = take[level_of[n]] + 1 end
 turn = (turn + plain_count) % 10
 
@@ -280,9 +282,9 @@ for n = first, #queue do
     turns[#turns + 1] = line.key
   end
 end
-local ready = #due == 400 or fit < count or unread or first <= #queue
+local ready = #due == 400 or unused > 0 or unread or first <= #queue
 ready = ready or plain_count < plain_left + behind[1] + behind[2] + behind[3]
-if most and leased + fit >= most then closed = closed or look_again end
+if most and leased + count - unused >= most then closed = closed or look_again end
 if closed and plain_count == plain_left and in_lines == #from_lines then closed = nil end
 if closed then
   blocks[#blocks + 1] = closed
