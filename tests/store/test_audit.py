@@ -39,6 +39,7 @@ from tests.lab.messages import (
     take_in_turn,
 )
 from tests.lab.servers import Server
+from tests.lab.snapshot import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -338,7 +339,7 @@ LINE_BREAKS: dict[str, tuple[LineBreak, list[tuple[str, str]]]] = {
 async def break_a_line(store: Store, raw: Redis, how: str) -> Ids:
     ids, keys = await one_of_each_in_line(store), store.keys.of(TOPIC)
     assert await store.audit.topic(TOPIC) == []
-    place = (await raw.hget(keys.keyed, ids.pending) or b"").decode()
+    place = (await snapshot(raw, TOPIC)).keyed[ids.pending]
     for step in LINE_BREAKS[how][0](raw, keys, ids, place):
         await step
     return ids
