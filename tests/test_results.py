@@ -641,6 +641,28 @@ async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
             await waiting
 
 
+async def test_those_who_wait_get_their_result_after_all_other_tasks_were_cancelled(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, has_read: asyncio.Event
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id))
+    await has_read.wait()
+    spared = {waiting, asyncio.current_task()}
+    cancelled = asyncio.all_tasks() - spared  # they check, and they listen
+    for task in cancelled:
+        task.cancel()
+    await asyncio.wait(cancelled)
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
+
+
 def test_synchronous_code_waits_too(server: Server) -> None:
     mq = MessageQueue(server.url)
 

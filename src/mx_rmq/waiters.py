@@ -30,7 +30,7 @@ from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
-from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
+from mx_rmq.runtime.loop import AWAY, all_are_cancelled, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 
@@ -201,9 +201,19 @@ class Waiters:
             part = self._parts[name] = _Part(self._store, name)
             self._channels[part.channel] = part
         if self._checking is None or self._checking.done():
-            self._checking = spawn("waiters", self._check_all)
-            self._checking.add_done_callback(_log_end)
+            self._start_checking()
         return part
+
+    def _start_checking(self) -> None:
+        self._checking = spawn("waiters", self._check_all)
+        self._checking.add_done_callback(self._checking_ended)
+
+    def _checking_ended(self, task: asyncio.Task[None]) -> None:
+        """Go on for those who still wait: some code cancels all tasks but theirs."""
+        _log_end(task)
+        is_left = any(part.waiting for part in self._parts.values())
+        if is_left and task is self._checking and not self._closed and not all_are_cancelled():
+            self._start_checking()
 
     def _decoder(self, type: Any) -> Decode:
         try:
