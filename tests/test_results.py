@@ -453,6 +453,32 @@ async def test_lost_news_costs_two_seconds_at_most(
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.parametrize("broken", ["its type", "a field"])
+async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(module, "READ_EVERY", 0.5)
+    monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
+    id = await mq.produce("echo", 1)
+    totals = mq.store.keys.of("echo").totals
+    if broken == "its type":
+        await raw.set(totals, "not a hash")
+    else:
+        await raw.hset(totals, "completed", "not a number")
+    waiting = asyncio.create_task(mq.result("echo", id))
+    waiters = mq._open_waiters()
+    await until_heard(raw, "echo")
+    await until(lambda: (reading := waiters._parts["echo"]._reading) is not None and reading.done())
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
+
+
 async def test_after_a_broken_connection_everything_is_read_again(
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,8 @@
 All waiters of a queue share one subscription. A waiter first subscribes to its partition's channel,
 then reads once; concurrent reads share a call. From then on the server tells it what ends: a short
 result comes with the news, anything else is read. If news is lost, the topic's counts show within
-two seconds that something has ended, and all its waiters read again.
+two seconds that something has ended, and all its waiters read again. They also do so every half
+minute, in case something has broken the counts.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
+READ_EVERY: Final = 30.0  # seconds, in case a topic does not count what ends
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
@@ -367,6 +369,7 @@ class _Part:
         """Ids that have no waiter yet: True if their end is still to come and will be heard."""
         self._store = store
         self._ended: list[bytes | None] | None = None  # the counts when all last read
+        self._all_read_at = time.monotonic()
         self._again: dict[str, None] = {}
         self._reading: asyncio.Task[None] | None = None
         self._used_at = time.monotonic()
@@ -419,16 +422,24 @@ class _Part:
                     self.tell(id, one)
 
     async def check(self) -> None:
-        """Read everything again if a message of the topic has ended since the last time."""
+        """Read everything again if a message of the topic has ended since the last time.
+
+        Also if that cannot be known: totals may have a wrong type, or a field that is no number.
+        """
         self.fresh.clear()
         if not self.waiting:
             self._ended = None
             return
-        with suppress(MxRmqError):
+        try:
             ended = await self._store.ended_so_far(self.name)
-            if ended != self._ended:
-                self._ended = ended
-                self.read_again(self.waiting)
+        except AWAY:
+            return
+        except MxRmqError:
+            ended = None
+        now = time.monotonic()
+        if ended is None or ended != self._ended or now - self._all_read_at >= READ_EVERY:
+            self._ended, self._all_read_at = ended, now
+            self.read_again(self.waiting)
 
     def is_unused_for(self, seconds: float) -> bool:
         now = time.monotonic()
