@@ -453,6 +453,34 @@ async def test_lost_news_costs_two_seconds_at_most(
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"completed -16 -1\n",  # back to its beginning
+        b"completed 1 -1\n",
+        b"completed 1 9\nab",
+        b"completed 1\na",
+        b"completed 1 " + b"9" * 5000 + b"\na",
+        b"\xff 1 -1\na",
+        b"no newline",
+    ],
+)
+async def test_what_others_publish_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, garbage: bytes
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id, timeout=10))
+    await until_heard(raw, "echo")
+    await raw.publish(mq.store.channel_of("echo"), garbage)
+    await Worker(mq).drain()
+    assert await waiting == 1
+
+
 @pytest.mark.parametrize("broken", ["its type", "a field"])
 async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch, broken: str

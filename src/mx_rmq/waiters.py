@@ -501,19 +501,20 @@ class _StatusReader:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield the news in one message on the channel: kind, id, and the result if it is included."""
+    """Yield the news in one message on the channel: kind, id, and the result if it is included.
+
+    Raise ValueError if it is not from us: any client may publish.
+    """
     start = 0
     while start < len(data):
         end = data.index(b"\n", start)
-        kind, id_length, length = data[start:end].split(b" ")
-        start = end + 1
-        id = data[start : start + int(id_length)].decode("utf-8", "surrogateescape")
-        start += int(id_length)
-        kept = None
-        if int(length) >= 0:
-            kept = data[start : start + int(length)]
-            start += int(length)
-        yield kind.decode(), id, kept
+        kind, id_length, kept_length = data[start:end].split(b" ")
+        id_end = end + 1 + int(id_length)
+        start = id_end + max(0, int(kept_length))
+        if not end < id_end <= start <= len(data):
+            raise ValueError(f"the lengths in {data[:80]!r} are wrong")
+        id = data[end + 1 : id_end].decode("utf-8", "surrogateescape")
+        yield kind.decode(), id, None if int(kept_length) < 0 else data[id_end:start]
 
 
 def _fail(asked: _Asked, error: MxRmqError) -> None:
