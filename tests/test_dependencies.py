@@ -367,6 +367,38 @@ async def test_a_generator_cannot_swallow_the_failure(
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "error", [GeneratorExit, SystemExit, asyncio.CancelledError, StopIteration]
+)
+@pytest.mark.parametrize("where", ["provider", "handler", "clean-up"])
+async def test_clean_up_runs_whatever_is_raised(
+    mq: MessageQueue, log: Log, style: str, error: type[BaseException], where: str
+) -> None:
+    async def broken() -> AsyncIterator[None]:
+        if where == "provider":
+            raise error
+        yield
+        if where == "clean-up":
+            raise error
+
+    def handle(
+        payload: int,
+        a: Annotated[str, Depends(log.async_generator("a"))],
+        b: Annotated[str, Depends(log.generator("b"))],
+        _: Annotated[None, Depends(broken)],
+    ) -> None:
+        if where == "handler":
+            raise error
+
+    declare(mq, style, handle)
+    assert (await handled(mq)).dead == 1
+    left = [line for line in log if "sees" not in line]
+    assert left.count("open a") == left.count("close a") == 1
+    assert left.count("open b") == left.count("close b")
+    assert left[-1] == "close a"
+
+
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("how", STYLES)
 @pytest.mark.parametrize("fails", ["before", "after"])
 async def test_a_provider_that_raises_fails_the_attempt_and_the_others_are_closed(
