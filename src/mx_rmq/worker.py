@@ -24,7 +24,7 @@ from mx_rmq.queue import MessageQueue
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.injection import Injection
-from mx_rmq.runtime.lifespan import Lifespan
+from mx_rmq.runtime.lifespan import Lifespan, WasCancelled
 from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import WorkerSettings
 
@@ -162,7 +162,9 @@ class Worker:
                 task.cancel()
             await asyncio.wait([starting, stopping])
         if starting.cancelled():
-            return False
+            if stop.is_set():
+                return False
+            raise WorkerBroken("the worker cannot start: some code has cancelled its start")
         await starting
         return True
 
@@ -372,7 +374,8 @@ class Worker:
 
 
 def _in_lifespan(error: Exception) -> str:
-    return f"its lifespan or a provider raised {named(error)}"
+    how = "was cancelled" if isinstance(error, WasCancelled) else f"raised {named(error)}"
+    return f"its lifespan or a provider {how}"
 
 
 @contextmanager
