@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mx_rmq.core import codec
-from mx_rmq.core.duplicates import Terms
+from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.message import Priority, State
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
@@ -255,10 +255,10 @@ class Walk(RuleBasedStateMachine):
         ttl: int | None,
         fault: str,
     ) -> None:
-        terms = Terms(on_duplicate, dedup)
+        policy = DuplicatePolicy(on_duplicate, dedup)
         delay = 500 if name == "produce_delay_message" else 0
         drafts = [draft(1, id=id, ttl=ttl, delay=delay), draft(2, delay=delay)]
-        call = self.store.prepare(name, TOPIC, drafts, [terms, terms])
+        call = self.store.prepare(name, TOPIC, drafts, [policy, policy])
         self._produced(self.play(fault, self.store.produce(call)))
 
     @rule(
@@ -283,7 +283,7 @@ class Walk(RuleBasedStateMachine):
         if made is not None:
             id = self._made_before(made) or id
         new = draft("new", id=id, priority=priority, delay=delay, ttl=ttl)
-        work = self.store.replace_message(TOPIC, new, Terms("replace", dedup))
+        work = self.store.replace_message(TOPIC, new, DuplicatePolicy("replace", dedup))
         produced = self.play(fault, work)
         self._produced([produced] if produced else None)
 
