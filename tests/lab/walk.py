@@ -414,7 +414,7 @@ class Walk(RuleBasedStateMachine):
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
 
-    async def _give_way(
+    async def _release_replaced(
         self, worker: str, held: Sequence[Leased], settled: list[Settled]
     ) -> list[Settled]:
         """Let go of messages that were replaced; return the answers about all."""
@@ -686,7 +686,7 @@ class Walk(RuleBasedStateMachine):
             )
             if timed_out.messages:
                 settled = await self._settle("monitor", timed_out.messages, "retry")
-                settled = await self._give_way("monitor", timed_out.messages, settled)
+                settled = await self._release_replaced("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
             taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:

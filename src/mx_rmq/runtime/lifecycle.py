@@ -20,11 +20,11 @@ from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
-    GiveWay,
     Outcome,
     Postpone,
     Quarantine,
     Release,
+    ReleaseReplaced,
     Result,
     RetryLater,
     SnoozeLater,
@@ -73,7 +73,7 @@ _KINDS: Final = {
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
     Postpone: _Kind("postponed", events.Postponed),
-    GiveWay: _Kind("replaced", events.Replaced, most=1),
+    ReleaseReplaced: _Kind("replaced", events.Replaced, most=1),
 }
 
 
@@ -205,8 +205,8 @@ class Lifecycle:
                 self._forget_lost(held, refused=_KINDS[kind].word)
                 continue
             if answer is Settled.REPLACED:
-                if held.outcome is not None and not isinstance(held.outcome, GiveWay):
-                    self.settle(held, GiveWay(held.outcome))
+                if held.outcome is not None and not isinstance(held.outcome, ReleaseReplaced):
+                    self.settle(held, ReleaseReplaced(held.outcome))
                 continue
             self._slots.forget(held)
             if wanted:
@@ -247,7 +247,7 @@ class Lifecycle:
             ]
             return await store.postpone_message(topic, worker, later)
         ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
-        if kind is GiveWay:
+        if kind is ReleaseReplaced:
             return [await store.release_replaced(topic, worker, claim)]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
@@ -272,8 +272,8 @@ class Lifecycle:
         """
         (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
         if answer is Settled.REPLACED:
-            outcome = GiveWay(outcome)
-            (answer,) = await self._apply(topic, GiveWay, [_TakenOver(taken, outcome)])
+            outcome = ReleaseReplaced(outcome)
+            (answer,) = await self._apply(topic, ReleaseReplaced, [_TakenOver(taken, outcome)])
         if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
             self._bus.emit(event)
 
@@ -434,9 +434,9 @@ def _event(
             return events.Postponed(topic, id, outcome.delay / 1000, outcome.why)
         case Release():
             return events.Released(topic, id)
-        case GiveWay(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
-            return events.Replaced(topic, id, named(error), seconds, waited)
-        case GiveWay():
+        case ReleaseReplaced(RetryLater() | DeadLetter() as old) if old.error is not None:
+            return events.Replaced(topic, id, named(old.error), seconds, waited)
+        case ReleaseReplaced():
             return events.Replaced(topic, id, "", seconds, waited)
 
 
