@@ -137,8 +137,8 @@ class MessageQueue(Router):
             limits=settings.limits,
             patience=settings.patience,
             load_scripts=settings.load_scripts,
+            own_ttl=self._default_ttl,
         )
-        store.own_ttl = self._default_ttl
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)
 
