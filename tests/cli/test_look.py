@@ -671,8 +671,8 @@ async def test_what_cannot_be_repaired_is_still_wrong(
 
 async def test_show_says_how_far_a_running_message_is(store: Store, server: Server) -> None:
     (held,) = await leased(store)
-    said = msgspec.json.encode(ProgressNote(0.4, "page 4 of 10"))
-    await store.note_progress(TOPIC, "w1", [(held, said)], keep=60_000)
+    report = msgspec.json.encode(ProgressNote(0.4, "page 4 of 10"))
+    await store.note_progress(TOPIC, "w1", [(held, report)], keep=60_000)
     told = (await run(server, "show", TOPIC, held.id)).stdout
     assert re.search(r"^progress: +40%\nnote: +page 4 of 10$", told, re.MULTILINE)
     document = await run_json(server, "show", TOPIC, held.id)

@@ -382,8 +382,8 @@ class Walk(RuleBasedStateMachine):
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
     def progress(self, position: int, share: str, fault: str) -> None:
         worker, one = self._pick(position)
-        said = [(one, share.encode())]
-        self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
+        reports = [(one, share.encode())]
+        self.play(fault, self.store.note_progress(TOPIC, worker, reports, keep=RECEIPT_MS))
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
             assert self.run(self.raw.get(keys.progress(id))) == words.encode()

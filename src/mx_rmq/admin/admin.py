@@ -242,8 +242,8 @@ class Admin:
         if view.state is State.PROCESSING:
             (now,) = await self._store.read_status(part, [id], said=True)
             if now is not None:
-                said = ProgressNote.read(now.progress, now.lease)
-                view = replace(view, progress=said.share, note=said.note)
+                report = ProgressNote.read(now.progress, now.lease)
+                view = replace(view, progress=report.share, note=report.note)
         return view
 
     async def find(self, id: str) -> builtins.list[MessageView]:

@@ -82,7 +82,7 @@ class Store:
         self.hexpire = found.hexpire
         self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
-        """How many partitions each topic used here has, as the server last said."""
+        """How many partitions each topic used here has, as the server last answered."""
         self.own_ttl = own_ttl
         self.ttls: dict[str, int] = {}
         """The default time to live in ms of the topics used here that have one."""
