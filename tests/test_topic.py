@@ -250,7 +250,7 @@ def test_a_result_that_the_handler_does_not_keep_is_logged(
     assert caplog.messages == []
     mq.topic("order", int, result=Order).handler()(ship)
     assert caplog.messages == [
-        "topic order has a result, but its handler keeps none: give it result_ttl"
+        "topic order has a result type, but its handler keeps no results: give it result_ttl"
     ]
 
 

@@ -202,7 +202,7 @@ async def managed_async() -> AsyncIterator[int]:
             "the annotation 'Annotated[Missing, Depends(value)]' of one cannot be",
         ),
         (needs_wrong, f"db: its provider {HERE}.needs_wrong: one: its provider 'value' is not"),
-        (hen, f"hen needs itself: {HERE}.hen -> {HERE}.egg -> {HERE}.hen"),
+        (hen, f"hen depends on itself: {HERE}.hen -> {HERE}.egg -> {HERE}.hen"),
         (behind, "behind: one comes after a parameter with a default"),
         (
             old_style,
@@ -210,7 +210,10 @@ async def managed_async() -> AsyncIterator[int]:
         ),
         (dict, "its provider builtins.dict: its signature cannot be inspected"),
         (Unhashable(), "Unhashable cannot be hashed"),
-        (managed, "managed is a context manager: remove the decorator, a provider just yields"),
+        (
+            managed,
+            "managed is a context manager: remove the decorator; a provider only has to yield",
+        ),
         (managed_async, "managed_async is a context manager: remove the decorator"),
     ],
     ids=itertools.count(),

@@ -1,4 +1,4 @@
-"""What a produce does if its custom id is taken, and for how long it takes the id."""
+"""What a produce does if its custom id is taken, and how long it keeps the id taken."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def duplicate_policy_of(
     if on_duplicate not in CHOICES:
         raise InvalidInput(f"on_duplicate={on_duplicate!r:.80} is not one of {', '.join(CHOICES)}")
     if not id and on_duplicate == "replace":
-        raise InvalidInput('on_duplicate="replace" needs an id: which message to replace')
+        raise InvalidInput('on_duplicate="replace" needs an id: it names the message to replace')
     if not id and dedup is not None:
         raise InvalidInput("dedup needs an id: generated ids are never used twice")
     return DuplicatePolicy(on_duplicate, dedup)
