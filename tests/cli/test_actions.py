@@ -107,6 +107,7 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC), "Pass message IDs, or --all with --state."),
         (("cancel", TOPIC, "--all"), "--all needs --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state needs --all."),
+        (("cancel", TOPIC, "id", "--all", "--state", "pending"), "either IDs or --all, not both."),
         (("abort", TOPIC), "Pass message IDs, or --all with --state."),
         (("abort", TOPIC, "id", "--state", "pending"), "--state needs --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text needs --all."),
