@@ -219,9 +219,9 @@ async def test_a_list_shows_only_what_its_filter_means(
 
 
 async def test_a_topic_after_watch_is_told_to_come_before_it(server: Server) -> None:
-    said = await run(server, "stats", "--watch", "mail")
-    assert (said.exit_code, "'mail' is not a number" in said.stderr) == (2, True)
-    assert "before --watch" in said.stderr
+    refused = await run(server, "stats", "--watch", "mail")
+    assert (refused.exit_code, "'mail' is not a number" in refused.stderr) == (2, True)
+    assert "before --watch" in refused.stderr
 
 
 async def test_stats_are_watched_until_somebody_interrupts(store: Store, server: Server) -> None:
