@@ -452,10 +452,10 @@ async def test_a_generator_that_does_not_yield_exactly_once_fails_the_attempt(
     def handle(payload: int, wrong: Annotated[None, Depends(nothing)]) -> None: ...
 
     declare(mq, style, handle)
-    for provider, said in ((none, "didn't yield"), (twice, "didn't stop")):
+    for provider, expected in ((none, "didn't yield"), (twice, "didn't stop")):
         mq.dependency_overrides = {nothing: provider}
         assert (await handled(mq)).dead == 1
-        assert f"RuntimeError: generator {said}" in seen.of(events.Died)[-1].reason
+        assert f"RuntimeError: generator {expected}" in seen.of(events.Died)[-1].reason
 
 
 async def test_a_plain_provider_that_returns_a_coroutine_fails_the_attempt(

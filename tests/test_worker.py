@@ -743,14 +743,14 @@ async def test_children_that_handlers_fork_end_and_each_message_is_handled_once(
         text=True,
     )
     try:
-        said, _ = await asyncio.to_thread(process.communicate, timeout=60)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its children, too
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    *ended, drained = said.splitlines()
+    *ended, drained = output.splitlines()
     assert sorted(ended) == sorted(["return 0", "exit 0", "raise 0"] * 2)
     assert drained == str(Drained(completed=6))
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
@@ -137,8 +137,8 @@ class MessageQueue(Router):
             limits=settings.limits,
             patience=settings.patience,
             load_scripts=settings.load_scripts,
+            own_ttl=self._default_ttl,
         )
-        store.own_ttl = self._default_ttl
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)
 
@@ -229,10 +229,10 @@ class MessageQueue(Router):
             (produced,) = await self._via_middleware([outgoing])
             return produced
         producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
-        terms: Terms | None = None
+        policy: DuplicatePolicy | None = None
         if options:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-            message, terms = outgoing.message(limit), outgoing.terms()
+            message, policy = outgoing.message(limit), outgoing.duplicate_policy()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -244,7 +244,7 @@ class MessageQueue(Router):
         if key is not None:
             check_key(key)
         heard = self._waiters is not None and id is None and self._waiters.hears(topic)
-        made = (await producer.produce(topic, message, key=key, confirm=confirm, terms=terms)).id
+        made = (await producer.produce(topic, message, key=key, confirm=confirm, policy=policy)).id
         if heard and self._waiters is not None:
             self._waiters.produced(topic, made)
         return made
@@ -291,11 +291,11 @@ class MessageQueue(Router):
         if keys is not None:
             keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
-        terms: Sequence[Terms | None] = none
+        policies: Sequence[DuplicatePolicy | None] = none
         if "on_duplicate" in options or "dedup" in options:
-            terms = check_each(replace(template, id=id).terms() for id in ids or none)
+            policies = check_each(replace(template, id=id).duplicate_policy() for id in ids or none)
         return await produce_many(
-            producer, messages, keys or none, [confirm] * len(messages), terms
+            producer, messages, keys or none, [confirm] * len(messages), policies
         )
 
     async def reschedule(
@@ -356,12 +356,12 @@ class MessageQueue(Router):
         messages = check_each(one.message(limit) for one in outgoing)
         keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
-        terms = check_each(one.terms() for one in outgoing)
+        policies = check_each(one.duplicate_policy() for one in outgoing)
         if len(outgoing) > 1:
-            return await produce_many(producer, messages, keys, confirms, terms)
-        (message,), (key,), (confirm,), (own,) = messages, keys, confirms, terms
+            return await produce_many(producer, messages, keys, confirms, policies)
+        (message,), (key,), (confirm,), (policy,) = messages, keys, confirms, policies
         produced = await producer.produce(
-            message.topic, message, key=key, confirm=confirm, terms=own
+            message.topic, message, key=key, confirm=confirm, policy=policy
         )
         return [produced.id]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mx_rmq.core import codec
-from mx_rmq.core.duplicates import Terms
+from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.message import Priority, State
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
@@ -255,10 +255,10 @@ class Walk(RuleBasedStateMachine):
         ttl: int | None,
         fault: str,
     ) -> None:
-        terms = Terms(on_duplicate, dedup)
+        policy = DuplicatePolicy(on_duplicate, dedup)
         delay = 500 if name == "produce_delay_message" else 0
         drafts = [draft(1, id=id, ttl=ttl, delay=delay), draft(2, delay=delay)]
-        call = self.store.prepare(name, TOPIC, drafts, [terms, terms])
+        call = self.store.prepare(name, TOPIC, drafts, [policy, policy])
         self._produced(self.play(fault, self.store.produce(call)))
 
     @rule(
@@ -283,7 +283,7 @@ class Walk(RuleBasedStateMachine):
         if made is not None:
             id = self._made_before(made) or id
         new = draft("new", id=id, priority=priority, delay=delay, ttl=ttl)
-        work = self.store.replace_message(TOPIC, new, Terms("replace", dedup))
+        work = self.store.replace_message(TOPIC, new, DuplicatePolicy("replace", dedup))
         produced = self.play(fault, work)
         self._produced([produced] if produced else None)
 
@@ -382,8 +382,8 @@ class Walk(RuleBasedStateMachine):
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
     def progress(self, position: int, share: str, fault: str) -> None:
         worker, one = self._pick(position)
-        said = [(one, share.encode())]
-        self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
+        reports = [(one, share.encode())]
+        self.play(fault, self.store.note_progress(TOPIC, worker, reports, keep=RECEIPT_MS))
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
             assert self.run(self.raw.get(keys.progress(id))) == words.encode()
@@ -414,7 +414,7 @@ class Walk(RuleBasedStateMachine):
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
 
-    async def _give_way(
+    async def _release_replaced(
         self, worker: str, held: Sequence[Leased], settled: list[Settled]
     ) -> list[Settled]:
         """Let go of messages that were replaced; return the answers about all."""
@@ -686,7 +686,7 @@ class Walk(RuleBasedStateMachine):
             )
             if timed_out.messages:
                 settled = await self._settle("monitor", timed_out.messages, "retry")
-                settled = await self._give_way("monitor", timed_out.messages, settled)
+                settled = await self._release_replaced("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
             taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:

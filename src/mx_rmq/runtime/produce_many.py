@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from mx_rmq.core.confirm import Confirm
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.message import Message
     from mx_rmq.runtime.producer import Producer
 
@@ -34,9 +34,9 @@ async def produce_many(
     messages: Sequence[Message],
     keys: Sequence[str | None],
     confirms: Sequence[Confirm | None],
-    terms: Sequence[Terms | None],
+    policies: Sequence[DuplicatePolicy | None],
 ) -> list[str]:
-    """Produce messages in order, each with its key, confirmation and terms; return their ids.
+    """Produce messages in order, each with its key, confirmation and policy; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
     had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If an
@@ -44,8 +44,8 @@ async def produce_many(
     raised, or PartlyProduced with that cause.
     """
     kinds = [
-        (one.topic, key is None, confirm, own is not None and own.replaces)
-        for one, key, confirm, own in zip(messages, keys, confirms, terms, strict=True)
+        (one.topic, key is None, confirm, policy is not None and policy.replaces)
+        for one, key, confirm, policy in zip(messages, keys, confirms, policies, strict=True)
     ]
     for topic in {topic for topic, *_ in kinds}:
         check_topic(topic)
@@ -62,7 +62,7 @@ async def produce_many(
             own = None if keyless else [key for key in keys[first:end] if key is not None]
             batch = messages[first:end]
             send = partial(_replace_all, producer) if replaces else producer.produce_all
-            calls = send(topic, batch, keys=own, confirm=confirm, terms=terms[first:end])
+            calls = send(topic, batch, keys=own, confirm=confirm, policies=policies[first:end])
             async for stored in calls:
                 duplicates.update(stored.duplicates)
                 for place, id in zip(stored.places, stored.ids, strict=True):
@@ -97,7 +97,7 @@ async def _replace_all(
     *,
     keys: Sequence[str] | None,
     confirm: Confirm | None,
-    terms: Sequence[Terms | None],
+    policies: Sequence[DuplicatePolicy | None],
 ) -> AsyncIterator[Stored]:
     """Replace messages, one call each; yield what each call stored.
 
@@ -115,7 +115,7 @@ async def _replace_all(
                 messages[place],
                 key=None if keys is None else keys[place],
                 confirm=confirm,
-                terms=terms[place],
+                policy=policies[place],
             )
             for place in batch.values()
         ]
