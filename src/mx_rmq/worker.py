@@ -23,7 +23,7 @@ from mx_rmq.queue import MessageQueue
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.injection import Injection
-from mx_rmq.runtime.lifespan import Lifespan
+from mx_rmq.runtime.lifespan import Lifespan, WasCancelled
 from mx_rmq.runtime.signals import on_stop_signals
 from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import WorkerSettings
@@ -160,7 +160,9 @@ class Worker:
                 task.cancel()
             await asyncio.wait([starting, stopping])
         if starting.cancelled():
-            return False
+            if stop.is_set():
+                return False
+            raise WorkerBroken("the worker cannot start: some code has cancelled its start")
         await starting
         return True
 
@@ -360,7 +362,8 @@ class Worker:
 
 
 def _in_lifespan(error: Exception) -> str:
-    return f"its lifespan or a provider raised {named(error)}"
+    how = "was cancelled" if isinstance(error, WasCancelled) else f"raised {named(error)}"
+    return f"its lifespan or a provider {how}"
 
 
 def _name() -> str:

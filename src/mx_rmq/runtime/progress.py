@@ -39,6 +39,7 @@ class ProgressSender:
         self._failures = FailureLog("progress")
         self._running_loop = asyncio.get_running_loop()
         self._started = False
+        self._stopped = False
         self.loop = Loop("progress", self.step)
 
     def report(self, held: HeldMessage, report: ProgressNote) -> None:
@@ -52,7 +53,14 @@ class ProgressSender:
         if is_first:
             self._running_loop.call_soon_threadsafe(self._wake)
 
+    async def stop(self) -> None:
+        """Send nothing more, even if a handler that outlives its worker says something."""
+        self._stopped = True
+        await self.loop.stop()
+
     def _wake(self) -> None:
+        if self._stopped:
+            return
         if not self._started:  # a worker whose handlers report nothing needs no loop
             self._started = True
             self.loop.start()
