@@ -453,6 +453,60 @@ async def test_lost_news_costs_two_seconds_at_most(
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"completed -16 -1\n",  # back to its beginning
+        b"completed 1 -1\n",
+        b"completed 1 9\nab",
+        b"completed 1\na",
+        b"completed 1 " + b"9" * 5000 + b"\na",
+        b"\xff 1 -1\na",
+        b"no newline",
+    ],
+)
+async def test_what_others_publish_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, garbage: bytes
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id, timeout=10))
+    await until_heard(raw, "echo")
+    await raw.publish(mq.store.channel_of("echo"), garbage)
+    await Worker(mq).drain()
+    assert await waiting == 1
+
+
+@pytest.mark.parametrize("broken", ["its type", "a field"])
+async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(module, "READ_EVERY", 0.5)
+    monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
+    id = await mq.produce("echo", 1)
+    totals = mq.store.keys.of("echo").totals
+    if broken == "its type":
+        await raw.set(totals, "not a hash")
+    else:
+        await raw.hset(totals, "completed", "not a number")
+    waiting = asyncio.create_task(mq.result("echo", id))
+    waiters = mq._open_waiters()
+    await until_heard(raw, "echo")
+    await until(lambda: (reading := waiters._parts["echo"]._reading) is not None and reading.done())
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
+
+
 async def test_after_a_broken_connection_everything_is_read_again(
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -639,6 +693,28 @@ async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
         await cancelled.wait()
         with pytest.raises(ResultUnknown):
             await waiting
+
+
+async def test_those_who_wait_get_their_result_after_all_other_tasks_were_cancelled(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, has_read: asyncio.Event
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id))
+    await has_read.wait()
+    spared = {waiting, asyncio.current_task()}
+    cancelled = asyncio.all_tasks() - spared  # they check, and they listen
+    for task in cancelled:
+        task.cancel()
+    await asyncio.wait(cancelled)
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
 
 
 def test_synchronous_code_waits_too(server: Server) -> None:

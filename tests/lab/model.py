@@ -649,8 +649,8 @@ class Model:
 
     def note_progress(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, token, said in mine:
-            self.progress[id] = f"{token} {said}"
+        for id, token, report in mine:
+            self.progress[id] = f"{token} {report}"
         return answer
 
     def retry_message(self, call: Call) -> Any:

@@ -177,14 +177,14 @@ async def test_ends_are_published_and_short_results_come_along(store: Store, raw
         await store.complete_with_result(TOPIC, "w1", results, ttl=RESULT_TTL)
         dead = await bring(store, State.DEAD)
         bad = await bring(store, State.QUARANTINED)
-        said = b""
-        while bad.id.encode() not in said:
+        published = b""
+        while bad.id.encode() not in published:
             message = await ear.get_message(timeout=10)
-            said += message["data"] if message else b""
+            published += message["data"] if message else b""
     first = f"completed {len(short.id)} {len(kept(b'1'))}\n{short.id}".encode() + kept(b"1")
     second = f"completed {len(long.id)} -1\n{long.id}"
     ends = f"dead {len(dead.id)} -1\n{dead.id}quarantined {len(bad.id)} -1\n{bad.id}"
-    assert said == first + second.encode() + ends.encode()
+    assert published == first + second.encode() + ends.encode()
 
 
 async def test_a_large_batch_is_published_in_parts(store: Store, raw: Redis) -> None:

@@ -168,7 +168,7 @@ class Engine:
         self.consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
-        await self._progress.loop.stop()
+        await self._progress.stop()
         await self._lifecycle.drain(STEP_WITHIN)
         self._lifecycle.close()
         await self._registry_loop.stop()
