@@ -269,6 +269,19 @@ async def test_a_broken_topic_does_not_hold_up_the_others(rounds: Rounds, raw: R
     assert await counts(store) == (1, 0, 0)
 
 
+@pytest.mark.corrupts
+async def test_a_topic_that_cannot_expire_does_not_hold_up_the_others(
+    rounds: Rounds, raw: Redis
+) -> None:
+    store = rounds.store
+    for topic in ("a", "broken", "z"):
+        await store.register(topic)
+        await store.produce_normal_message(topic, [draft(ttl=10)])
+    await raw.set(store.keys.of("broken").cancelled, "no set")
+    assert await rounds.make(after=1) == ROUND
+    assert [(await store.views.counts(topic)).dead for topic in ("a", "z")] == [1, 1]
+
+
 # what is overdue
 
 

@@ -140,11 +140,14 @@ class Caretaker:
     async def _expire(self, topics: list[str]) -> None:
         """Dead-letter what has expired: a batch of each topic, in turn."""
         while topics and self._has_time():
-            topics = [topic for topic in topics if await self._expire_batch(topic) == 0]
+            unfinished: list[str] = []
+            await each(topics, partial(self._expire_batch, unfinished), self._failures)
+            topics = unfinished
 
-    async def _expire_batch(self, topic: str) -> int | None:
+    async def _expire_batch(self, unfinished: list[str], topic: str) -> None:
         ttl = self._ttls.get(topic_of(topic))
-        return await self._recovery.expire(topic, self._failures, ttl)
+        if await self._recovery.expire(topic, self._failures, ttl) == 0:
+            unfinished.append(topic)
 
     async def _tend(self, deadlines: Deadlines, found: tuple[str, Survey]) -> None:
         """Take over lost messages of a topic and move due ones."""
