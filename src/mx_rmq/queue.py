@@ -322,7 +322,7 @@ class MessageQueue(Router):
         Its handler needs a `result_ttl`. Raises `MessageDied` if the message is dead or
         quarantined, `ResultTimeout` after `timeout` seconds (at least 0.001), `ResultUnknown` if
         nothing is known of it, and `DecodeError` if the result does not fit `type`. If the server
-        goes away meanwhile, it waits until the server is back.
+        goes away meanwhile, it logs that and waits until the server is back.
         """
         return await self._open_waiters().result(topic, id, timeout=timeout, type=type)
 
@@ -334,7 +334,7 @@ class MessageQueue(Router):
         """Yield where a message is, now and after every change, until it has ended.
 
         Progress and the end come at once. Other changes come within half a second; a state that is
-        shorter may be skipped. If the server goes away, it waits until the server is back.
+        shorter may be skipped. If the server goes away, it logs that and waits until it is back.
         """
         return self._open_waiters().watch(topic, id)
 

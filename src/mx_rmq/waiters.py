@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.fanout import ask_for
@@ -22,6 +22,7 @@ from mx_rmq.core.errors import (
     MessageDied,
     MxRmqError,
     NotOpen,
+    OutcomeUnknown,
     ResultTimeout,
     ResultUnknown,
     ServerUnavailable,
@@ -31,7 +32,7 @@ from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
-from mx_rmq.runtime.loop import AWAY, all_are_cancelled, how_it_ended, spawn
+from mx_rmq.runtime.loop import AWAY, FailureLog, all_are_cancelled, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 
@@ -187,13 +188,14 @@ class Waiters:
             id.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:  # it would fail the read that it shares with others
             raise InvalidInput(f"message id {id!r:.80} cannot be sent: {error}") from error
-        known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
-        asked = 0
-        while known > asked:
-            found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
-            if found is not None:
-                return found
-            asked, known = known, await self._store.views.partitions(topic)  # it may have grown
+        with _only_reads():
+            known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
+            asked = 0
+            while known > asked:
+                found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
+                if found is not None:
+                    return found
+                asked, known = known, await self._store.views.partitions(topic)  # it may have grown
         return None
 
     def _part(self, name: str) -> _Part:
@@ -228,11 +230,13 @@ class Waiters:
 
     async def _unknown(self, topic: str, id: str, *, seen: bool) -> ResultUnknown:
         """Say why there is no result, as far as it can be known. `seen`: it was live just now."""
-        if not seen and not await self._store.views.partitions(topic):
+        with _only_reads():
+            known = seen or await self._store.views.partitions(topic)
+            ttl = await self._store.views.result_ttl(topic) if known else None
+        if not known:
             return ResultUnknown(
                 f"topic {topic!r} is not known: nothing was produced to it, and no worker serves it"
             )
-        ttl = await self._store.views.result_ttl(topic)
         gone = "" if ttl is None else f"its result is gone: they are kept for {ttl / 1000:g} s"
         if seen:
             why = "it was cancelled, discarded, or completed by a handler without `result_ttl`"
@@ -372,6 +376,7 @@ class _Part:
         self._all_read_at = time.monotonic()
         self._again: dict[str, None] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._failures = FailureLog("check for results")
         self._used_at = time.monotonic()
 
     def note_fresh(self, id: str, *, to_come: bool) -> None:
@@ -414,7 +419,8 @@ class _Part:
                 del self._again[id]
             try:
                 found = await self._store.read_status(self.name, ids)
-            except AWAY:
+            except MxRmqError as error:
+                self._failures.log(error)
                 self._ended = None  # the next check reads everything again
                 return
             for id, one in zip(ids, found, strict=True):
@@ -432,9 +438,10 @@ class _Part:
             return
         try:
             ended = await self._store.ended_so_far(self.name)
-        except AWAY:
-            return
-        except MxRmqError:
+        except MxRmqError as error:
+            self._failures.log(error)
+            if isinstance(error, AWAY):
+                return
             ended = None
         now = time.monotonic()
         if ended is None or ended != self._ended or now - self._all_read_at >= READ_EVERY:
@@ -515,6 +522,17 @@ def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
             raise ValueError(f"the lengths in {data[:80]!r} are wrong")
         id = data[end + 1 : id_end].decode("utf-8", "surrogateescape")
         yield kind.decode(), id, None if int(kept_length) < 0 else data[id_end:start]
+
+
+@contextmanager
+def _only_reads() -> Iterator[None]:
+    """If a reply is lost, say that the server is unavailable: a read changes nothing."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        raise ServerUnavailable(
+            f"the server did not answer; nothing was changed: {error.__cause__}"
+        ) from error
 
 
 def _fail(asked: _Asked, error: MxRmqError) -> None:

@@ -634,6 +634,9 @@ class Model:
         mine, answer = self._mine(call)
         if not mine:
             return answer
+        for id, *_ in mine:  # an earlier message with the same id may have left a result
+            self.kept_at.pop(id, None)
+            self.results.pop(id, None)
         arriving = [_bytes(kept) for _, _, kept in mine]
         self._trim(call, self.kept_at, self.results, *arriving)
         for id, _, kept in mine:

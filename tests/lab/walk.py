@@ -48,7 +48,7 @@ READS = {
     *("inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"),
     *("read_status", "undated_messages"),
 }
-BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
+BESIDE = {*READS, "preflight", "register_topics", "tend_topics", "give_up_turn"}
 """What moves no message."""
 
 AUDITED = 5

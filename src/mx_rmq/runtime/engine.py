@@ -184,6 +184,7 @@ class Engine:
             async with asyncio.timeout(STEP_WITHIN):
                 await asyncio.gather(
                     self._registry.leave(),
+                    self._caretaker.leave(),
                     *(site.hand_back_rings() for site in self._sites.values()),
                     *self._dispatcher.ringing,
                     return_exceptions=True,  # one server may be unreachable

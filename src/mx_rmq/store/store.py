@@ -159,6 +159,7 @@ class Store:
     register = registry.register
     grow = registry.grow
     tend_topics = registry.tend_topics
+    give_up_turn = registry.give_up_turn
     claim_layout = registry.claim_layout
     note_result_ttl = registry.note_result_ttl
 
