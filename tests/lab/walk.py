@@ -7,6 +7,7 @@ die before or after the server runs it; such a call may still arrive later.
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -18,10 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mx_rmq.core import codec
 from mx_rmq.core.duplicates import Terms
 from mx_rmq.core.message import Priority, State
+from mx_rmq.core.outcome import SnoozeLater
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
 from mx_rmq.settings import Limits
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.operator_calls import KEEP
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
@@ -71,6 +74,18 @@ LIMITS = Limits(
 )
 """Two dead letters and two quarantined messages fit, or one that has failed several times; and
 three results, or two that are long."""
+
+DECLARED = (
+    "",
+    "",
+    "- - - 1 - - 0",
+    "- - - 1 - - 1",
+    "- - - 2 200 2 0",
+    "3 - - - - - 0",
+    "- 50 2 - 400 1 0",
+    "2 333.33333333333331 1 2 - - 0",
+)
+"""Limits that handlers declare: see `keys.py`."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
 """What happens to a call; doubled: it is answered, and a copy of it arrives later."""
@@ -334,6 +349,81 @@ class Walk(RuleBasedStateMachine):
         taken = self.play(fault, work)
         if taken:
             self.claims += [(worker, leased) for leased in taken.messages]
+
+    @rule(
+        keys=st.lists(st.sampled_from([None, "k", "k", "l", "m"]), min_size=1, max_size=4),
+        cost=st.sampled_from([1, 1, 3]),
+        priority=priorities,
+        what=st.sampled_from(["some", "some", "own", "delayed", "replace"]),
+        id=own_ids,
+        ttl=ttls,
+        fault=faults,
+    )
+    def produce_keyed(
+        self,
+        keys: list[str | None],
+        cost: int,
+        priority: Priority,
+        what: str,
+        id: str,
+        ttl: int | None,
+        fault: str,
+    ) -> None:
+        delay = 500 if what == "delayed" else 0
+        drafts = [
+            draft(key, key=key, cost=cost, priority=priority, ttl=ttl, delay=delay) for key in keys
+        ]
+        if what in ("own", "replace"):
+            drafts = [draft("own", id=id, key=keys[0], cost=cost, priority=priority, ttl=ttl)]
+        if what == "replace":
+            terms = Terms("replace", None)
+            produced = self.play(fault, self.store.replace_message(TOPIC, drafts[0], terms))
+            self._produced([produced] if produced else None)
+            return
+        late = what == "delayed"
+        produce = self.store.produce_delay_message if late else self.store.produce_normal_message
+        self._produced(self.play(fault, produce(TOPIC, drafts)))
+
+    @rule(
+        worker=workers,
+        count=counts,
+        limits=st.sampled_from(DECLARED),
+        lease=st.sampled_from([1, 1000, 30_000]),
+        fault=faults,
+        alone=st.sampled_from([False, False, False, False, True]),
+    )
+    def dispatch_in_turn(
+        self, worker: str, count: int, limits: str, lease: int, fault: str, alone: bool
+    ) -> None:
+        work = self.store.dispatch_in_turn(
+            TOPIC, worker, count=count, lease=lease, limits=limits, alone=alone
+        )
+        taken = self.play(fault, work)
+        if taken:
+            self.claims += [(worker, leased) for leased in taken.messages]
+
+    @rule(
+        key=st.sampled_from([None, "k", "l"]),
+        running=st.sampled_from([KEEP, None, 0, 1, 2]),
+        interval=st.sampled_from([KEEP, None, (100.0, 1.0), (1000 / 3, 2.0)]),
+        weight=st.sampled_from([KEEP, None, 2.0]),
+        pause=st.sampled_from([KEEP, KEEP, None, 500, inf]),
+        fault=faults,
+    )
+    def limit(
+        self, key: str | None, running: Any, interval: Any, weight: Any, pause: Any, fault: str
+    ) -> None:
+        work = self.store.limit_key(
+            TOPIC, key, running=running, interval=interval, weight=weight, pause=pause, reason="so"
+        )
+        self.play(fault, work)
+
+    @precondition(lambda self: self.claims)
+    @rule(position=recent, key=st.booleans(), fault=faults)
+    def snooze(self, position: int, key: bool, fault: str) -> None:
+        worker, one = self._pick(position)
+        later = SnoozeLater(codec.decode(one.record), 500, "later", key)
+        self.play(fault, self.store.snooze_message(TOPIC, worker, [(one, later)]))
 
     @precondition(lambda self: self.claims)
     @rule(
@@ -676,6 +766,10 @@ class Walk(RuleBasedStateMachine):
     async def _drain(self) -> None:
         """Once faults stop, everything live can be brought to its end."""
         await self.store.resume_topic(TOPIC)
+        for key in list(self.model.lines.limits):
+            await self.store.limit_key(
+                TOPIC, key, running=None, interval=None, weight=None, pause=None
+            )
         for _ in range(20 + 3 * self.model.live()):
             if not self.model.live():
                 break
@@ -688,7 +782,7 @@ class Walk(RuleBasedStateMachine):
                 settled = await self._settle("monitor", timed_out.messages, "retry")
                 settled = await self._give_way("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
-            taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
+            taken = await self.store.dispatch_in_turn(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:
                 settled = await self._settle("w9", taken.messages, "complete")
                 assert all(settled), "a worker may not settle what it holds"

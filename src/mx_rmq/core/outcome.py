@@ -243,7 +243,7 @@ def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
     Another worker may be newer, so the first waits are short. They grow with the message's age, so
     that it does not spin while no newer worker runs.
     """
-    created_at, priority, ttl = codec.glance(newer.data)
+    created_at, priority, ttl, *_ = codec.glance(newer.data)
     age = (at.now - created_at) / 1000 if created_at > 0 else inf
     seconds = min(LONGEST_WAIT, max(SHORTEST_WAIT, age / 4)) * (0.75 + at.chance / 2)
     # Once it has expired, only a newer release can dead-letter it. Without an expiry time, our own

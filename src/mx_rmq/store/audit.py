@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mx_rmq.core.errors import WrongType
 from mx_rmq.core.message import State
 from mx_rmq.settings import SECOND_NET
+from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -274,6 +275,7 @@ class Audit:
         waiting.before = set(await self._scan("SSCAN", keys.cancelled))
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, waiting.places)
+        waiting.places.update(map(id_in_line, dict(await self._scan("ZSCAN", keys.lines))))
         waiting.after = set(await self._scan("SSCAN", keys.cancelled))
         return waiting
 

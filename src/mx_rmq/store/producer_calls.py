@@ -118,9 +118,10 @@ def prepare(
             if not delayed and (message.delay or message.due is not None):
                 raise InvalidInput("a message with delay or at goes to produce_delay_message")
             id, how = message.id, ""  # how: see produce_normal_message.lua
+            place = message.key is not None or message.cost != 1
             if not id:
                 id = lane.id_at(offset)
-                if message.priority != Priority.NORMAL or message.ttl is not None:
+                if message.priority != Priority.NORMAL or message.ttl is not None or place:
                     how = f"0 0 {message.priority}"
             else:
                 maker = 0
@@ -137,6 +138,8 @@ def prepare(
                 how = f"{how} {ttl} {dedup} {processing if own.refuses else ''}"
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
+            if place:
+                how = f"{how}\t{message.cost}\t{message.key or ''}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
             if delayed:

@@ -8,13 +8,15 @@
 -- contents and a place in the index. The archives' bytes are recounted automatically.
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running
+-- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload results results_payload
 -- keys: doorbell meta | totals history
 
 local id         = ARGV.id                   -- the message
 local priority   = ARGV.priority             -- its list if it becomes pending
 local expires_ms = tonumber(ARGV.expires_ms) -- when it expires (ms), or '': never
+local own_place  = ARGV.own_place            -- key, tab, level, cost: see keys.py; or ''
 local dry        = ARGV.dry                  -- '1': only say what would be done
 local by         = ARGV.by                   -- who requested it
 -- use: clock, history
@@ -27,6 +29,8 @@ local places = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
   places = places + #redis.call('LPOS', key, id, 'COUNT', 0)
 end
+local place = redis.call('HGET', keyed, id)
+local in_line = place and redis.call('ZSCORE', lines, place .. id)
 local delays, earliest, first = 0, math.huge, 0
 for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   local due = tonumber(redis.call('ZSCORE', key, id))
@@ -45,7 +49,7 @@ local rung = redis.call('LLEN', doorbell)
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 local expires = redis.call('ZSCORE', expiry, id)
 
-local waiting, state = math.max(0, places - marked), 'none'
+local waiting, state = math.max(0, places - marked) + (in_line and 1 or 0), 'none'
 if record and lease then
   state = 'processing'
 elseif record and delays > 0 then
@@ -61,6 +65,11 @@ local live = state == 'processing' or state == 'delayed' or state == 'pending'
 
 local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
 local listed = state == 'pending' and (unlisted or waiting == 0)
+local has_line = string.find(own_place, '^[^\t]')
+local joining, wake = {listed and has_line and {id, own_place} or nil}, true
+-- use: line_ends
+local out_of_line = in_line and (unlisted or state ~= 'pending')
+local unplaced = place and not live
 local undelayed = delays > 0 and state ~= 'delayed' or delays > 1
 local unleased = lease and state ~= 'processing'
 local forged = state == 'processing' and not string.find(lease, '^%d+:')
@@ -84,6 +93,7 @@ local function did(so, words)
   if so then done_what[#done_what + 1] = words end
 end
 did(unlisted, 'taken out of the pending ones')
+did(unplaced, 'place in the line of its key removed')
 did(undelayed, state == 'delayed' and 'left with its earliest due time' or 'no longer delayed')
 did(unleased, 'lease removed')
 did(unwatched, 'deadline removed')
@@ -110,6 +120,8 @@ redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but work
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end
+if out_of_line then redis.call('ZREM', lines, place .. id) end
+if unplaced then redis.call('HDEL', keyed, id) end
 if unlisted or astray then redis.call('SREM', cancelled, id) end
 if undelayed then
   for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -140,7 +152,8 @@ if relisted then redis.call('ZADD', dlq, now, id) end
 if reset_aside then redis.call('ZADD', error_parse_queue, now, id) end
 if rekept then redis.call('ZADD', results, now, id) end
 if listed then
-  redis.call('RPUSH', front, id)
+  -- use: join_lines
+  if not has_line then redis.call('RPUSH', front, id) end
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end

@@ -1,6 +1,6 @@
 -- admission: when the new messages expire, and whether the cap lets them in.
 -- needs: fresh, ttls, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
--- needs: delay_tasks, delay_tasks_low, cancelled, answer
+-- needs: delay_tasks, delay_tasks_low, cancelled, lines, answer
 -- defines: max_pending, expiries, full
 
 local max_pending = tonumber(ARGV.max_pending) -- cap on waiting messages, 0: none
@@ -20,7 +20,7 @@ if max_pending > 0 and #fresh > 0 then
     local length = redis.pcall('LLEN', key)
     waiting = waiting + (type(length) == 'number' and length or 0)
   end
-  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
+  for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low, lines}) do
     local length = redis.pcall('ZCARD', key)
     waiting = waiting + (type(length) == 'number' and length or 0)
   end

@@ -3,20 +3,22 @@
 -- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low
 -- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
--- defines: priorities, ttls, windows, asks, longest, any_own, any_dead, any_quarantined,
+-- defines: priorities, ttls, windows, asks, own_places, longest, level_of, any_own, any_dead, any_quarantined,
 -- defines: remembered, taken_until, surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
 local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
-local windows, asks, longest = {[''] = 0}, {}, 0
+local windows, asks, own_places, longest = {[''] = 0}, {}, {}, 0
+local level_of = {high = '1', normal = '2', low = '3'}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
   if not priorities[how] then
-    local own, maker, priority, ttl, window, asked =
-      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
+    local own, maker, priority, ttl, window, asked, cost, key =
+      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)\t?(%d*)\t?(.*)$')
+    if cost ~= '' then own_places[how] = key .. '\t' .. level_of[priority] .. ' ' .. cost .. ' ' end
     owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
     ttls[how], asks[how] = tonumber(ttl), tonumber(asked)
     window = tonumber(window) or dedup_ms
