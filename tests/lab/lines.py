@@ -131,9 +131,7 @@ class Lines:
     def has_line(self, id: str) -> bool:
         return id in self.places and self.places[id].key != ""
 
-    def join(
-        self, ids: Sequence[str], now: int, *, wake: bool, turn: float | None = None
-    ) -> bool:
+    def join(self, ids: Sequence[str], now: int, *, wake: bool, turn: float | None = None) -> bool:
         """Let messages join their lines; say whether one of them may start."""
         ready = False
         turn = self.next_turn() if turn is None else turn
