@@ -353,7 +353,8 @@ class Model:
         priority, cost, key = _how(how).priority, _how(how).cost, _how(how).key
         place = self.lines.places.get(id)
         if id in self.lines.waiting:
-            return place == Place(key, NUMBERS[priority], cost or 0, place and place.number)
+            number = self.lines.places[id].number
+            return place == Place(key, NUMBERS[priority], cost or 0, number)
         if place or cost is not None:
             return False
         if any(id in self.delayed[level] for level in LEVELS):

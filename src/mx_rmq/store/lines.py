@@ -7,4 +7,4 @@ def id_in_line(member: bytes) -> bytes:
     """Return the id of a message in line; a member that is none is returned as it is."""
     _, tab, place = member.partition(b"\t")
     parts = place.split(b" ", 2)
-    return parts[2] if tab and len(parts) == 3 else member  # noqa: PLR2004 - number, cost, id
+    return parts[2] if tab and len(parts) == 3 else member
