@@ -81,15 +81,15 @@ end
 local costs = interval and #plain_ids > 0 and redis.call('HMGET', keyed, unpack(plain_ids)) or {}
 
 -- The lines that may come next, by turn. queue[first] is the next one. A line is a number, and each
--- fact about lines has one array: that costs less than one table per line. 0: the plain line.
+-- fact about lines has one array, often empty: a table per line costs more. 0: the plain line.
 local queue, first, known, line_count, judged = {}, 1, {}, 0, {}
-local key_of, prefix_of, start_of, turn_of, step_of, woken_of = {}, {}, {}, {}, {[0] = 1}, {}
+local key_of, prefix_of, start_of, turn_of, step_of, woken_of = {}, {}, {}, {}, {}, {}
 local limit_of, interval_of, burst_of, full_of, stop_of = {}, {}, {}, {}, {}
 local places_of, tokens_of, blocked_of, taken_of, spent_of = {}, {}, {}, {}, {}
-local page_of, spot_of, more_of, member_of, id_of, cost_of = {}, {}, {}, {}, {}, {}
+local page_of, spot_of, member_of = {}, {}, {}
 local base = tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2]) or 0
 local any_bucket = redis.call('ZCARD', buckets) > 0
-local any_running = redis.call('ZCARD', running) > 0
+local running_count = redis.call('ZCARD', running)
 
 local function enqueue(line)
   local spot, its_turn = #queue + 1, turn_of[line]
@@ -99,35 +99,37 @@ local function enqueue(line)
   queue[spot] = line
 end
 
-local function enter(keys, turns, woken_at)
-  local sets = any_set and redis.call('HMGET', limits, unpack(keys)) or {}
-  local full, stops, turn_text, turn_number = {}, {}, nil, nil
-  if any_bucket then
-    for n = 1, #keys do stops[n] = keys[n] .. '\t' end
-    stops = redis.call('ZMSCORE', buckets, unpack(stops))
-    full = redis.call('ZMSCORE', buckets, unpack(keys))
+-- Lets keys enter the queue. `found`: key, score, key, score, ... from the ring, or from `blocked`.
+local function enter(found, from_blocked)
+  local sets, full, stops, text, score = {}, {}, {}, nil, nil
+  if any_set or any_bucket then
+    local keys = {}
+    for n = 1, #found, 2 do keys[#keys + 1], stops[#keys + 1] = found[n], found[n] .. '\t' end
+    if any_set then sets = redis.call('HMGET', limits, unpack(keys)) end
+    full = any_bucket and redis.call('ZMSCORE', buckets, unpack(keys)) or {}
+    stops = any_bucket and redis.call('ZMSCORE', buckets, unpack(stops)) or {}
   end
-  for n = 1, #keys do
-    local key = keys[n]
-    if not known[key] then
+  for n = 1, #found, 2 do
+    local key, place = found[n], (n + 1) / 2
+    if found[n + 1] ~= text then text, score = found[n + 1], tonumber(found[n + 1]) end
+    if key ~= '' and not known[key] then
       local line, weight = line_count + 1, nil
-      known[key], line_count, key_of[line], prefix_of[line] = true, line, key, key .. '\t'
-      if full[n] then full_of[line] = full[n] end
-      if stops[n] then stop_of[line] = tonumber(stops[n]) end
-      if sets[n] then
-        local own_most, own_interval, own_burst, share, until_ms = string.match(sets[n], as_set)
+      line_count, key_of[line], prefix_of[line] = line, key, key .. '\t'
+      if full[place] then full_of[line] = full[place] end
+      if stops[place] then stop_of[line] = tonumber(stops[place]) end
+      if sets[place] then
+        local own_most, own_interval, own_burst, share, until_ms = string.match(sets[place], as_set)
         limit_of[line], weight = tonumber(own_most), tonumber(share)
         stop_of[line] = math.max(stop_of[line] or 0, tonumber(until_ms) or 0)
         if tonumber(own_interval) then
           interval_of[line], burst_of[line] = tonumber(own_interval), tonumber(own_burst)
         end
+        if weight then step_of[line] = 1 / weight end
       end
-      step_of[line] = weight and 1 / weight or 1
-      if turns then
-        if turns[n] ~= turn_text then turn_text, turn_number = turns[n], tonumber(turns[n]) end
-        start_of[line] = turn_number
+      if from_blocked then
+        known[key], woken_of[line], start_of[line] = true, score, base + (step_of[line] or 1)
       else
-        start_of[line], woken_of[line] = base + step_of[line], tonumber(woken_at[n])
+        start_of[line] = score
       end
       turn_of[line] = start_of[line]
       enqueue(line)
@@ -135,35 +137,33 @@ local function enter(keys, turns, woken_at)
   end
 end
 
+-- Behind the prefix a member has a digit and sixteen more, a blank, the cost, a blank and the id.
+local function cost_and_id(member, size)
+  local cost, blank = string.byte(member, size + 19, size + 20)
+  if cost == 49 and blank == 32 then return 1, string.sub(member, size + 21) end
+  local gap = string.find(member, ' ', size + 19, true) or #member
+  return tonumber(string.sub(member, size + 19, gap - 1)) or 1, string.sub(member, gap + 1)
+end
+
 -- Finds the next message of a line: `member_of`, nil if there is none. `blocked_of` says until when
--- it may not start. `page_of` are members of `lines`, those of other lines too.
+-- it may not start. `page_of` are members of `lines`, also of other lines.
 local function advance(line)
   local prefix, spot, page = prefix_of[line], spot_of[line] + 1, page_of[line]
-  if spot > #page and more_of[line] then
+  local member = page[spot]
+  if not member and page.more then
     local share = math.ceil(room / math.max(1, #queue - first + 1)) + 1
     page = redis.call('ZRANGEBYLEX', lines, '(' .. member_of[line], '(' .. key_of[line] .. '\n',
       'LIMIT', '0', share)
-    page_of[line], spot, more_of[line] = page, 1, #page == share
+    if #page == share then page.more = true end
+    page_of[line], spot, member = page, 1, page[1]
   end
-  local member = page[spot]
   if member and string.sub(member, 1, #prefix) ~= prefix then member = nil end
   spot_of[line], member_of[line] = spot, member
   if not member then return end
-  -- Behind the prefix: one digit and sixteen, a blank, the cost, a blank, the id.
-  local from, cost = #prefix + 19, 1
-  local digit_of_cost, blank = string.byte(member, from, from + 1)
-  if digit_of_cost == 49 and blank == 32 then
-    id_of[line] = string.sub(member, from + 2)
-  else
-    local gap = string.find(member, ' ', from, true) or #member
-    cost = tonumber(string.sub(member, from, gap - 1)) or 1
-    id_of[line] = string.sub(member, gap + 1)
-  end
-  cost_of[line] = cost
-  if (places_of[line] or 1) <= 0 then
+  if places_of[line] and places_of[line] <= 0 then
     blocked_of[line] = look_again
   elseif tokens_of[line] then
-    local need = math.min(cost, burst_of[line] or key_burst)
+    local need = math.min(cost_and_id(member, #prefix), burst_of[line] or key_burst)
     if tokens_of[line] < need then
       blocked_of[line] = at + (need - tokens_of[line]) * (interval_of[line] or key_interval)
     end
@@ -173,18 +173,18 @@ end
 -- Lines of the same turn are in the order of their keys, as in `lines`. So one read gives the heads
 -- of several short lines. `near` is what was read last, `near_spot` where a line was last found in
 -- it, `ahead` how many members of other lines to read: fewer after a long line.
-local near, near_spot, near_more, near_long, ahead = {}, 1, false, false, 8
+local near, near_spot, near_long, ahead = {}, 1, false, 8
 local function find_head(line)
   local prefix, size = prefix_of[line], #prefix_of[line]
   for spot = near_spot, math.min(near_spot + 8, #near) do
     if string.sub(near[spot], 1, size) == prefix then
-      near_spot, page_of[line], spot_of[line], more_of[line] = spot, near, spot - 1, near_more
+      near_spot, page_of[line], spot_of[line] = spot, near, spot - 1
       return
     end
   end
   if near_long or near_spot + 8 < #near then
     ahead = math.floor(ahead / 4)
-  elseif near_more then
+  elseif near.more then
     ahead = ahead * 2
   end
   local others = #queue - first
@@ -192,9 +192,9 @@ local function find_head(line)
   local share = math.min(places_of[line] or room, math.ceil(room / (others + 1))) + 1
   near = redis.call('ZRANGEBYLEX', lines, '[' .. prefix,
     extra > 0 and '+' or '(' .. key_of[line] .. '\n', 'LIMIT', '0', share + extra)
-  near_spot, near_more = 1, #near == share + extra
-  near_long = near_more and string.sub(near[#near], 1, size) == prefix
-  page_of[line], spot_of[line], more_of[line] = near, 0, near_more
+  if #near == share + extra then near.more = true end
+  near_long = near.more and string.sub(near[#near], 1, size) == prefix
+  near_spot, page_of[line], spot_of[line] = 1, near, 0
 end
 
 local stale = {}
@@ -204,7 +204,7 @@ local function judge(line)
   judged[#judged + 1] = line
   if limit then
     local least, beyond = '[' .. prefix, '(' .. key_of[line] .. '\n'
-    local busy = any_running and redis.call('ZLEXCOUNT', running, least, beyond) or 0
+    local busy = running_count > 0 and redis.call('ZLEXCOUNT', running, least, beyond) or 0
     -- Nothing woke it in time: a worker of an older release may have settled its messages.
     if busy >= limit and (woken_of[line] or 0) > 0 then
       for _, member in ipairs(redis.call('ZRANGEBYLEX', running, least, beyond, 'LIMIT', 0, 100)) do
@@ -226,14 +226,14 @@ local function judge(line)
   if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end
 end
 
-local due, woken, woken_at = {}, {}, {}
+local due, woken = {}, {}
 if room > 0 then
   due = redis.call('ZRANGEBYSCORE', blocked, '-inf', at, 'WITHSCORES', 'LIMIT', 0, 200)
 end
 for n = 1, #due, 2 do
-  if due[n] ~= '' then woken[#woken + 1], woken_at[#woken_at + 1] = due[n], due[n + 1] end
+  if due[n] ~= '' then woken[#woken + 1] = due[n] end
 end
-if #woken > 0 then enter(woken, nil, woken_at) end
+if #woken > 0 then enter(due, true) end
 local plain = 0
 turn_of[plain] = math.max(base, math.min(tonumber(plain_turn) or base, base + 1))
 if #plain_ids > 0 then enqueue(plain) end
@@ -243,30 +243,30 @@ local plain_taken, loaded, unread, last_turn = 0, 0, room > 0, -math.huge
 while count < room and not closed do
   local line = queue[first]
   if unread and (not line or turn_of[line] > last_turn) and #judged < 1000 then
-    local some = redis.call('ZRANGE', ring, loaded, loaded + room, 'WITHSCORES')
-    local keys, turns = {}, {}
-    for n = 1, #some, 2 do keys[#keys + 1], turns[#turns + 1] = some[n], some[n + 1] end
-    loaded, unread, last_turn = loaded + #keys, #keys > room, tonumber(turns[#turns])
-    if #keys > 0 then enter(keys, turns) end
+    local found = redis.call('ZRANGE', ring, loaded, loaded + room, 'WITHSCORES')
+    loaded, unread, last_turn = loaded + #found / 2, #found / 2 > room, tonumber(found[#found])
+    if #found > 0 then enter(found) end
   elseif not line then
     break
   elseif line ~= plain and not page_of[line] then
     judge(line)
     if blocked_of[line] or not member_of[line] then first = first + 1 end
   else
+    local cost, id
     if line == plain then
-      id_of[line] = plain_ids[plain_taken + 1]
-      cost_of[line] = tonumber(string.match(costs[plain_taken + 1] or '', ' (%d+) $')) or 1
+      id = plain_ids[plain_taken + 1]
+      cost = tonumber(string.match(costs[plain_taken + 1] or '', ' (%d+) $')) or 1
+    else
+      cost, id = cost_and_id(member_of[line], #prefix_of[line])
     end
-    local cost = cost_of[line]
     local need = burst and math.min(cost, burst) or 0
     if tokens < need then
       closed = at + (need - tokens) * interval
     else
       count = count + 1
-      ids[count], line_at[count] = id_of[line], line
-      cost_at[count], member_at[count] = cost, member_of[line]
-      first, tokens, turn_of[line] = first + 1, tokens - cost, turn_of[line] + step_of[line]
+      ids[count], line_at[count], member_at[count] = id, line, member_of[line]
+      if cost ~= 1 then cost_at[count] = cost end
+      first, tokens, turn_of[line] = first + 1, tokens - cost, turn_of[line] + (step_of[line] or 1)
       if line == plain then
         plain_taken = plain_taken + 1
         if plain_taken < #plain_ids then enqueue(line) end
@@ -299,15 +299,17 @@ for n = 1, count do
   if n > fit then
     blocked_of[line], member_of[line] = nil, member_at[n]
   else
-    spent = spent + cost_at[n]
+    local cost = cost_at[n] or 1
+    spent = spent + cost
     if line == plain then
       plain_count = plain_count + 1
     else
       taken_of[line] = (taken_of[line] or 0) + 1
-      spent_of[line] = (spent_of[line] or 0) + cost_at[n]
+      if tokens_of[line] then spent_of[line] = (spent_of[line] or 0) + cost end
       from_lines[#from_lines + 1] = member_at[n]
       if records[n] and not held[n] then
-        running_now[#running_now + 1], running_now[#running_now + 2] = '0', prefix_of[line] .. ids[n]
+        running_now[#running_now + 1] = '0'
+        running_now[#running_now + 1] = prefix_of[line] .. ids[n]
       end
     end
   end
@@ -333,7 +335,7 @@ for _, line in ipairs(judged) do
     blocks[#blocks + 1], blocks[#blocks + 2] = text_of(blocked_until), key
     next_block = math.min(next_block, blocked_until)
   elseif taken_of[line] or woken_of[line] then
-    local its_turn = start_of[line] + (taken_of[line] or 0) * step_of[line]
+    local its_turn = start_of[line] + (taken_of[line] or 0) * (step_of[line] or 1)
     turns[#turns + 1], turns[#turns + 2] = text_of(its_turn), key
   end
   local interval_ms = interval_of[line] or key_interval
@@ -396,7 +398,12 @@ end
 if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end
 if #gone_ids > 0 then redis.call('HDEL', keyed, unpack(gone_ids)) end
 if #stale > 0 then redis.call('ZREM', running, unpack(stale)) end
-if #running_now > 0 then redis.call('ZADD', running, unpack(running_now)) end
+if #running_now > 0 then
+  local long = #running_now > 64 and running_count < 128 and string.format('\t%65s', '')
+  if long then redis.call('ZADD', running, '0', long) end -- as in store_leases
+  redis.call('ZADD', running, unpack(running_now))
+  if long then redis.call('ZREM', running, long) end
+end
 if #out_of_ring > 0 then redis.call('ZREM', ring, unpack(out_of_ring)) end
 if #turns > 0 then redis.call('ZADD', ring, unpack(turns)) end
 redis.call('ZREM', blocked, '', unpack(woken))
