@@ -37,7 +37,9 @@ interval, burst = tonumber(interval), tonumber(burst)
 key_most, key_interval, key_burst = tonumber(key_most), tonumber(key_interval), tonumber(key_burst)
 
 local leased = redis.call('HLEN', processing)
-local look_again = (math.floor(at / 60000) + 2) * 60000 -- all at once, in case nothing wakes them
+-- What waits for a free place is looked at on a full minute, in case nothing wakes it before. That
+-- also tells it from what waits for a bucket, which a settled message does not fill.
+local look_again = (math.floor(at / 60000) + 2) * 60000
 local room, closed = paused and 0 or max_count, nil -- closed: when to look at the topic again
 if (tonumber(stop) or 0) > at then
   room, closed = 0, tonumber(stop)
