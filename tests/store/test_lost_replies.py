@@ -70,6 +70,8 @@ class Scene:
 
     async def dispatch(self, worker: str = WORKER) -> list[Leased]:
         taken = await self.direct.dispatch_message(TOPIC, worker, count=10, lease=LEASE)
+        if taken.in_turn:
+            taken = await self.direct.dispatch_in_turn(TOPIC, worker, count=10, lease=LEASE)
         return taken.messages
 
     async def finish(self) -> None:
