@@ -59,6 +59,7 @@ class Dispatcher:
         self._paused: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._timers: dict[TopicSlots, asyncio.TimerHandle] = {}
         """When to ask again for messages that a limit holds back."""
+        self._refill: asyncio.Handle | None = None
         self._unanswered_at = float("-inf")
         """When a call last ended without an answer. It may have leased messages to us."""
         self._stopped = False
@@ -233,6 +234,18 @@ class Dispatcher:
     def _resume(self, topic: TopicSlots) -> None:
         del self._paused[topic]
         self.wake(topic.name)
+
+    def ended(self, topic: TopicSlots) -> None:
+        """Refill soon: a handler of a topic with limits has ended, so its slot is free.
+
+        Other topics take messages ahead instead, and wait until this one is settled.
+        """
+        if self._refill is None and topic in self._slots.backlog:
+            self._refill = asyncio.get_running_loop().call_soon(self._fill_soon, topic)
+
+    def _fill_soon(self, topic: TopicSlots) -> None:
+        self._refill = None
+        self.fill(topic)
 
     def freed(self, topic: TopicSlots) -> None:
         """Refill: a message of this topic was settled, so there is room for more, of any topic."""

@@ -19,7 +19,7 @@ local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_m
 -- use: clock, first_answer, history, new_messages
 
 local id, how = ids[1], ARGV[each + 1]
-local priority, ttl, window = priorities[how], ttls[how], windows[how]
+local priority, ttl, window = kinds[how].priority, kinds[how].ttl, kinds[how].window
 local due = tonumber(ARGV[each + 4]) or now + tonumber(ARGV[each + 3])
 local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease

@@ -1,6 +1,7 @@
 -- line_ends: where the messages in `joining` (id, place) join their lines: behind the others, unless
 -- they keep a number from before. A key that has no turn gets one, a round from now. A blocked key
 -- stays blocked, or is looked at again if `wake` is set. `ready`: whether one of them may start.
+-- New messages of one key have the same place until they are numbered, so it is parsed once.
 -- needs: joining, wake, now, keyed, lines, ring, blocked
 -- defines: members, numbered, entering, roused, ready
 
@@ -8,25 +9,37 @@ local members, numbered, entering, roused, ready = {}, {}, {}, {}, false
 if #joining > 0 then
   local seq = math.max(tonumber(redis.call('HGET', keyed, '!')) or 0, now * 1000)
   local turn = (tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2]) or 0) + 1
-  local keys = {}
-  for n, one in ipairs(joining) do
-    local key, level, number, cost = string.match(one[2], '^([^\t]*)\t(%d)(%d*) (%d+) $')
-    local place = one[2]
-    if number == '' then
-      seq = seq + 1
-      place = string.format('%s\t%s%016.0f %s ', key, level, seq, cost)
-      numbered[#numbered + 1], numbered[#numbered + 2] = one[1], place
+  local keys, begins, ends, tens = {}, {}, {}, nil
+  local digits = {[0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
+  turn = string.format('%.17g', turn)
+  for n = 1, #joining do
+    local id, place = joining[n][1], joining[n][2]
+    local ending = ends[place]
+    if ending == nil then
+      local key, gap, number = string.match(place, '^([^\t]*)\t%d()(%d*)')
+      keys[#keys + 1], ending = key, number == '' and string.sub(place, gap)
+      begins[place], ends[place] = ending and string.sub(place, 1, gap - 1), ending
     end
-    keys[n], members[#members + 1], members[#members + 2] = key, 0, place .. one[1]
+    if ending then
+      seq = seq + 1
+      local digit = seq % 10
+      if digit == 0 then tens = nil end -- formatting is slow
+      tens = tens or string.format('%015.0f', (seq - digit) / 10)
+      place = begins[place] .. tens .. digits[digit] .. ending
+      numbered[#numbered + 1], numbered[#numbered + 2] = id, place
+    end
+    members[#members + 1], members[#members + 2] = '0', place .. id
   end
   if #numbered > 0 then
     numbered[#numbered + 1], numbered[#numbered + 2] = '!', string.format('%.0f', seq)
   end
   redis.call('ZCARD', lines)
   local turns = redis.call('ZMSCORE', ring, unpack(keys))
-  for n, time in ipairs(redis.call('ZMSCORE', blocked, unpack(keys))) do
+  local times = redis.call('ZCARD', blocked) > 0 and redis.call('ZMSCORE', blocked, unpack(keys)) or {}
+  for n = 1, #keys do
+    local time = times[n]
     ready = ready or not time or wake
-    if time and wake then roused[#roused + 1], roused[#roused + 2] = 0, keys[n] end
+    if time and wake then roused[#roused + 1], roused[#roused + 2] = '0', keys[n] end
     if not (time or turns[n]) then
       entering[#entering + 1], entering[#entering + 2] = turn, keys[n]
     end
