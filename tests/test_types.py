@@ -188,14 +188,14 @@ Errors = dict[str, list[str]]  # name of a file -> its errors
 
 def mypy(directory: Path) -> Errors:
     options = ("--strict", "--config-file=", "--cache-dir=cache", "--follow-imports=silent")
-    said = _check(directory, "mypy", *options, "--disable-error-code=empty-body", "-O=json", ".")
-    return _by_file(map(json.loads, said.splitlines()))
+    output = _check(directory, "mypy", *options, "--disable-error-code=empty-body", "-O=json", ".")
+    return _by_file(map(json.loads, output.splitlines()))
 
 
 def pyright(directory: Path) -> Errors:
     (directory / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(SOURCE)]}))
-    said = _check(directory, "pyright", "--outputjson", "--pythonpath", sys.executable)
-    return _by_file(json.loads(said)["generalDiagnostics"])
+    output = _check(directory, "pyright", "--outputjson", "--pythonpath", sys.executable)
+    return _by_file(json.loads(output)["generalDiagnostics"])
 
 
 def _check(directory: Path, *command: str) -> str:

@@ -105,8 +105,8 @@ async def test_the_payload_may_come_from_a_pipe(
 async def test_an_embedded_server_that_does_not_exist_is_not_created(
     shell: Shell, tmp_path: Path
 ) -> None:
-    said = shell.refused("t", "1", "--url", f"embedded://{tmp_path}/mistyped")
-    assert "no such directory" in said
+    output = shell.refused("t", "1", "--url", f"embedded://{tmp_path}/mistyped")
+    assert "no such directory" in output
     assert not (tmp_path / "mistyped").exists()
 
 

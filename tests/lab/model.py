@@ -634,6 +634,9 @@ class Model:
         mine, answer = self._mine(call)
         if not mine:
             return answer
+        for id, *_ in mine:  # an earlier message with the same id may have left a result
+            self.kept_at.pop(id, None)
+            self.results.pop(id, None)
         arriving = [_bytes(kept) for _, _, kept in mine]
         self._trim(call, self.kept_at, self.results, *arriving)
         for id, _, kept in mine:
@@ -649,8 +652,8 @@ class Model:
 
     def note_progress(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, token, said in mine:
-            self.progress[id] = f"{token} {said}"
+        for id, token, report in mine:
+            self.progress[id] = f"{token} {report}"
         return answer
 
     def retry_message(self, call: Call) -> Any:

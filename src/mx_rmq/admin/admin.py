@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.actions import Actions, readable
+from mx_rmq.admin.arguments import check_text, state_among, state_named
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
@@ -27,7 +28,15 @@ from mx_rmq.admin.models import (
     message_view,
     worker_view,
 )
-from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
+from mx_rmq.admin.stats import (
+    MOST,
+    Overview,
+    Stats,
+    ask_topics,
+    count_between,
+    count_topic,
+    measure_rates,
+)
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import FAILED, LIVE, WAITING, State
@@ -35,7 +44,6 @@ from mx_rmq.core.names import TOPIC, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.core.status import ProgressNote
-from mx_rmq.store.messages import levels
 
 if TYPE_CHECKING:
     import builtins
@@ -125,16 +133,7 @@ class Admin:
     async def rates(self, *topics: str, over: Seconds = 1.0) -> dict[str, Rates]:
         """Return how fast messages come and go, measured over a while; by default of all topics."""
         over = as_seconds("over=", over, SHORTEST, LONGEST_RATES)
-        names = topics or await self.topics()
-        before = await ask_all(names, self.stats)
-        began = time.monotonic()
-        await asyncio.sleep(over)
-        after = await ask_all(names, self.stats)
-        passed = time.monotonic() - began
-        return {
-            one.topic: rates(one.topic, one.totals, later.totals, passed)
-            for one, later in zip(before, after, strict=True)
-        }
+        return await measure_rates(topics or await self.topics(), self.stats, over)
 
     async def now(self) -> float:
         """Return the server's time, which everything here uses."""
@@ -221,34 +220,27 @@ class Admin:
 
         The times mean the same as in a Filter. Pending messages have none: all are counted.
         """
-        chosen = _state(state)
+        chosen = state_named(state)
         low, high = times(Filter(since=since, until=until), chosen)
-
-        async def count(part: str) -> int:
-            if chosen is State.PENDING:
-                return (await self._store.views.counts(part)).pending
-            each = range(levels(chosen))
-            return sum([await self._pages.count(part, chosen, level, low, high) for level in each])
-
-        return sum(await ask_all(await self._parts(topic), count))
+        return await count_between(self._store, await self._parts(topic), chosen, low, high)
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in any state; None: it is finished or never existed."""
         parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
+        found = await ask_for(id, parts, lambda part: self._pages.find(part, id))
         if found is None:
             return None
         part, view = found[0], message_view(*found)
         if view.state is State.PROCESSING:
             (now,) = await self._store.read_status(part, [id], said=True)
             if now is not None:
-                said = ProgressNote.read(now.progress, now.lease)
-                view = replace(view, progress=said.share, note=said.note)
+                report = ProgressNote.read(now.progress, now.lease)
+                view = replace(view, progress=report.share, note=report.note)
         return view
 
     async def find(self, id: str) -> builtins.list[MessageView]:
         """Return the message with this id from every topic that has one."""
-        _text(id)
+        check_text("message id ", id)
         found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
         return [one for one in found if one is not None]
 
@@ -273,7 +265,7 @@ class Admin:
         With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
         says how many; the cursor continues after them.
         """
-        chosen = _state(state)
+        chosen = state_named(state)
         parts = await self._parts(topic)
         return await read_page(
             self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor, look=look
@@ -288,7 +280,7 @@ class Admin:
         async def find(part: str) -> builtins.list[HistoryEntry] | None:
             return await self._store.views.history.of(part, id) or None
 
-        part, entries = await ask_for(_text(id), await self._parts(topic), find) or ("", [])
+        part, entries = await ask_for(id, await self._parts(topic), find) or ("", [])
         return [seen for entry in entries if (seen := happening(part, entry))]
 
     async def history_begins(self, topic: str) -> float | None:
@@ -364,9 +356,8 @@ class Admin:
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Cancel a message that no worker has taken. The result is true if that was done."""
-        parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
+        part = await self._part_with(id, await self._parts(topic))
+        return Cancelled.ABSENT if part is None else await self._actions.cancel(part, id)
 
     async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
@@ -387,19 +378,19 @@ class Admin:
     ) -> bool:
         """Give a pending or delayed message another due time. See `mq.reschedule`."""
         wait, due = new_due_time(delay, at)
-        parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        return found is not None and await self._actions.reschedule(
-            found[0], id, delay=wait, at=due
-        )
+        part = await self._part_with(id, await self._parts(topic))
+        return part is not None and await self._actions.reschedule(part, id, delay=wait, at=due)
+
+    async def _part_with(self, id: str, parts: Sequence[str]) -> str | None:
+        """Return which of these partitions has a live message; None: none has."""
+        found = await ask_for(id, parts, lambda part: self._store.views.record(part, id))
+        return None if found is None else found[0]
 
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        states = FAILED if state is None else (_one_of(FAILED, state),)
-        _text(id)
-        parts = await self._parts(topic)
-        return await self._actions.find_archived(parts, id, states, seen)
+        states = FAILED if state is None else (state_among(FAILED, state),)
+        return await self._actions.find_archived(await self._parts(topic), id, states, seen)
 
     # acting on many messages
 
@@ -413,7 +404,7 @@ class Admin:
         `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
         message is either requeued or as it was.
         """
-        chosen = _one_of(FAILED, state)
+        chosen = state_among(FAILED, state)
         return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
@@ -423,7 +414,7 @@ class Admin:
 
         Order and options are those of `requeue_all`.
         """
-        return await self._bulk(topic, _one_of(FAILED, state), self._actions.discard, options)
+        return await self._bulk(topic, state_among(FAILED, state), self._actions.discard, options)
 
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
@@ -438,7 +429,7 @@ class Admin:
         async def cancel(part: str, found: Found) -> Cancelled:
             return await self._actions.cancel(part, found.id)
 
-        return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
+        return await self._bulk(topic, state_among(WAITING, state), cancel, options)
 
     async def abort_many(
         self, topic: str, ids: Sequence[str], reason: str = ""
@@ -446,12 +437,12 @@ class Admin:
         """Abort these messages; return for each whether there was something to abort."""
         if isinstance(ids, str):
             raise InvalidInput(f"abort_many takes a list of ids, not the string {ids!r:.80}")
-        _check_reason(reason)
+        check_text("reason=", reason)
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
-            found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-            return found is not None and await self._actions.abort(found[0], id, reason)
+            part = await self._part_with(id, parts)
+            return part is not None and await self._actions.abort(part, id, reason)
 
         return await ask_all(ids, abort)
 
@@ -467,12 +458,12 @@ class Admin:
         Same order and options as `cancel_all`; messages in processing come by the deadline of their
         lease. Unreadable messages are left alone.
         """
-        _check_reason(reason)
+        check_text("reason=", reason)
 
         async def abort(part: str, found: Found) -> bool:
             return await self._actions.abort(part, found.id, reason)
 
-        return await self._bulk(topic, _one_of(LIVE, state), abort, options, can_act=readable)
+        return await self._bulk(topic, state_among(LIVE, state), abort, options, can_act=readable)
 
     async def _bulk(
         self,
@@ -485,30 +476,3 @@ class Admin:
         now = self._store.views.now
         bulk = Bulk(self._pages, state, act, now=now, can_act=can_act, **options)
         return await bulk.run(await self._parts(topic))
-
-
-def _state(state: State | str) -> State:
-    try:
-        return State(state)
-    except ValueError:
-        raise InvalidInput(f"state={state!r:.80} is not one of {', '.join(State)}") from None
-
-
-def _one_of(states: tuple[State, ...], state: State | str) -> State:
-    chosen = _state(state)
-    if chosen not in states:
-        act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
-        which = f"{', '.join(states[:-1])} or {states[-1]}"
-        raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
-    return chosen
-
-
-def _check_reason(reason: str) -> None:
-    if not isinstance(reason, str):
-        raise InvalidInput(f"reason={reason!r:.80} is not a string")
-
-
-def _text(id: str) -> str:
-    if not isinstance(id, str):
-        raise InvalidInput(f"message id {id!r:.80} is not a string")
-    return id

@@ -81,8 +81,8 @@ class MessageView:
     worker: str = ""  # the worker that has it in processing, or that quarantined it
     token: int | None = None  # the token of its lease
     progress: float | None = None
-    """What its handler last said with `delivery.progress`, a share from 0 to 1. Only `admin.get`
-    reads this and the note."""
+    """What its handler last reported with `delivery.progress`, a share from 0 to 1. Only
+    `admin.get` reads this and the note."""
     note: str = ""
     archived_at: float | None = None  # when it became dead, quarantined or completed
     error_type: str = ""  # why it is quarantined: the type of the error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -12,6 +13,7 @@ from mx_rmq.admin.models import seconds
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, MxRmqError
 from mx_rmq.core.message import ARCHIVES, State
+from mx_rmq.store.messages import levels
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
@@ -174,6 +176,35 @@ def _totals(counted: Iterable[Mapping[str, int]]) -> Totals:
             if name in sums:
                 sums[name] += number
     return Totals(**sums)
+
+
+async def count_between(
+    store: Store, parts: Sequence[str], state: State, low: float, high: float
+) -> int:
+    """Count the messages of a state whose times are in this range, ms. Pending ones have none."""
+
+    async def count(part: str) -> int:
+        if state is State.PENDING:
+            return (await store.views.counts(part)).pending
+        pages, each = store.views.pages, range(levels(state))
+        return sum([await pages.count(part, state, level, low, high) for level in each])
+
+    return sum(await ask_all(parts, count))
+
+
+async def measure_rates(
+    topics: Sequence[str], ask: Callable[[str], Awaitable[Stats]], seconds: float
+) -> dict[str, Rates]:
+    """Ask for the totals of these topics twice, some seconds apart; return the rates."""
+    before = await ask_all(topics, ask)
+    began = time.monotonic()
+    await asyncio.sleep(seconds)
+    after = await ask_all(topics, ask)
+    passed = time.monotonic() - began
+    return {
+        one.topic: rates(one.topic, one.totals, later.totals, passed)
+        for one, later in zip(before, after, strict=True)
+    }
 
 
 def rates(topic: str, before: Totals, after: Totals, seconds: float) -> Rates:
