@@ -1019,7 +1019,8 @@ def _bytes(text: str) -> bytes:
 
 def _how(text: str) -> How:
     text, _, rest = text.partition("\t")
-    cost, _, key = rest.partition("\t")
+    key, _, rest = rest.partition("\t")
+    cost = rest.split(" ")[1] if rest else ""
     own, maker, priority, *more = (text or "0 0 normal").split(" ")
     ttl, dedup, asks = [*more, "", "", ""][:3]
     times = [int(ms) if ms else None for ms in (ttl, dedup)]

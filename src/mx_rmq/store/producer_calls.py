@@ -21,7 +21,7 @@ from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
 from mx_rmq.store import operator_calls
-from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
+from mx_rmq.store.arguments import MAX_BATCH, check_range, place_of, too_many
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
@@ -139,7 +139,7 @@ def prepare(
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
             if place:
-                how = f"{how}\t{message.cost}\t{message.key or ''}"
+                how = f"{how}\t{place_of(message.key, message.priority, message.cost)}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
             if delayed:

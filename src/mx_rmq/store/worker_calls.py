@@ -26,7 +26,6 @@ from mx_rmq.store.results import (
     Leased,
     RetryRequest,
     Settled,
-    wait_of,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _dispatched(reply: list[Any], *, in_turn: bool) -> Dispatched:
         for id, token, record in zip(fields, fields, fields, strict=True)
     ]
     other_script = wait == -2
-    return Dispatched(now, messages, wait_of(wait), in_turn != other_script)
+    return Dispatched(now, messages, None if wait < 0 else wait, in_turn != other_script)
 
 
 # processing -> gone, delayed, pending, processing

@@ -66,7 +66,7 @@ local live = state == 'processing' or state == 'delayed' or state == 'pending'
 local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
 local listed = state == 'pending' and (unlisted or waiting == 0)
 local has_line = string.find(own_place, '^[^\t]')
-local joining, wake = {listed and has_line and {id, own_place} or nil}, true
+local joining, wake = listed and has_line and {id, own_place} or {}, true
 -- use: line_ends
 local out_of_line = in_line and (unlisted or state ~= 'pending')
 local unplaced = place and not live
