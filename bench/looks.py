@@ -131,9 +131,9 @@ class SlowLog:
             return ""
         command = words[0].decode().upper()
         if command in ("EVALSHA", "EVAL"):
-            said = words[1].decode("utf-8", "replace")
-            opening = re.match(r"-- (\w+):", said)
-            return self._scripts.get(said, opening[1] if opening else "a script")
+            script = words[1].decode("utf-8", "replace")
+            opening = re.match(r"-- (\w+):", script)
+            return self._scripts.get(script, opening[1] if opening else "a script")
         return "" if command in _OURS else command
 
 

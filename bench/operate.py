@@ -155,9 +155,9 @@ async def _traffic(url: str, prefix: str, directory: Path, *, wanted: bool) -> A
         if wanted:
             await asyncio.sleep(WARM)
         yield
-        said = (directory / "traffic.log").read_text().strip()
-        if said:
-            raise RuntimeError(f"the traffic ended: {said[-1500:]}")
+        log_text = (directory / "traffic.log").read_text().strip()
+        if log_text:
+            raise RuntimeError(f"the traffic ended: {log_text[-1500:]}")
 
 
 async def _answers(address: str, log: Path) -> None:
@@ -171,8 +171,8 @@ async def _answers(address: str, log: Path) -> None:
             except httpx.TransportError:
                 pass
             if time.monotonic() > deadline:
-                said = log.read_text()  # noqa: ASYNC240 - there is nothing else to do
-                raise RuntimeError(f"the dashboard did not start: {said[-1500:]}")
+                log_text = log.read_text()  # noqa: ASYNC240 - there is nothing else to do
+                raise RuntimeError(f"the dashboard did not start: {log_text[-1500:]}")
             await asyncio.sleep(0.1)
 
 

@@ -66,7 +66,7 @@ def _crowd(looks: Results) -> str:
 
 def _verdict(looks: Results) -> str:
     lines = []
-    for moment, said in zip(MOMENTS, ("without other traffic", "beside traffic"), strict=True):
+    for moment, beside in zip(MOMENTS, ("without other traffic", "beside traffic"), strict=True):
         found = looks[moment]
         pages, server = found["pages"], found["server"]
         slow = [name for name, one in pages.items() if one["median"] > PAGE_MS]
@@ -74,7 +74,7 @@ def _verdict(looks: Results) -> str:
         over = {name: one["over 5"] for name, one in server.items() if one["over 5"]}
         longest = max(server, key=lambda name: server[name]["worst"])
         lines.append(
-            f"- {said} (load {found['load']:.1f}): {len(pages)} pages, "
+            f"- {beside} (load {found['load']:.1f}): {len(pages)} pages, "
             + (f"**over {PAGE_MS:.0f} ms: {', '.join(slow)}**" if slow else "none over the goal")
             + f"; the slowest single one took {pages[worst]['worst']:.0f} ms ({worst}). "
             f"{found['commands']:,} scripts and commands, "

@@ -63,8 +63,8 @@ class Stage:
         )
         if done.returncode or not done.stdout.strip():
             raise RuntimeError(f"{role} failed: {done.stderr[-1500:]}")
-        said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return said
+        report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return report
 
     def workers(
         self, count: int = 1, *, concurrency: int = 0, sleep: float = 0

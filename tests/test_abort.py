@@ -66,6 +66,26 @@ async def dead_reason(mq: MessageQueue, id: str) -> str:
     return found.reason
 
 
+@on_a_server
+@pytest.mark.parametrize("garbage", [b"", b"x", b"1", b"9" * 5000 + b" x", b"-1 x", b"\xff \xff"])
+async def test_what_others_publish_does_not_break_the_connection(
+    mq: MessageQueue, raw: Redis, garbage: bytes
+) -> None:
+    became = sleeper(mq)
+    async with Worker(mq):
+        (id,) = await start(mq, became)
+        channel = mq.store.aborts_channel_of("t")
+        async with asyncio.timeout(30):
+            while not (await raw.pubsub_numsub(channel))[0][1]:  # noqa: ASYNC110 - nobody announces it
+                await asyncio.sleep(0.002)
+        (before,) = await raw.client_list(_type="pubsub")
+        await raw.publish(channel, garbage)
+        await mq.admin.abort("t", id, "wrong")
+        await until(lambda: became[id] == "cancelled")
+        (after,) = await raw.client_list(_type="pubsub")
+        assert after["id"] == before["id"]
+
+
 @on_servers
 async def test_an_aborted_message_stops_its_handler_and_is_a_dead_letter_with_the_reason(
     mq: MessageQueue,

@@ -289,7 +289,7 @@ async def test_all_partitions_are_gone_through(store: Store, admin: Admin, state
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ({"limit": 0}, "limit=0 must be at least 1"),
         ({"limit": 1.5}, "limit=1.5 is not a whole number"),
@@ -299,13 +299,13 @@ async def test_all_partitions_are_gone_through(store: Store, admin: Admin, state
     ],
 )
 async def test_bounds_that_make_no_sense_are_refused(
-    store: Store, admin: Admin, words: dict[str, Any], said: str
+    store: Store, admin: Admin, words: dict[str, Any], expected: str
 ) -> None:
     await pending(store)
     for act in (admin.requeue_all, admin.discard_all):
-        with pytest.raises(InvalidInput, match=said):
+        with pytest.raises(InvalidInput, match=expected):
             await act(TOPIC, State.DEAD, **words)
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=expected):
         await admin.cancel_all(TOPIC, State.PENDING, **words)
 
 

@@ -224,7 +224,7 @@ async def test_a_message_that_is_gone_meanwhile_is_passed(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("wanted", "expected"),
     [
         ({"error": 5}, "error=5 is not a string"),
         ({"text": b"x"}, "text=b'x' is not a string"),
@@ -238,9 +238,9 @@ async def test_a_message_that_is_gone_meanwhile_is_passed(
     ],
 )
 async def test_a_filter_that_makes_no_sense_is_refused(
-    store: Store, wanted: dict[str, Any], said: str
+    store: Store, wanted: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=expected):
         Filter(**wanted)
 
 

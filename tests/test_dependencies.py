@@ -367,6 +367,38 @@ async def test_a_generator_cannot_swallow_the_failure(
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(
+    "error", [GeneratorExit, SystemExit, asyncio.CancelledError, StopIteration]
+)
+@pytest.mark.parametrize("where", ["provider", "handler", "clean-up"])
+async def test_clean_up_runs_whatever_is_raised(
+    mq: MessageQueue, log: Log, style: str, error: type[BaseException], where: str
+) -> None:
+    async def broken() -> AsyncIterator[None]:
+        if where == "provider":
+            raise error
+        yield
+        if where == "clean-up":
+            raise error
+
+    def handle(
+        payload: int,
+        a: Annotated[str, Depends(log.async_generator("a"))],
+        b: Annotated[str, Depends(log.generator("b"))],
+        _: Annotated[None, Depends(broken)],
+    ) -> None:
+        if where == "handler":
+            raise error
+
+    declare(mq, style, handle)
+    assert (await handled(mq)).dead == 1
+    left = [line for line in log if "sees" not in line]
+    assert left.count("open a") == left.count("close a") == 1
+    assert left.count("open b") == left.count("close b")
+    assert left[-1] == "close a"
+
+
+@pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("how", STYLES)
 @pytest.mark.parametrize("fails", ["before", "after"])
 async def test_a_provider_that_raises_fails_the_attempt_and_the_others_are_closed(
@@ -420,10 +452,10 @@ async def test_a_generator_that_does_not_yield_exactly_once_fails_the_attempt(
     def handle(payload: int, wrong: Annotated[None, Depends(nothing)]) -> None: ...
 
     declare(mq, style, handle)
-    for provider, said in ((none, "didn't yield"), (twice, "didn't stop")):
+    for provider, expected in ((none, "didn't yield"), (twice, "didn't stop")):
         mq.dependency_overrides = {nothing: provider}
         assert (await handled(mq)).dead == 1
-        assert f"RuntimeError: generator {said}" in seen.of(events.Died)[-1].reason
+        assert f"RuntimeError: generator {expected}" in seen.of(events.Died)[-1].reason
 
 
 async def test_a_plain_provider_that_returns_a_coroutine_fails_the_attempt(
@@ -670,6 +702,39 @@ async def test_a_worker_does_not_start_if_a_worker_scoped_provider_fails(
     await worker.drain()
 
 
+async def test_a_worker_whose_provider_is_cancelled_fails_as_with_any_other_error(
+    mq: MessageQueue, log: Log
+) -> None:
+    async def broken() -> None:
+        raise asyncio.CancelledError  # as a connection pool may, when it is closed meanwhile
+
+    @mq.handler("t")
+    async def handle(
+        payload: int,
+        a: Annotated[str, Depends(log.generator("a"), scope="worker")],
+        db: Annotated[None, Depends(broken, scope="worker")],
+    ) -> None: ...
+
+    worker = Worker(mq)
+    with pytest.raises(WorkerBroken, match=r"cannot start: .* a provider was cancelled"):
+        await worker.run()
+    assert log == ["open a", "a sees CancelledError", "close a"]
+
+
+async def test_a_cancelled_clean_up_at_the_end_of_a_worker_is_reported(mq: MessageQueue) -> None:
+    async def broken() -> AsyncIterator[None]:
+        yield
+        raise asyncio.CancelledError
+
+    @mq.handler("t")
+    async def handle(
+        payload: int, db: Annotated[None, Depends(broken, scope="worker")]
+    ) -> None: ...
+
+    with pytest.raises(WorkerBroken, match=r"has failed: .* a provider was cancelled"):
+        await Worker(mq).drain()
+
+
 async def test_a_failing_clean_up_at_the_end_of_a_worker_is_reported(
     mq: MessageQueue, log: Log
 ) -> None:
@@ -902,6 +967,27 @@ async def test_a_worker_that_is_stopped_while_its_lifespan_starts_leaves_it(
     await asyncio.wait([running])
     assert running.cancelled()
     assert log == ["end"]
+    assert not mq.is_open
+
+
+async def test_a_worker_whose_start_is_cancelled_does_not_pretend_to_have_run(
+    raw: Redis, server: Server
+) -> None:
+    @asynccontextmanager
+    async def lifespan(mq: MessageQueue) -> AsyncIterator[None]:
+        for task in asyncio.all_tasks():  # as code does that cancels all tasks
+            if task.get_name() == "mx-rmq start":
+                task.cancel()
+        await asyncio.sleep(60)
+        yield
+
+    mq = MessageQueue(server.url, lifespan=lifespan)
+
+    @mq.handler("t")
+    async def handle(payload: int) -> None: ...
+
+    with pytest.raises(WorkerBroken, match="some code has cancelled its start"):
+        await Worker(mq).run()
     assert not mq.is_open
 
 

@@ -399,7 +399,7 @@ def test_nothing_gets_to_the_builder_but_what_the_image_is_made_of() -> None:
 
 def test_the_application_of_the_example_is_one() -> None:
     code = "import shop; print(*shop.mq.handlers)"
-    said = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=DOCKER,
         env={
@@ -411,4 +411,4 @@ def test_the_application_of_the_example_is_one() -> None:
         text=True,
         check=True,
     )
-    assert said.stdout.split() == ["order.created", "cron.report"]
+    assert done.stdout.split() == ["order.created", "cron.report"]

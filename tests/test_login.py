@@ -164,8 +164,8 @@ def test_no_text_is_made_of_a_url_as_it_is() -> None:
             if isinstance(node, ast.FormattedValue):
                 texts = [node.value]
             elif isinstance(node, ast.Call):
-                said = ("logger.", "log.", "click.echo", "str", "repr")
-                texts = node.args if ast.unparse(node.func).startswith(said) else []
+                shows = ("logger.", "log.", "click.echo", "str", "repr")
+                texts = node.args if ast.unparse(node.func).startswith(shows) else []
             words = [ast.unparse(text) for text in texts]
             found |= {
                 (path.name, one)

@@ -157,8 +157,8 @@ def test_whatever_is_logged_there_is_a_line_and_it_is_json() -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    said, extra, wrong = (json.loads(line, parse_constant=refuse) for line in lines)
-    shown = {name: said[name] for name in odd}
+    fields, extra, wrong = (json.loads(line, parse_constant=refuse) for line in lines)
+    shown = {name: fields[name] for name in odd}
     assert shown.pop("o").startswith("<object object")
     assert shown == {"n": "<int of 16610 bits>", "x": "nan", "token": "***"}
     assert {**extra["extra"], "o": None} == {**shown, "o": None}
@@ -306,9 +306,9 @@ async def test_payloads_of_failures_are_logged_if_asked_for_and_masked(
                 payload = {"how": how, "password": SECRET, "card": {"number": SECRET, "year": 30}}
                 await mq.produce("orders", payload, id=how)
             await Worker(mq).drain(delayed=True)
-    said = lines.of(logger="mx_rmq.logs")
-    assert {line["message_id"] for line in said} == {"late", "reject", "fail"}
-    assert {line["attempt"] for line in said} == {1}
+    about = lines.of(logger="mx_rmq.logs")
+    assert {line["message_id"] for line in about} == {"late", "reject", "fail"}
+    assert {line["attempt"] for line in about} == {1}
     shown = '{"how": "fail", "password": "***", "card": {"number": "***", "year": 30}}'
     assert lines.one(message=f"orders fail: the payload that failed: {shown}")
     assert SECRET not in lines.text

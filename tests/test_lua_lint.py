@@ -330,6 +330,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.undated_messages(TOPIC, 1, 0)
         await store.beat_worker("w1", b"{}", forget=1)
         await store.tend_topics("w1", turn=1000)
+        await store.give_up_turn("w1")
         await store.views.counts(TOPIC)
         await store.read_status(TOPIC, ["a", "b", "c"], live=True, said=True)
         await store.views.history.of(TOPIC, "a")

@@ -59,7 +59,7 @@ def test_our_version_is_above_theirs() -> None:
 
 
 def test_pages_and_deploy_files_name_this_version() -> None:
-    said = {
+    versions = {
         (name, found)
         for name in tracked()
         if name.startswith(("docs/", "deploy/")) and name.endswith((".md", ".yml", ".yaml", "file"))
@@ -67,8 +67,8 @@ def test_pages_and_deploy_files_name_this_version() -> None:
             r"(?:mx_rmq-|mx-rmq:)([0-9][0-9.]*[0-9])", (ROOT / name).read_text()
         )
     }
-    assert said
-    assert {found for _, found in said} == {version("mx-rmq")}
+    assert versions
+    assert {found for _, found in versions} == {version("mx-rmq")}
 
 
 @pytest.mark.parametrize("name", ["MQConfig", "RedisMessageQueue"])

@@ -121,7 +121,7 @@ async def test_another_thread_can_do_it(mq: MessageQueue) -> None:
 
 @on_a_server
 @pytest.mark.parametrize(
-    ("when", "said"),
+    ("when", "expected"),
     [
         ({}, "pass either delay or at"),
         ({"delay": 1, "at": 1}, "pass either delay or at"),
@@ -131,10 +131,10 @@ async def test_another_thread_can_do_it(mq: MessageQueue) -> None:
     ],
 )
 async def test_what_is_no_time_is_refused(
-    mq: MessageQueue, when: dict[str, Any], said: str
+    mq: MessageQueue, when: dict[str, Any], expected: str
 ) -> None:
     id = await mq.produce("t", 1)
-    with pytest.raises(InvalidInput, match=said):
+    with pytest.raises(InvalidInput, match=expected):
         await mq.reschedule("t", id, **when)
 
 

@@ -453,6 +453,60 @@ async def test_lost_news_costs_two_seconds_at_most(
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"completed -16 -1\n",  # back to its beginning
+        b"completed 1 -1\n",
+        b"completed 1 9\nab",
+        b"completed 1\na",
+        b"completed 1 " + b"9" * 5000 + b"\na",
+        b"\xff 1 -1\na",
+        b"no newline",
+    ],
+)
+async def test_what_others_publish_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, garbage: bytes
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id, timeout=10))
+    await until_heard(raw, "echo")
+    await raw.publish(mq.store.channel_of("echo"), garbage)
+    await Worker(mq).drain()
+    assert await waiting == 1
+
+
+@pytest.mark.parametrize("broken", ["its type", "a field"])
+async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
+    mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    monkeypatch.setattr(module, "READ_EVERY", 0.5)
+    monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
+    id = await mq.produce("echo", 1)
+    totals = mq.store.keys.of("echo").totals
+    if broken == "its type":
+        await raw.set(totals, "not a hash")
+    else:
+        await raw.hset(totals, "completed", "not a number")
+    waiting = asyncio.create_task(mq.result("echo", id))
+    waiters = mq._open_waiters()
+    await until_heard(raw, "echo")
+    await until(lambda: (reading := waiters._parts["echo"]._reading) is not None and reading.done())
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
+
+
 async def test_after_a_broken_connection_everything_is_read_again(
     mq: MessageQueue, raw: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -557,6 +611,111 @@ async def test_a_timeout_says_that_the_server_was_unreachable(
             await waiting
 
 
+async def follow(mq: MessageQueue, how: str, topic: str, id: str) -> object:
+    """Wait for the end of a message, without a timeout, or ask where it is."""
+    if how == "result":
+        return await mq.result(topic, id)
+    if how == "status":
+        return await mq.status(topic, id)
+    return [status.state async for status in mq.watch(topic, id)][-1]
+
+
+def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+    return sum(words in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(("how", "end"), [("result", 7), ("watch", State.COMPLETED)])
+async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it_is_back(
+    server: Server,
+    raw: Redis,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    end: object,
+) -> None:
+    path = tmp_path / "p.sock"
+    async with Proxy(server.socket, path) as proxy, MessageQueue(proxy.url) as mq:
+        id = await mq.produce("slow", 7)
+        waiting = asyncio.create_task(follow(mq, how, "slow", id))
+        await until_heard(raw, "slow")
+        await proxy.close()
+        await until(lambda: said(caplog, "the server is unreachable"))
+        async with Proxy(server.socket, path):
+            await until(lambda: said(caplog, "the server is back"))
+            async with MessageQueue(server.url) as other:
+
+                @other.handler("slow", result_ttl=60)
+                async def slow(payload: int) -> int:
+                    return payload
+
+                await Worker(other).drain()
+                async with asyncio.timeout(30):
+                    assert await waiting == end
+    assert said(caplog, "the server is unreachable") == 1
+    assert said(caplog, "the server is back") == 1
+
+
+@pytest.mark.parametrize("how", ["result", "watch"])
+async def test_who_only_waits_says_so_if_the_server_refuses_its_login(
+    server: Server, raw: Redis, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    async def allow(word: str) -> None:
+        rules = ("reset", word, ">p", "~*", "&*", "+@all")
+        await raw.execute_command("ACL", "SETUSER", "waiter", *rules)  # type: ignore[no-untyped-call]
+
+    await allow("on")
+    try:
+        async with MessageQueue(server.url.replace("://", "://waiter:p@")) as mq:
+            id = await mq.produce("slow", 1)
+            waiting = asyncio.create_task(follow(mq, how, "slow", id))
+            await until_heard(raw, "slow")
+            await allow("off")
+            await raw.execute_command("CLIENT", "KILL", "USER", "waiter")  # type: ignore[no-untyped-call]
+            line = "the server is unreachable; still trying: the server refused this user"
+            await until(lambda: said(caplog, line))
+            await allow("on")
+            await until(lambda: said(caplog, "the server is back"))
+            assert not waiting.done()
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        assert said(caplog, "the server is unreachable") == 1
+    finally:
+        await raw.acl_deluser("waiter")
+
+
+async def test_who_waits_says_so_if_it_cannot_check_whether_news_was_lost(
+    mq: MessageQueue,
+    raw: Redis,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.02)
+    id = await mq.produce("slow", 1)
+    waiting = asyncio.create_task(mq.result("slow", id))
+    await until_heard(raw, "slow")
+    totals = mq.store.keys.of("slow").totals
+    await raw.rename(totals, "away")
+    await raw.set(totals, "no hash")
+    await until(lambda: said(caplog, "the check for results failed"))
+    await raw.rename("away", totals)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert said(caplog, "the check for results failed") == 1
+
+
+@pytest.mark.parametrize("call", ["result", "status", "watch"])
+async def test_a_read_whose_reply_is_lost_says_that_nothing_was_changed(
+    server: Server, raw: Redis, tmp_path: Path, call: str
+) -> None:
+    path = tmp_path / "p.sock"
+    async with Proxy(server.socket, path) as proxy, MessageQueue(proxy.url, patience=0.2) as mq:
+        id = await mq.produce("slow", 1)
+        proxy.cut_reply(1000)
+        with pytest.raises(ServerUnavailable, match="nothing was changed"):
+            await follow(mq, call, "slow", id)
+
+
 async def test_an_attempt_that_was_aborted_or_snoozed_does_not_count(mq: MessageQueue) -> None:
     runs = asyncio.Event()
 
@@ -639,6 +798,28 @@ async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
         await cancelled.wait()
         with pytest.raises(ResultUnknown):
             await waiting
+
+
+async def test_those_who_wait_get_their_result_after_all_other_tasks_were_cancelled(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch, has_read: asyncio.Event
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+
+    @mq.handler("echo", result_ttl=60)
+    async def echo(payload: int) -> int:
+        return payload
+
+    id = await mq.produce("echo", 1)
+    waiting = asyncio.create_task(mq.result("echo", id))
+    await has_read.wait()
+    spared = {waiting, asyncio.current_task()}
+    cancelled = asyncio.all_tasks() - spared  # they check, and they listen
+    for task in cancelled:
+        task.cancel()
+    await asyncio.wait(cancelled)
+    await Worker(mq).drain()
+    async with asyncio.timeout(30):
+        assert await waiting == 1
 
 
 def test_synchronous_code_waits_too(server: Server) -> None:

@@ -153,13 +153,13 @@ def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: l
     for value in good:
         assert getattr(cls(**url, **{field: value}), field) == value
     for value in bad:
-        said = f"{field}={value!r} is not "
-        with pytest.raises(InvalidInput, match=re.escape(said)):
+        expected = f"{field}={value!r} is not "
+        with pytest.raises(InvalidInput, match=re.escape(expected)):
             cls(**url, **{field: value})
 
 
 @pytest.mark.parametrize(
-    ("cls", "fields", "said"),
+    ("cls", "fields", "expected"),
     [
         (QueueSettings, {"lease": "30"}, "lease='30' is not a number"),
         (QueueSettings, {"lease": True}, "lease=True is not a number"),
@@ -191,9 +191,11 @@ def test_a_setting_has_its_range(cls: Any, field: str, good: list[float], bad: l
         (WorkerSettings, {"name": ""}, "name='' is not valid"),
     ],
 )
-def test_a_wrong_setting_is_refused_and_named(cls: Any, fields: dict[str, Any], said: str) -> None:
+def test_a_wrong_setting_is_refused_and_named(
+    cls: Any, fields: dict[str, Any], expected: str
+) -> None:
     url = {"url": URL} if cls is QueueSettings else {}
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
         cls(**{**url, **fields})
 
 
@@ -239,7 +241,7 @@ def test_a_setting_may_come_from_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("cls", "field", "text", "said"),
+    ("cls", "field", "text", "expected"),
     [
         (QueueSettings, "lease", "soon", "MX_RMQ_LEASE='soon' is not a number"),
         (
@@ -270,11 +272,11 @@ def test_a_setting_may_come_from_the_environment(
     ],
 )
 def test_a_wrong_variable_is_named_with_its_value(
-    cls: Any, field: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    cls: Any, field: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MX_RMQ_URL", URL)
     monkeypatch.setenv(f"MX_RMQ_{field.upper()}", text)
-    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+    with pytest.raises(InvalidInput, match=re.escape(expected)) as caught:
         cls.load()
     assert len(str(caught.value)) < 200
 
@@ -326,7 +328,7 @@ def test_another_file_may_be_named_by_a_variable(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("leese = 5", "mx-rmq.toml: 'leese' is not a setting; did you mean 'lease'?"),
         ("max_paylod = 5", "'max_paylod' is not a setting; did you mean 'max_payload'?"),
@@ -344,9 +346,9 @@ def test_another_file_may_be_named_by_a_variable(
         ("grace = 1\ngrace = 2", "mx-rmq.toml is not TOML: "),
     ],
 )
-def test_a_wrong_file_is_refused_and_named(text: str, said: str, empty_place: Path) -> None:
+def test_a_wrong_file_is_refused_and_named(text: str, expected: str, empty_place: Path) -> None:
     write(empty_place, text)
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
         WorkerSettings.load()
 
 
@@ -498,18 +500,22 @@ def test_a_login_never_goes_to_a_server_that_a_weaker_source_names(
 ) -> None:
     variable, value = f"MX_RMQ_{name.upper()}", LOGINS[name]
     write(empty_place, 'url = "redis://stranger"')
-    said = f"{name} is not sent to a URL that comes from mx-rmq.toml: pass the URL as an argument"
-    with pytest.raises(InvalidInput, match=said):
+    expected = (
+        f"{name} is not sent to a URL that comes from mx-rmq.toml: pass the URL as an argument"
+    )
+    with pytest.raises(InvalidInput, match=expected):
         QueueSettings.load(**{name: value})
     monkeypatch.setenv(variable, value)
-    said = f"{variable} is not sent to a URL that comes from mx-rmq.toml: pass the URL as MX_RMQ"
-    with pytest.raises(InvalidInput, match=said):
+    expected = (
+        f"{variable} is not sent to a URL that comes from mx-rmq.toml: pass the URL as MX_RMQ"
+    )
+    with pytest.raises(InvalidInput, match=expected):
         QueueSettings.load()
     monkeypatch.setenv("MX_RMQ_URL", "redis://h")
     assert getattr(QueueSettings.load(), name) == value
     monkeypatch.delenv(variable)
-    said = f"{name} is not sent to a URL that comes from the environment"
-    with pytest.raises(InvalidInput, match=said):
+    expected = f"{name} is not sent to a URL that comes from the environment"
+    with pytest.raises(InvalidInput, match=expected):
         QueueSettings.load(**{name: value})
     assert getattr(QueueSettings.load(url="redis://h", **{name: value}), name) == value
 

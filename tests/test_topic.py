@@ -95,7 +95,7 @@ async def test_nothing_of_a_list_is_produced_if_one_payload_is_wrong(mq: Message
 
 
 @pytest.mark.parametrize(
-    ("kind", "right", "wrong", "said"),
+    ("kind", "right", "wrong", "expected"),
     [
         (Order, Order(1), Order("x"), "Order: Expected `int`, got `str` - at `$.id`"),  # type: ignore[arg-type]
         (Order, {"id": 1}, {}, "Order: Object missing required field `id`"),
@@ -115,7 +115,7 @@ async def test_nothing_of_a_list_is_produced_if_one_payload_is_wrong(mq: Message
     ids=itertools.count(),
 )
 async def test_a_wrong_payload_is_refused_at_the_call_with_topic_type_and_reason(
-    kind: Any, right: Any, wrong: Any, said: str
+    kind: Any, right: Any, wrong: Any, expected: str
 ) -> None:
     topic: Topic[Any, Any] = closed().topic("order", kind)
     topic.check(right)
@@ -123,7 +123,7 @@ async def test_a_wrong_payload_is_refused_at_the_call_with_topic_type_and_reason
         with pytest.raises(InvalidInput) as caught:
             call(wrong)
         assert str(caught.value).startswith("topic 'order': payload does not fit ")
-        assert said in str(caught.value)
+        assert expected in str(caught.value)
     with pytest.raises(InvalidInput, match="topic 'order': payload does not fit"):
         await topic.produce(wrong)
 
@@ -250,7 +250,7 @@ def test_a_result_that_the_handler_does_not_keep_is_logged(
     assert caplog.messages == []
     mq.topic("order", int, result=Order).handler()(ship)
     assert caplog.messages == [
-        "topic order has a result, but its handler keeps none: give it result_ttl"
+        "topic order has a result type, but its handler keeps no results: give it result_ttl"
     ]
 
 

@@ -302,12 +302,12 @@ async def test_texts_of_errors_can_be_kept_out(raw: Redis, server: Server, spans
 async def test_without_join_each_message_has_a_trace_of_its_own(
     raw: Redis, server: Server, spans: Spans
 ) -> None:
-    said: list[object] = []
+    tenants: list[object] = []
     async with queue(server.url, middleware=[Traces(spans.provider, join=False)]) as mq:
 
         @mq.handler("orders")
         async def orders(payload: str) -> None:
-            said.append(baggage.get_baggage("tenant"))
+            tenants.append(baggage.get_baggage("tenant"))
 
         token = attach(baggage.set_baggage("tenant", "7"))
         await mq.produce("orders", SECRET)
@@ -316,7 +316,7 @@ async def test_without_join_each_message_has_a_trace_of_its_own(
     process = spans.one("process orders")
     assert parent(process) is None
     assert links(process) == [identity(spans.one("send orders"))]
-    assert said == ["7"]
+    assert tenants == ["7"]
 
 
 async def test_a_worker_that_runs_inside_a_span_links_to_it(mq: MessageQueue, spans: Spans) -> None:
@@ -396,5 +396,5 @@ try:
 except ImportError as error:
     print(error)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == (f"mx_rmq.traces needs OpenTelemetry: {how_to_install('traces')}\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == (f"mx_rmq.traces needs OpenTelemetry: {how_to_install('traces')}\n")

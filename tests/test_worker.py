@@ -656,6 +656,31 @@ async def test_a_handler_cannot_close_the_queue_under_its_own_worker(mq: Message
 
 
 @on_a_server
+async def test_a_handler_that_outlives_its_worker_leaves_no_task_behind(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "STEP_WITHIN", 0.1)
+    monkeypatch.setattr(engine, "CANCEL_AGAIN_WITHIN", 0.1)
+    running, go_on, loop = asyncio.Event(), threading.Event(), asyncio.get_running_loop()
+
+    @mq.handler("t")
+    def wait(payload: int, delivery: Delivery) -> None:
+        loop.call_soon_threadsafe(running.set)
+        try:
+            go_on.wait()  # an interrupt has no effect before this returns
+        finally:
+            delivery.progress(0.5)
+
+    before = asyncio.all_tasks()
+    async with Worker(mq, grace=0):
+        await mq.produce("t", 1)
+        await running.wait()
+    assert asyncio.all_tasks() > before  # its consumer waits for the thread
+    go_on.set()
+    await until(lambda: asyncio.all_tasks() == before)
+
+
+@on_a_server
 async def test_a_handler_that_swallows_its_cancellation_is_cancelled_again(
     mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -718,14 +743,14 @@ async def test_children_that_handlers_fork_end_and_each_message_is_handled_once(
         text=True,
     )
     try:
-        said, _ = await asyncio.to_thread(process.communicate, timeout=60)
+        output, _ = await asyncio.to_thread(process.communicate, timeout=60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its children, too
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-    *ended, drained = said.splitlines()
+    *ended, drained = output.splitlines()
     assert sorted(ended) == sorted(["return 0", "exit 0", "raise 0"] * 2)
     assert drained == str(Drained(completed=6))
 

@@ -33,7 +33,7 @@ SETTLE: Final = 0.3
 
 
 class Details(TypedDict, total=False):
-    """What may be said of a duty; see Duty."""
+    """The optional fields of a `Duty`."""
 
     handler: str
     concurrency: int

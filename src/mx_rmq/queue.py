@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from mx_rmq.core.dependencies import Overrides
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.status import Status
@@ -136,8 +136,8 @@ class MessageQueue(Router):
             limits=settings.limits,
             patience=settings.patience,
             load_scripts=settings.load_scripts,
+            own_ttl=self._default_ttl,
         )
-        store.own_ttl = self._default_ttl
         store.links.on_lost = lambda error: self.events.emit(ServerLost(error))
         producer = Producer(store, self.handlers)
 
@@ -228,10 +228,10 @@ class MessageQueue(Router):
             (produced,) = await self._via_middleware([outgoing])
             return produced
         producer, confirm, limit = self._open_producer(), self._confirm, self.settings.max_payload
-        terms: Terms | None = None
+        policy: DuplicatePolicy | None = None
         if options:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
-            message, terms = outgoing.message(limit), outgoing.terms()
+            message, policy = outgoing.message(limit), outgoing.duplicate_policy()
             confirm = self.settings.confirmation(options.get("confirm"))
         else:
             message = Message(
@@ -242,7 +242,7 @@ class MessageQueue(Router):
                 key=None if key is None else check_key(key),
             )
         heard = self._waiters is not None and id is None and self._waiters.hears(topic)
-        made = (await producer.produce(topic, message, confirm=confirm, terms=terms)).id
+        made = (await producer.produce(topic, message, confirm=confirm, policy=policy)).id
         if heard and self._waiters is not None:
             self._waiters.produced(topic, made)
         return made
@@ -288,10 +288,10 @@ class MessageQueue(Router):
             for payload, id, key in each
         )
         confirm = self.settings.confirmation(template.confirm)
-        terms: Sequence[Terms | None] = none
+        policies: Sequence[DuplicatePolicy | None] = none
         if "on_duplicate" in options or "dedup" in options:
-            terms = check_each(replace(template, id=id).terms() for id in ids or none)
-        return await produce_many(producer, messages, [confirm] * len(messages), terms)
+            policies = check_each(replace(template, id=id).duplicate_policy() for id in ids or none)
+        return await produce_many(producer, messages, [confirm] * len(messages), policies)
 
     async def reschedule(
         self,
@@ -322,7 +322,7 @@ class MessageQueue(Router):
         Its handler needs a `result_ttl`. Raises `MessageDied` if the message is dead or
         quarantined, `ResultTimeout` after `timeout` seconds (at least 0.001), `ResultUnknown` if
         nothing is known of it, and `DecodeError` if the result does not fit `type`. If the server
-        goes away meanwhile, it waits until the server is back.
+        goes away meanwhile, it logs that and waits until the server is back.
         """
         return await self._open_waiters().result(topic, id, timeout=timeout, type=type)
 
@@ -334,7 +334,7 @@ class MessageQueue(Router):
         """Yield where a message is, now and after every change, until it has ended.
 
         Progress and the end come at once. Other changes come within half a second; a state that is
-        shorter may be skipped. If the server goes away, it waits until the server is back.
+        shorter may be skipped. If the server goes away, it logs that and waits until it is back.
         """
         return self._open_waiters().watch(topic, id)
 
@@ -350,11 +350,11 @@ class MessageQueue(Router):
         limit = self.settings.max_payload
         messages = check_each(one.message(limit) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
-        terms = check_each(one.terms() for one in outgoing)
+        policies = check_each(one.duplicate_policy() for one in outgoing)
         if len(outgoing) > 1:
-            return await produce_many(producer, messages, confirms, terms)
-        (message,), (confirm,), (own,) = messages, confirms, terms
-        produced = await producer.produce(message.topic, message, confirm=confirm, terms=own)
+            return await produce_many(producer, messages, confirms, policies)
+        (message,), (confirm,), (policy,) = messages, confirms, policies
+        produced = await producer.produce(message.topic, message, confirm=confirm, policy=policy)
         return [produced.id]
 
 

@@ -66,7 +66,8 @@ class Topic(Generic[P, R]):
             raise InvalidInput("the handler of a topic needs parentheses: @orders.handler()")
         if self.result_type is not Any and options.get("result_ttl") is None:
             logger.warning(
-                "topic %s has a result, but its handler keeps none: give it result_ttl", self.name
+                "topic %s has a result type, but its handler keeps no results: give it result_ttl",
+                self.name,
             )
         return self._router._decorator(
             self.name,

@@ -3,7 +3,8 @@
 All waiters of a queue share one subscription. A waiter first subscribes to its partition's channel,
 then reads once; concurrent reads share a call. From then on the server tells it what ends: a short
 result comes with the news, anything else is read. If news is lost, the topic's counts show within
-two seconds that something has ended, and all its waiters read again.
+two seconds that something has ended, and all its waiters read again. They also do so every half
+minute, in case something has broken the counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.fanout import ask_for
@@ -21,6 +22,7 @@ from mx_rmq.core.errors import (
     MessageDied,
     MxRmqError,
     NotOpen,
+    OutcomeUnknown,
     ResultTimeout,
     ResultUnknown,
     ServerUnavailable,
@@ -30,7 +32,7 @@ from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import partitions, topic_of
 from mx_rmq.core.payload import Decode, decoder, unreadable
 from mx_rmq.core.status import Kept
-from mx_rmq.runtime.loop import AWAY, how_it_ended, spawn
+from mx_rmq.runtime.loop import AWAY, FailureLog, all_are_cancelled, how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 CHECK_EVERY: Final = 2.0  # seconds, in case news was lost
+READ_EVERY: Final = 30.0  # seconds, in case a topic does not count what ends
 POLL_EVERY: Final = 0.5  # seconds between two reads of a message that is watched
 LISTEN_ON: Final = 30.0  # seconds for which a channel is heard after its last waiter
 MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
@@ -185,13 +188,14 @@ class Waiters:
             id.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:  # it would fail the read that it shares with others
             raise InvalidInput(f"message id {id!r:.80} cannot be sent: {error}") from error
-        known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
-        asked = 0
-        while known > asked:
-            found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
-            if found is not None:
-                return found
-            asked, known = known, await self._store.views.partitions(topic)  # it may have grown
+        with _only_reads():
+            known = self._store.partitions.get(topic) or await self._store.views.partitions(topic)
+            asked = 0
+            while known > asked:
+                found = await ask_for(id, partitions(topic, known), lambda part: look(part, id))
+                if found is not None:
+                    return found
+                asked, known = known, await self._store.views.partitions(topic)  # it may have grown
         return None
 
     def _part(self, name: str) -> _Part:
@@ -201,9 +205,19 @@ class Waiters:
             part = self._parts[name] = _Part(self._store, name)
             self._channels[part.channel] = part
         if self._checking is None or self._checking.done():
-            self._checking = spawn("waiters", self._check_all)
-            self._checking.add_done_callback(_log_end)
+            self._start_checking()
         return part
+
+    def _start_checking(self) -> None:
+        self._checking = spawn("waiters", self._check_all)
+        self._checking.add_done_callback(self._checking_ended)
+
+    def _checking_ended(self, task: asyncio.Task[None]) -> None:
+        """Go on for those who still wait: some code cancels all tasks but theirs."""
+        _log_end(task)
+        is_left = any(part.waiting for part in self._parts.values())
+        if is_left and task is self._checking and not self._closed and not all_are_cancelled():
+            self._start_checking()
 
     def _decoder(self, type: Any) -> Decode:
         try:
@@ -216,11 +230,13 @@ class Waiters:
 
     async def _unknown(self, topic: str, id: str, *, seen: bool) -> ResultUnknown:
         """Say why there is no result, as far as it can be known. `seen`: it was live just now."""
-        if not seen and not await self._store.views.partitions(topic):
+        with _only_reads():
+            known = seen or await self._store.views.partitions(topic)
+            ttl = await self._store.views.result_ttl(topic) if known else None
+        if not known:
             return ResultUnknown(
                 f"topic {topic!r} is not known: nothing was produced to it, and no worker serves it"
             )
-        ttl = await self._store.views.result_ttl(topic)
         gone = "" if ttl is None else f"its result is gone: they are kept for {ttl / 1000:g} s"
         if seen:
             why = "it was cancelled, discarded, or completed by a handler without `result_ttl`"
@@ -357,8 +373,10 @@ class _Part:
         """Ids that have no waiter yet: True if their end is still to come and will be heard."""
         self._store = store
         self._ended: list[bytes | None] | None = None  # the counts when all last read
+        self._all_read_at = time.monotonic()
         self._again: dict[str, None] = {}
         self._reading: asyncio.Task[None] | None = None
+        self._failures = FailureLog("check for results")
         self._used_at = time.monotonic()
 
     def note_fresh(self, id: str, *, to_come: bool) -> None:
@@ -401,7 +419,8 @@ class _Part:
                 del self._again[id]
             try:
                 found = await self._store.read_status(self.name, ids)
-            except AWAY:
+            except MxRmqError as error:
+                self._failures.log(error)
                 self._ended = None  # the next check reads everything again
                 return
             for id, one in zip(ids, found, strict=True):
@@ -409,16 +428,25 @@ class _Part:
                     self.tell(id, one)
 
     async def check(self) -> None:
-        """Read everything again if a message of the topic has ended since the last time."""
+        """Read everything again if a message of the topic has ended since the last time.
+
+        Also if that cannot be known: totals may have a wrong type, or a field that is no number.
+        """
         self.fresh.clear()
         if not self.waiting:
             self._ended = None
             return
-        with suppress(MxRmqError):
+        try:
             ended = await self._store.ended_so_far(self.name)
-            if ended != self._ended:
-                self._ended = ended
-                self.read_again(self.waiting)
+        except MxRmqError as error:
+            self._failures.log(error)
+            if isinstance(error, AWAY):
+                return
+            ended = None
+        now = time.monotonic()
+        if ended is None or ended != self._ended or now - self._all_read_at >= READ_EVERY:
+            self._ended, self._all_read_at = ended, now
+            self.read_again(self.waiting)
 
     def is_unused_for(self, seconds: float) -> bool:
         now = time.monotonic()
@@ -480,19 +508,31 @@ class _StatusReader:
 
 
 def _entries(data: bytes) -> Iterator[tuple[str, str, bytes | None]]:
-    """Yield the news in one message on the channel: kind, id, and the result if it is included."""
+    """Yield the news in one message on the channel: kind, id, and the result if it is included.
+
+    Raise ValueError if it is not from us: any client may publish.
+    """
     start = 0
     while start < len(data):
         end = data.index(b"\n", start)
-        kind, id_length, length = data[start:end].split(b" ")
-        start = end + 1
-        id = data[start : start + int(id_length)].decode("utf-8", "surrogateescape")
-        start += int(id_length)
-        kept = None
-        if int(length) >= 0:
-            kept = data[start : start + int(length)]
-            start += int(length)
-        yield kind.decode(), id, kept
+        kind, id_length, kept_length = data[start:end].split(b" ")
+        id_end = end + 1 + int(id_length)
+        start = id_end + max(0, int(kept_length))
+        if not end < id_end <= start <= len(data):
+            raise ValueError(f"the lengths in {data[:80]!r} are wrong")
+        id = data[end + 1 : id_end].decode("utf-8", "surrogateescape")
+        yield kind.decode(), id, None if int(kept_length) < 0 else data[id_end:start]
+
+
+@contextmanager
+def _only_reads() -> Iterator[None]:
+    """If a reply is lost, say that the server is unavailable: a read changes nothing."""
+    try:
+        yield
+    except OutcomeUnknown as error:
+        raise ServerUnavailable(
+            f"the server did not answer; nothing was changed: {error.__cause__}"
+        ) from error
 
 
 def _fail(asked: _Asked, error: MxRmqError) -> None:

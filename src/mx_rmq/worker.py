@@ -10,11 +10,10 @@ import asyncio
 import os
 import re
 import secrets
-import signal
 import socket
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mx_rmq.core import events
 from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
@@ -24,19 +23,18 @@ from mx_rmq.queue import MessageQueue
 from mx_rmq.runtime import current
 from mx_rmq.runtime.engine import Engine
 from mx_rmq.runtime.injection import Injection
-from mx_rmq.runtime.lifespan import Lifespan
+from mx_rmq.runtime.lifespan import Lifespan, WasCancelled
+from mx_rmq.runtime.signals import on_stop_signals
 from mx_rmq.safe_log import get_logger
 from mx_rmq.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.handler import Handler
 
 logger = get_logger(__name__)
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ class Worker:
                 self.cancel()
             stop.set()
 
-        with _signals(on_signal):
+        with on_stop_signals(on_signal):
             if not await self._started_before(stop):
                 return True
             try:
@@ -162,7 +160,9 @@ class Worker:
                 task.cancel()
             await asyncio.wait([starting, stopping])
         if starting.cancelled():
-            return False
+            if stop.is_set():
+                return False
+            raise WorkerBroken("the worker cannot start: some code has cancelled its start")
         await starting
         return True
 
@@ -172,16 +172,8 @@ class Worker:
         With `inline`, plain handlers and providers run in this thread, for tests with transactions.
         Then a handler's `timeout` cannot interrupt them.
         """
-        counts = dict.fromkeys(
-            (
-                events.Completed,
-                events.Retried,
-                events.Died,
-                events.Quarantined,
-                events.Snoozed,
-            ),
-            0,
-        )
+        kinds = events.Completed, events.Retried, events.Died, events.Quarantined, events.Snoozed
+        counts = dict.fromkeys(kinds, 0)
 
         def count(event: events.Event) -> None:
             counts[type(event)] += 1
@@ -257,10 +249,8 @@ class Worker:
 
         @asynccontextmanager
         async def around() -> AsyncIterator[None]:
-            async with AsyncExitStack() as stack:
-                if self.mq.lifespan is not None:
-                    await stack.enter_async_context(self.mq.lifespan(self.mq))
-                await stack.enter_async_context(injection.worker_scope(handlers.values()))
+            lifespan = nullcontext() if self.mq.lifespan is None else self.mq.lifespan(self.mq)
+            async with lifespan, injection.worker_scope(handlers.values()):
                 yield
 
         lifespan = Lifespan(around())
@@ -372,24 +362,8 @@ class Worker:
 
 
 def _in_lifespan(error: Exception) -> str:
-    return f"its lifespan or a provider raised {named(error)}"
-
-
-@contextmanager
-def _signals(on_signal: Callable[[], None]) -> Iterator[None]:
-    """Call `on_signal` on SIGTERM and SIGINT; restore the old handlers afterwards."""
-    loop = asyncio.get_running_loop()
-    before = {}
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-        for number in SIGNALS:
-            before[number] = signal.getsignal(number)
-            loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            if loop.remove_signal_handler(number) and handler is not None:
-                signal.signal(number, handler)
+    how = "was cancelled" if isinstance(error, WasCancelled) else f"raised {named(error)}"
+    return f"its lifespan or a provider {how}"
 
 
 def _name() -> str:

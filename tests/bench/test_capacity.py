@@ -85,7 +85,7 @@ def test_topics_by_name_are_put_where_a_cluster_puts_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--shards", "0"), "0 is not a whole number from 1 to 10,000"),
         (("--shards", "1,x"), "x is not a whole number"),
@@ -100,10 +100,10 @@ def test_topics_by_name_are_put_where_a_cluster_puts_them() -> None:
         (("--costs", __file__), "is no file of --measure"),
     ],
 )
-def test_what_cannot_be_estimated_is_refused(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_estimated_is_refused(words: tuple[str, ...], expected: str) -> None:
     result = run(*words)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert expected in result.stderr
 
 
 @pytest.mark.timeout(250)

@@ -200,7 +200,7 @@ def test_without_a_url_it_has_its_own_server_whatever_the_settings_say(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--only", "speed"), "--only speed: there is only produce, drain, "),
         (("--quick", "--long"), "One of --quick, --long and --pending."),
@@ -213,11 +213,11 @@ def test_without_a_url_it_has_its_own_server_whatever_the_settings_say(
     ],
 )
 def test_what_cannot_be_done_is_refused(
-    short_path: Path, words: tuple[str, ...], said: str
+    short_path: Path, words: tuple[str, ...], expected: str
 ) -> None:
     code, out, err = run(short_path, *words)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected in err
     assert "Traceback" not in err
     assert list(short_path.iterdir()) == []
 

@@ -96,7 +96,7 @@ async def test_all_of_a_state_are_requeued_or_discarded(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("requeue", TOPIC), "Pass message IDs, or --all with --state."),
         (("requeue", TOPIC, "--error", "X"), "or --all with --state. Filters need --all."),
@@ -107,6 +107,7 @@ async def test_all_of_a_state_are_requeued_or_discarded(
         (("cancel", TOPIC), "Pass message IDs, or --all with --state."),
         (("cancel", TOPIC, "--all"), "--all needs --state pending or --state delayed"),
         (("cancel", TOPIC, "id", "--state", "pending"), "--state needs --all."),
+        (("cancel", TOPIC, "id", "--all", "--state", "pending"), "either IDs or --all, not both."),
         (("abort", TOPIC), "Pass message IDs, or --all with --state."),
         (("abort", TOPIC, "id", "--state", "pending"), "--state needs --all."),
         (("requeue", TOPIC, "id", "--text", "x"), "--text needs --all."),
@@ -125,12 +126,12 @@ async def test_all_of_a_state_are_requeued_or_discarded(
     ],
 )
 async def test_a_call_that_makes_no_sense_is_refused(
-    store: Store, server: Server, words: tuple[str, ...], said: str
+    store: Store, server: Server, words: tuple[str, ...], expected: str
 ) -> None:
     await pending(store)
     failed = await run(server, *words, "--yes")
     assert failed.exit_code == 2
-    assert said in failed.stderr
+    assert expected in failed.stderr
 
 
 # many by a filter
@@ -216,13 +217,13 @@ async def test_somebody_at_a_terminal_sees_a_bar_and_may_interrupt(
     while b"/2000" not in seen or not (await store.views.counts(TOPIC)).pending:
         seen += await asyncio.to_thread(os.read, master, 4096)
     process.send_signal(signal.SIGINT)
-    said, _ = await asyncio.to_thread(process.communicate, timeout=60)
+    output, _ = await asyncio.to_thread(process.communicate, timeout=60)
     os.close(slave)
     os.close(master)
     assert process.returncode == 130
     counts = await store.views.counts(TOPIC)
     assert b"requeued" in seen
-    assert said in {
+    assert output in {
         f"interrupted: {number} dead messages of orders requeued, possibly one more\n"
         for number in (counts.pending, counts.pending - 1)
     }
@@ -248,11 +249,11 @@ async def test_a_server_that_goes_away_in_the_middle_does_not_hide_what_was_done
             ):
                 await until_true(both_have_begun, "both commands to be at work")
                 server.kill()
-                said, why = await asyncio.to_thread(plain.communicate, timeout=60)
+                output, why = await asyncio.to_thread(plain.communicate, timeout=60)
                 document, _ = await asyncio.to_thread(as_json.communicate, timeout=60)
     assert (plain.returncode, as_json.returncode) == (2, 2)
     line = r"stopped: (\d+) dead messages of orders requeued, possibly one more\n"
-    told = re.fullmatch(line, said.decode())
+    told = re.fullmatch(line, output.decode())
     assert told
     assert int(told[1]) >= 4
     assert why.startswith(b"Error: ")
@@ -315,14 +316,14 @@ async def test_ctrl_c_at_the_question_ends_it_at_once(store: Store, server: Serv
     one = await bring(store, State.DEAD)
     with at_a_terminal("discard", TOPIC, one.id, "--url", server.url) as process:
         assert process.stderr is not None
-        said = b""
-        while not said.endswith(b"[y/N]: "):
-            said += await asyncio.to_thread(os.read, process.stderr.fileno(), 100)
+        output = b""
+        while not output.endswith(b"[y/N]: "):
+            output += await asyncio.to_thread(os.read, process.stderr.fileno(), 100)
         state = Path(f"/proc/{process.pid}/stat")
         await until(lambda: state.read_text().rpartition(")")[2].split()[0] == "S")  # it reads
         process.send_signal(signal.SIGINT)
-        _, said = await asyncio.to_thread(process.communicate, timeout=10)
-    assert (process.returncode, said) == (130, b"\nError: interrupted, nothing was changed\n")
+        _, output = await asyncio.to_thread(process.communicate, timeout=10)
+    assert (process.returncode, output) == (130, b"\nError: interrupted, nothing was changed\n")
     assert (await store.views.counts(TOPIC)).dead == 1
 
 

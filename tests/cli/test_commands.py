@@ -83,8 +83,8 @@ async def test_a_command_whose_output_finds_no_place_says_so_in_a_line(
                 timeout=60,
                 check=False,
             )
-        said = "Error: cannot write the output: No space left on device\n"
-        assert (done.returncode, done.stderr) == (2, said), words
+        expected = "Error: cannot write the output: No space left on device\n"
+        assert (done.returncode, done.stderr) == (2, expected), words
 
 
 @pytest.mark.corrupts
@@ -108,17 +108,17 @@ async def test_an_unknown_topic_is_no_clean_topic(store: Store, server: Server) 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--url", "http://localhost"], "must start with one of redis://"),
         (["--url", "redis://user:secret@127.0.0.1:1"], "cannot use redis://***@127.0.0.1:1"),
         (["--url", "embedded://no/such/directory"], "no such directory: no/such/directory"),
     ],
 )
-def test_a_wrong_call_gets_one_clear_line_and_no_traceback(words: list[str], said: str) -> None:
+def test_a_wrong_call_gets_one_clear_line_and_no_traceback(words: list[str], expected: str) -> None:
     failed = run("audit", "--patience", "0.1", *words)
     assert failed.returncode == 2
-    assert said in failed.stderr
+    assert expected in failed.stderr
     assert failed.stderr.count("\n") == 1
     assert "secret" not in failed.stderr
 
@@ -141,9 +141,9 @@ def test_a_misspelt_command_gets_suggestions() -> None:
 
 def test_a_misspelt_option_gets_suggestions_but_no_hidden_ones() -> None:
     assert "'--patience'" in run("stats", "--patienc", "1").stderr.splitlines()[-1]
-    said = run("worker", "app", "--patience", "1").stderr
-    assert "No such option '--patience'" in said
-    assert "lifeline" not in said
+    output = run("worker", "app", "--patience", "1").stderr
+    assert "No such option '--patience'" in output
+    assert "lifeline" not in output
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def the_three_commands_work(out: str, short_path: Path) -> None:
     server, worker, produce = [line for line in out.splitlines() if line.startswith(f"  {MX_RMQ} ")]
     log = short_path / "log"
 
-    def said(words: str) -> bool:
+    def printed(words: str) -> bool:
         return words in log.read_text()
 
     with log.open("w") as output:
@@ -124,9 +124,9 @@ def the_three_commands_work(out: str, short_path: Path) -> None:
                         shlex.split(command), cwd=short_path, stdout=output, stderr=output
                     )
                 )
-                until(partial(said, sign))
+                until(partial(printed, sign))
             subprocess.run(shlex.split(produce), cwd=short_path, check=True, timeout=30)
-            until(partial(said, "done mails mail-1\n"))
+            until(partial(printed, "done mails mail-1\n"))
         finally:
             for process in reversed(background):
                 process.send_signal(signal.SIGINT)
@@ -145,7 +145,7 @@ def tally(**changes: Any) -> Tally:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({}, []),
         ({"done": {"good": 2}}, []),
@@ -171,6 +171,8 @@ def tally(**changes: Any) -> Tally:
         ),
     ],
 )
-def test_the_tally_goes_by_ids_and_not_by_numbers(changes: dict[str, Any], said: list[str]) -> None:
-    assert tally(**changes).problems() == said
-    assert ("Nothing was lost" in tally(**changes).lines()[-1]) == (not said)
+def test_the_tally_goes_by_ids_and_not_by_numbers(
+    changes: dict[str, Any], expected: list[str]
+) -> None:
+    assert tally(**changes).problems() == expected
+    assert ("Nothing was lost" in tally(**changes).lines()[-1]) == (not expected)

@@ -47,7 +47,7 @@ async def test_a_payload_is_given_or_read_from_a_file(
 async def test_only_an_archived_message_can_be_edited(store: Store, server: Server) -> None:
     dead = (await bring(store, State.DEAD)).id
     (live,) = await pending(store)
-    for words, said in (
+    for words, expected in (
         ((live,), f"message '{live}' is pending, not dead or quarantined\n"),
         ((live, "--state", "dead"), f"message '{live}' is pending, not dead\n"),
         ((dead, "--state", "quarantined"), f"message '{dead}' is dead, not quarantined\n"),
@@ -56,14 +56,14 @@ async def test_only_an_archived_message_can_be_edited(store: Store, server: Serv
     ):
         told = await run(server, "edit", TOPIC, *words, "--payload", "1", "--yes")
         assert (told.exit_code, told.stdout) == (1, "")
-        assert told.stderr.startswith(f"Error: {said}")
+        assert told.stderr.startswith(f"Error: {expected}")
         assert harmless(told.stderr)
     found = await run_json(server, "edit", TOPIC, live, "--payload", "1", "--yes", code=1)
     assert found["edited"] is False
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("--payload", "{", "--yes"), "Error: the payload is not JSON: { (Expecting"),
         (("--payload", HOSTILE, "--yes"), "Error: the payload is not JSON: \\x1b[2J"),
@@ -78,25 +78,25 @@ async def test_only_an_archived_message_can_be_edited(store: Store, server: Serv
     ],
 )
 async def test_what_cannot_be_a_payload_is_refused_and_nothing_done(
-    store: Store, server: Server, words: tuple[str, ...], said: str
+    store: Store, server: Server, words: tuple[str, ...], expected: str
 ) -> None:
     one = await bring(store, State.DEAD)
     failed = await run(server, "edit", TOPIC, one.id, *words)
     assert (failed.exit_code, failed.stdout) == (2, "")
-    assert said in failed.stderr
+    assert expected in failed.stderr
     assert harmless(failed.stderr)
     assert (await store.views.counts(TOPIC)).dead == 1
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said", "left"),
+    ("change", "code", "expected", "left"),
     [
         ("s/0/42/", 0, "edited and requeued", 0),
         ("s/x/y/", 2, "the payload was not changed", 1),
     ],
 )
 async def test_a_payload_is_edited_in_the_editor(
-    store: Store, server: Server, change: str, code: int, said: str, left: int
+    store: Store, server: Server, change: str, code: int, expected: str, left: int
 ) -> None:
     one = await bring(store, State.DEAD)
     master, slave = os.openpty()
@@ -113,7 +113,7 @@ async def test_a_payload_is_edited_in_the_editor(
     os.close(master)
     os.close(slave)
     assert told.returncode == code, told
-    assert said in told.stdout + told.stderr
+    assert expected in told.stdout + told.stderr
     assert (await store.views.counts(TOPIC)).dead == left
     if not left:
         view = await Admin(store).get(TOPIC, one.id)
@@ -122,14 +122,14 @@ async def test_a_payload_is_edited_in_the_editor(
 
 
 @pytest.mark.parametrize(
-    ("written", "said"),
+    ("written", "expected"),
     [
         ('{"a": 1,\n"b": }\n', 'not JSON: "b": } (Expecting value: line 2 column 6'),
         ('{"a":\n 1}\n', "Error: cancelled, nothing was changed"),
     ],
 )
 async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
-    store: Store, server: Server, tmp_path: Path, written: str, said: str
+    store: Store, server: Server, tmp_path: Path, written: str, expected: str
 ) -> None:
     one = await bring(store, State.DEAD)
     (tmp_path / "wanted").write_text(written)
@@ -142,7 +142,7 @@ async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
     with at_a_terminal(*words, says="n\n", VISUAL=str(editor), TMPDIR=str(kept)) as process:
         _, told = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 2, told
-    assert said in told.decode()
+    assert expected in told.decode()
     assert "//" not in told.decode()
     (file,) = kept.iterdir()
     assert f"Your text is kept: --payload-file {file}\n" in told.decode()
@@ -152,7 +152,7 @@ async def test_what_was_edited_in_vain_is_kept_for_its_writer_alone(
 
 async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_path: Path) -> None:
     one = await bring(store, State.DEAD)
-    for editor, code, said in (
+    for editor, code, expected in (
         ("kill -INT $PPID $$", 130, "Error: interrupted, nothing was changed\n"),
         ("exit 1", 2, "Editing failed; nothing was changed\n"),
         ("kill -INT $PPID; echo 42 > $1", 0, ""),
@@ -164,13 +164,13 @@ async def test_at_ctrl_c_the_editor_decides(store: Store, server: Server, tmp_pa
         with at_a_terminal(*words, VISUAL=str(script)) as process:
             _, told = await asyncio.to_thread(process.communicate, timeout=30)
         assert process.returncode == code, told
-        assert told.decode().endswith(said)
+        assert told.decode().endswith(expected)
         assert (await store.views.counts(TOPIC)).dead == bool(code)
 
 
 @pytest.mark.corrupts
 @pytest.mark.parametrize(
-    ("broken", "mend", "code", "said", "payload"),
+    ("broken", "mend", "code", "expected", "payload"),
     [
         (b'{"order": 7,\xff', """echo '{"order": 7}' > "$1" """, 0, "", {"order": 7}),
         (b"RECORD", """sed -i '$ s/$/}/' "$1" """, 0, "", 0),
@@ -185,7 +185,7 @@ async def test_of_an_unreadable_record_the_payload_or_the_whole_is_mended(
     broken: bytes,
     mend: str,
     code: int,
-    said: str,
+    expected: str,
     payload: object,
 ) -> None:
     one = await bring(store, State.DEAD)
@@ -200,7 +200,7 @@ async def test_of_an_unreadable_record_the_payload_or_the_whole_is_mended(
     with at_a_terminal(*words, VISUAL=str(editor)) as process:
         _, told = await asyncio.to_thread(process.communicate, timeout=30)
     assert process.returncode == code, told
-    assert said in told.decode()
+    assert expected in told.decode()
     hint = (tmp_path / "seen").read_text().splitlines()[0]
     assert hint.startswith(f"// The record of dead message {one.id} of orders: fix it, or replace")
     view = await Admin(store).get(TOPIC, one.id)

@@ -219,9 +219,9 @@ async def test_a_list_shows_only_what_its_filter_means(
 
 
 async def test_a_topic_after_watch_is_told_to_come_before_it(server: Server) -> None:
-    said = await run(server, "stats", "--watch", "mail")
-    assert (said.exit_code, "'mail' is not a number" in said.stderr) == (2, True)
-    assert "before --watch" in said.stderr
+    refused = await run(server, "stats", "--watch", "mail")
+    assert (refused.exit_code, "'mail' is not a number" in refused.stderr) == (2, True)
+    assert "before --watch" in refused.stderr
 
 
 async def test_stats_are_watched_until_somebody_interrupts(store: Store, server: Server) -> None:
@@ -671,8 +671,8 @@ async def test_what_cannot_be_repaired_is_still_wrong(
 
 async def test_show_says_how_far_a_running_message_is(store: Store, server: Server) -> None:
     (held,) = await leased(store)
-    said = msgspec.json.encode(ProgressNote(0.4, "page 4 of 10"))
-    await store.note_progress(TOPIC, "w1", [(held, said)], keep=60_000)
+    report = msgspec.json.encode(ProgressNote(0.4, "page 4 of 10"))
+    await store.note_progress(TOPIC, "w1", [(held, report)], keep=60_000)
     told = (await run(server, "show", TOPIC, held.id)).stdout
     assert re.search(r"^progress: +40%\nnote: +page 4 of 10$", told, re.MULTILINE)
     document = await run_json(server, "show", TOPIC, held.id)

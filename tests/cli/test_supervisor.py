@@ -42,7 +42,7 @@ def app(mq: MessageQueue, server: Server, tmp_path: Path) -> Iterator[App]:
     app = App(tmp_path, server.url)
     yield app
     app.stop()
-    until(lambda: app.said.count(" stopped; ") >= app.said.count(" started; ") - app.killed)
+    until(lambda: app.output.count(" stopped; ") >= app.output.count(" started; ") - app.killed)
 
 
 # several processes
@@ -67,12 +67,12 @@ def test_a_process_gets_the_options_that_were_given_and_no_others() -> None:
 @one_kind
 async def test_one_sigterm_stops_all_processes_in_good_order(app: App, mq: MessageQueue) -> None:
     supervisor = app.start("app", "--processes", "3")
-    until(lambda: app.said.count(" started; ") == 3)
+    until(lambda: app.output.count(" started; ") == 3)
     await mq.produce_many("orders", list(range(100)))
     await mq.produce("orders", "wait")
     until(lambda: len(app.noted("done")) == 100 and "wait" in app.noted("begun"))
     supervisor.terminate()
-    until(lambda: app.said.count(" stopped; ") == 2)
+    until(lambda: app.output.count(" stopped; ") == 2)
     assert supervisor.poll() is None
     (app.directory / "go").touch()
     assert supervisor.wait(30) == 0
@@ -109,7 +109,7 @@ def use(payload, engine: Annotated[str, Depends(engine, scope="worker")]):
 async def test_each_process_has_its_own_lifespan_and_providers(app: App, mq: MessageQueue) -> None:
     app.write(CODE + WITH_LIFESPAN)
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" started; ") == 2)
+    until(lambda: app.output.count(" started; ") == 2)
     supervisor.terminate()
     assert supervisor.wait(30) == 0
     for pid in app.noted("started"):
@@ -121,9 +121,9 @@ async def test_each_process_has_its_own_lifespan_and_providers(app: App, mq: Mes
 async def test_a_second_signal_is_passed_on_too(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", "forever")
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" started; ") == 2 and app.noted("begun"))
+    until(lambda: app.output.count(" started; ") == 2 and app.noted("begun"))
     supervisor.send_signal(signal.SIGINT)
-    until(lambda: "1 running" in app.said)
+    until(lambda: "1 running" in app.output)
     supervisor.send_signal(signal.SIGINT)
     assert supervisor.wait(30) == 0
     assert (await mq.admin.stats("orders")).pending == 1
@@ -132,11 +132,11 @@ async def test_a_second_signal_is_passed_on_too(app: App, mq: MessageQueue) -> N
 @one_kind
 async def test_a_killed_process_is_replaced(app: App, mq: MessageQueue) -> None:
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" started; ") == 2)
+    until(lambda: app.output.count(" started; ") == 2)
     killed = app.noted("started")[0]
     app.kill(int(killed))
-    until(lambda: app.said.count(" started; ") == 3)
-    assert f"worker process {killed} was killed by signal 9, Killed; restarting in" in app.said
+    until(lambda: app.output.count(" started; ") == 3)
+    assert f"worker process {killed} was killed by signal 9, Killed; restarting in" in app.output
     await mq.produce("orders", 1)
     until(lambda: app.noted("done") == ["1"])
     supervisor.terminate()
@@ -148,10 +148,10 @@ async def test_a_killed_process_is_replaced(app: App, mq: MessageQueue) -> None:
 async def test_processes_do_not_outlive_a_killed_supervisor(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", "wait")
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" started; ") == 2 and app.noted("begun"))
+    until(lambda: app.output.count(" started; ") == 2 and app.noted("begun"))
     supervisor.kill()
     supervisor.wait(30)
-    until(lambda: "1 running" in app.said)
+    until(lambda: "1 running" in app.output)
     (app.directory / "go").touch()
     until(lambda: len(app.noted("ended")) == 2)
     assert sorted(app.noted("started")) == sorted(app.noted("ended"))
@@ -162,7 +162,7 @@ async def test_processes_do_not_outlive_a_killed_supervisor(app: App, mq: Messag
 @one_kind
 async def test_processes_are_in_sessions_of_their_own(app: App) -> None:
     supervisor = app.start("app", "--processes", "2")
-    until(lambda: app.said.count(" started; ") == 2)
+    until(lambda: app.output.count(" started; ") == 2)
     children = [int(pid) for pid in app.noted("started")]
     assert [os.getsid(pid) for pid in children] == children
     assert supervisor.pid not in children
@@ -173,7 +173,7 @@ async def test_processes_that_share_a_configured_name_get_a_number(
     app: App, mq: MessageQueue
 ) -> None:
     app.start("app", "--processes", "2", MX_RMQ_NAME="shop")
-    until(lambda: app.said.count(" started; ") == 2)
+    until(lambda: app.output.count(" started; ") == 2)
     assert sorted(one.name for one in await mq.admin.workers()) == ["shop-1", "shop-2"]
 
 
@@ -203,8 +203,8 @@ mq.lifespan = lifespan
     await mq.produce("orders", 1)
     supervisor = app.start("app", "--processes", "2", "--drain")
     assert supervisor.wait(60) == 3
-    assert app.said.count("OSError: no farewell") >= 1
-    assert "restarting" not in app.said
+    assert app.output.count("OSError: no farewell") >= 1
+    assert "restarting" not in app.output
     assert len(app.noted("done")) == 1
 
 
@@ -218,7 +218,7 @@ async def test_a_signal_before_anything_has_begun_ends_it_with_0(app: App) -> No
     until((app.directory / "begun").exists)
     supervisor.terminate()
     assert supervisor.wait(30) == 0
-    assert app.said == ""
+    assert app.output == ""
 
 
 @pytest.mark.parametrize(
@@ -242,19 +242,19 @@ async def test_a_changed_handler_is_picked_up_and_a_broken_one_waited_out(
     until(lambda: app.noted("done") == ["1"])
 
     app.write(CODE.replace('note("done", payload)', 'note("done", f"new {payload}")'))
-    until(lambda: app.said.count(" started; ") == 2)
-    assert "app.py has changed: restarting the worker" in app.said
+    until(lambda: app.output.count(" started; ") == 2)
+    assert "app.py has changed: restarting the worker" in app.output
     await mq.produce("orders", 2)
     until(lambda: app.noted("done") == ["1", "new 2"])
 
     app.write("import nowhere\n")
-    until(lambda: "waiting until the code changes" in app.said)
-    assert "Error: cannot import app: app.py:1: ModuleNotFoundError" in app.said
-    assert "Traceback" not in app.said
+    until(lambda: "waiting until the code changes" in app.output)
+    assert "Error: cannot import app: app.py:1: ModuleNotFoundError" in app.output
+    assert "Traceback" not in app.output
     assert supervisor.poll() is None
 
     app.write(CODE)
-    until(lambda: app.said.count(" started; ") == 3)
+    until(lambda: app.output.count(" started; ") == 3)
     supervisor.terminate()
     assert supervisor.wait(30) == 0
     assert sorted(app.noted("started")) == sorted(app.noted("ended"))
@@ -264,7 +264,7 @@ async def test_a_changed_handler_is_picked_up_and_a_broken_one_waited_out(
 async def test_a_reloader_that_waits_can_be_stopped(app: App) -> None:
     app.write("import nowhere\n")
     supervisor = app.start("app", "--reload")
-    until(lambda: "waiting until the code changes" in app.said)
+    until(lambda: "waiting until the code changes" in app.output)
     supervisor.send_signal(signal.SIGINT)
     assert supervisor.wait(30) == 2
 

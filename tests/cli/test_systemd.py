@@ -120,9 +120,9 @@ async def test_a_worker_whose_part_keeps_dying_ends_with_exit_code_3(
 ) -> None:
     worker = app.start("app", NOTIFY_SOCKET=str(systemd.path))
     await mq.produce("orders", "break")
-    assert worker.wait(30) == 3, app.said
-    assert "the survey was restarted 10 times and is down again: it was cancelled" in app.said
-    assert "Traceback" not in app.said
+    assert worker.wait(30) == 3, app.output
+    assert "the survey was restarted 10 times and is down again: it was cancelled" in app.output
+    assert "Traceback" not in app.output
     assert systemd.heard == ["READY=1", "STOPPING=1"]  # nobody asked for signs of life
     assert await mq.admin.workers() == []
 
@@ -139,13 +139,13 @@ async def test_a_supervisor_tells_systemd_and_replaces_who_is_broken_or_gives_no
         WATCHDOG_USEC="3000000",
         MX_RMQ_LEASE="2",
     )
-    until(lambda: app.said.count(" started; ") == 2)
+    until(lambda: app.output.count(" started; ") == 2)
     assert systemd.heard.count("READY=1") == 1
     await mq.produce("orders", "break")
-    until(lambda: "ended with exit code 3; restarting in" in app.said)
-    until(lambda: app.said.count(" started; ") == 3)
+    until(lambda: "ended with exit code 3; restarting in" in app.output)
+    until(lambda: app.output.count(" started; ") == 3)
     await mq.produce("orders", "block")
-    until(lambda: "was silent for 3 s and is killed" in app.said)
+    until(lambda: "was silent for 3 s and is killed" in app.output)
     until(lambda: len(app.noted("block")) == 1 and app.noted("block")[0] == "xx")
     before = systemd.heard.count("WATCHDOG=1")
     until(lambda: systemd.heard.count("WATCHDOG=1") > before)

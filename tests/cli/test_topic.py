@@ -41,7 +41,7 @@ async def test_a_topic_grows(store: Store, server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ((TOPIC, "1"), "has 2 partitions and cannot have 1: the messages in the others would be"),
         ((TOPIC, "0"), "Error: partitions=0 is not a whole number from 1 to 1024"),
@@ -51,10 +51,10 @@ async def test_a_topic_grows(store: Store, server: Server) -> None:
     ],
 )
 async def test_a_topic_does_not_grow_to_a_wrong_number(
-    store: Store, server: Server, words: tuple[str, ...], said: str
+    store: Store, server: Server, words: tuple[str, ...], expected: str
 ) -> None:
     await store.register_topics({TOPIC: 2})
     failed = await run(server, "grow", *words)
     assert (failed.exit_code, failed.stdout) == (2, "")
-    assert said in failed.stderr
+    assert expected in failed.stderr
     assert await store.views.partitions(TOPIC) == 2

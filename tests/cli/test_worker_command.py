@@ -87,14 +87,14 @@ class App:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start `mx-rmq worker` with these words."""
-        with (self.directory / "said").open("ab") as said:
+        with (self.directory / "output").open("ab") as output:
             process = subprocess.Popen(
                 [MX_RMQ, "worker", *words],
                 cwd=self.directory,
                 env={**os.environ, "MX_RMQ_URL": self.url, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         self._started.append(process)
         return process
@@ -102,21 +102,21 @@ class App:
     def working(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start it and wait until it works."""
         process = self.start(*words, **environment)
-        until(lambda: " started; " in self.said or process.poll() is not None)
-        assert process.poll() is None, self.said
+        until(lambda: " started; " in self.output or process.poll() is not None)
+        assert process.poll() is None, self.output
         return process
 
     def refused(self, *words: str, **environment: str) -> str:
         """Run it in vain; return the one line that says why."""
         process = self.start(*words, **environment)
-        assert process.wait(30) == 2, self.said
-        assert self.said.count("\n") == 1, self.said
-        assert "Traceback" not in self.said
-        return self.said
+        assert process.wait(30) == 2, self.output
+        assert self.output.count("\n") == 1, self.output
+        assert "Traceback" not in self.output
+        return self.output
 
     @property
-    def said(self) -> str:
-        return (self.directory / "said").read_text()
+    def output(self) -> str:
+        return (self.directory / "output").read_text()
 
     def noted(self, name: str) -> list[str]:
         path = self.directory / name
@@ -159,7 +159,7 @@ async def test_messages_are_handled_until_a_signal_comes(app: App, mq: MessageQu
     until(lambda: sorted(app.noted("done")) == ["1", "2", "3"])
     worker.terminate()
     assert worker.wait(30) == 0
-    assert "everything is settled or handed back" in app.said
+    assert "everything is settled or handed back" in app.output
     assert (await mq.admin.stats("orders")).total == 0
 
 
@@ -169,7 +169,7 @@ async def test_a_module_alone_means_its_mq_and_topics_choose(app: App, mq: Messa
     worker = app.start("app", "--topics", "other", "--drain")
     assert worker.wait(30) == 0
     assert app.noted("done") == ["other taken"]
-    assert "1 completed, 0 retried, 0 dead, 0 quarantined\n" in app.said
+    assert "1 completed, 0 retried, 0 dead, 0 quarantined\n" in app.output
 
 
 async def test_a_lifespan_that_fails_stops_the_worker_and_is_named(app: App) -> None:
@@ -188,35 +188,35 @@ mq.lifespan = lifespan
     )
     assert app.start("app").wait(30) != 0
     why = "the worker cannot start: its lifespan or a provider raised OSError: no database\n"
-    assert app.said.endswith(f"Error: {why}")
-    assert 'raise OSError("no database")' in app.said
+    assert app.output.endswith(f"Error: {why}")
+    assert 'raise OSError("no database")' in app.output
 
 
 async def test_topics_may_be_repeated_or_separated_by_commas(app: App, mq: MessageQueue) -> None:
     app.working("app", "--topics", "other, orders", "--topics", "plain", "--concurrency", "7")
-    assert "topics: other, orders, plain; concurrency: 7" in app.said
+    assert "topics: other, orders, plain; concurrency: 7" in app.output
 
 
 async def test_settings_come_from_the_environment_too(app: App) -> None:
     app.working("app", MX_RMQ_CONCURRENCY="3", MX_RMQ_TOPICS="other")
-    assert "topics: other; concurrency: 3" in app.said
+    assert "topics: other; concurrency: 3" in app.output
 
 
 async def test_it_says_what_it_handled_unless_it_shall_be_quiet(app: App, mq: MessageQueue) -> None:
     await mq.produce("orders", 1, id="a")
     assert app.start("app", "--drain").wait(30) == 0
-    assert re.search(r" INFO .* orders a: completed in \S+ ms\n", app.said)
+    assert re.search(r" INFO .* orders a: completed in \S+ ms\n", app.output)
     for words, environment in ((["--quiet"], {}), ([], {"MX_RMQ_QUIET": "1"})):
         await mq.produce("orders", 1, id=f"b{len(words)}")
         assert app.start("app", "--drain", *words, **environment).wait(30) == 0
     assert len(app.noted("done")) == 3
-    assert app.said.count(": completed in") == 1
+    assert app.output.count(": completed in") == 1
 
 
 async def test_the_log_level_may_come_from_the_environment(app: App, mq: MessageQueue) -> None:
     worker = app.start("app", "--drain", MX_RMQ_LOG_LEVEL="error")
     assert worker.wait(30) == 0
-    assert app.said == "0 completed, 0 retried, 0 dead, 0 quarantined\n"
+    assert app.output == "0 completed, 0 retried, 0 dead, 0 quarantined\n"
 
 
 # stopping
@@ -227,7 +227,7 @@ async def test_a_running_handler_finishes_after_sigterm(app: App, mq: MessageQue
     worker = app.working("app")
     until(lambda: app.noted("begun"))
     worker.terminate()
-    until(lambda: "1 running" in app.said)
+    until(lambda: "1 running" in app.output)
     assert worker.poll() is None
     (app.directory / "go").touch()
     assert worker.wait(30) == 0
@@ -243,7 +243,7 @@ async def test_a_second_sigint_cancels_and_hands_back(
     worker = app.working("app", *words)
     until(lambda: app.noted("begun"))
     worker.send_signal(signal.SIGINT)
-    until(lambda: "1 running" in app.said)
+    until(lambda: "1 running" in app.output)
     worker.send_signal(signal.SIGINT)
     assert worker.wait(30) == 0
     message = await mq.admin.get("orders", id)
@@ -267,7 +267,7 @@ async def test_a_thread_that_cannot_be_stopped_does_not_keep_the_process(
     worker = app.working("app", "--grace", "0")
     until(lambda: app.noted("begun"))
     worker.terminate()
-    until(lambda: " stopped; " in app.said)
+    until(lambda: " stopped; " in app.output)
     assert worker.wait(30) == 0
     assert (await mq.admin.stats("plain")).pending == 1
 
@@ -282,7 +282,7 @@ async def test_what_cannot_be_handed_back_is_exit_code_1(
         until(lambda: app.noted("begun"))
     worker.terminate()
     assert worker.wait(60) == 1
-    assert "other workers take over the rest when the leases expire" in app.said
+    assert "other workers take over the rest when the leases expire" in app.output
 
 
 # wrong input
@@ -406,7 +406,7 @@ async def test_a_changed_module_that_was_imported_restarts_the_worker(
     path = os.pathsep.join((str(shop.directory / "lib"), os.environ.get("PYTHONPATH", "")))
     worker = shop.working("shop.queue", "--reload", "--import", "outside", PYTHONPATH=path)
     outside.write_text("import shop.handlers, shop.reports\n")
-    until(lambda: shop.said.count(" started; ") == 2)
+    until(lambda: shop.output.count(" started; ") == 2)
     await mq.produce("report", "june")
     until((shop.directory / "written").exists)
     worker.terminate()
@@ -441,7 +441,7 @@ async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[st
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         ([], "cannot use redis://***@127.0.0.1:1: "),
         (["--mask", "."], "mask '.' is not"),
@@ -449,13 +449,13 @@ async def test_a_server_that_is_not_there_gets_one_line(app: App, words: list[st
     ],
 )
 async def test_that_it_cannot_begin_is_json_where_the_logs_are(
-    app: App, words: list[str], said: str
+    app: App, words: list[str], expected: str
 ) -> None:
     url = "redis://user:secret@127.0.0.1:1"
     more = ("--log-format", "json", *words)
     line = json.loads(app.refused("app", *more, MX_RMQ_URL=url, MX_RMQ_PATIENCE="0.1"))
     assert (line["level"], line["logger"]) == ("ERROR", "mx_rmq")
-    assert line["message"].startswith(said)
+    assert line["message"].startswith(expected)
 
 
 async def test_a_wrong_url_gets_one_line(app: App) -> None:

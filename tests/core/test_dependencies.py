@@ -192,7 +192,7 @@ async def managed_async() -> AsyncIterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("provider", "said"),
+    ("provider", "expected"),
     [
         (5, "db: its provider 5 is not callable"),
         (None, "db: its provider None is not callable"),
@@ -202,7 +202,7 @@ async def managed_async() -> AsyncIterator[int]:
             "the annotation 'Annotated[Missing, Depends(value)]' of one cannot be",
         ),
         (needs_wrong, f"db: its provider {HERE}.needs_wrong: one: its provider 'value' is not"),
-        (hen, f"hen needs itself: {HERE}.hen -> {HERE}.egg -> {HERE}.hen"),
+        (hen, f"hen depends on itself: {HERE}.hen -> {HERE}.egg -> {HERE}.hen"),
         (behind, "behind: one comes after a parameter with a default"),
         (
             old_style,
@@ -210,17 +210,20 @@ async def managed_async() -> AsyncIterator[int]:
         ),
         (dict, "its provider builtins.dict: its signature cannot be inspected"),
         (Unhashable(), "Unhashable cannot be hashed"),
-        (managed, "managed is a context manager: remove the decorator, a provider just yields"),
+        (
+            managed,
+            "managed is a context manager: remove the decorator; a provider only has to yield",
+        ),
         (managed_async, "managed_async is a context manager: remove the decorator"),
     ],
     ids=itertools.count(),
 )
 def test_a_wrong_provider_is_refused_and_the_error_names_the_parameter(
-    provider: Any, said: str
+    provider: Any, expected: str
 ) -> None:
     text = refused(taking(provider))
     assert text.startswith(f"handler {HERE}.taking.<locals>.ship of topic 't': db: ")
-    assert said in text
+    assert expected in text
 
 
 def on_delivery(delivery: Delivery) -> int:
@@ -228,15 +231,15 @@ def on_delivery(delivery: Delivery) -> int:
 
 
 @pytest.mark.parametrize(
-    ("provider", "scope", "said"),
+    ("provider", "scope", "expected"),
     [
         (value, "request", 'value has scope=\'request\': it must be "message" or "worker"'),
         (on_delivery, "worker", 'scope="worker", but its parameter delivery depends on the'),
         (Shop, "worker", "its parameter one depends on the message"),
     ],
 )
-def test_a_wrong_scope_is_refused(provider: Any, scope: Any, said: str) -> None:
-    assert said in refused(taking(provider, scope=scope))
+def test_a_wrong_scope_is_refused(provider: Any, scope: Any, expected: str) -> None:
+    assert expected in refused(taking(provider, scope=scope))
 
 
 def as_default(order: int, db: int = Depends(value)) -> None: ...  # type: ignore[assignment]
@@ -245,7 +248,7 @@ def twice(order: int, db: Annotated[int, Depends(value), Depends(coroutine)]) ->
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         (
             as_default,
@@ -255,9 +258,9 @@ def twice(order: int, db: Annotated[int, Depends(value), Depends(coroutine)]) ->
         (twice, "db: has 2 Depends; a parameter can have one"),
     ],
 )
-def test_depends_in_the_wrong_place_is_refused(function: Any, said: str) -> None:
-    assert said in refused(function)
-    assert said.partition("(")[0] in refused(function)
+def test_depends_in_the_wrong_place_is_refused(function: Any, expected: str) -> None:
+    assert expected in refused(function)
+    assert expected.partition("(")[0] in refused(function)
 
 
 def test_depends_does_not_make_up_for_a_missing_payload() -> None:

@@ -39,10 +39,10 @@ def test_a_duration_is_seconds_or_a_timedelta(given: Any, expected: float) -> No
 def test_anything_else_is_refused_with_the_value_and_the_rule(given: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         as_seconds("delay=", given)
-    said = str(caught.value)
-    assert said.startswith("delay=")
-    assert said.endswith("is not a number of seconds (or a timedelta) from 0 to 315,360,000")
-    assert len(said) < 200
+    text = str(caught.value)
+    assert text.startswith("delay=")
+    assert text.endswith("is not a number of seconds (or a timedelta) from 0 to 315,360,000")
+    assert len(text) < 200
 
 
 def test_a_timedelta_is_taken_by_produce() -> None:

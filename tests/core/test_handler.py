@@ -206,7 +206,7 @@ async def async_generator(order: int) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         (two, f"two(order, user) of topic 'order.created': takes 2 payload parameters; {ONE}"),
         (
@@ -239,10 +239,10 @@ async def async_generator(order: int) -> Any:
     ],
 )
 def test_another_function_is_refused_and_the_error_says_what_is_expected(
-    function: Any, said: str
+    function: Any, expected: str
 ) -> None:
     text = refused(function)
-    assert said in text
+    assert expected in text
     assert text.endswith(ONE)
     assert len(text) < 400
 
@@ -304,7 +304,7 @@ def missing_beside(order: int, user: Missing = None) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         (missing, "missing(order) of topic 'order.created': the annotation 'Missing' of order"),
         (wrong, "the annotation 'Order.nothing' of order cannot be resolved"),
@@ -312,9 +312,9 @@ def missing_beside(order: int, user: Missing = None) -> None: ...
     ],
 )
 def test_an_annotation_that_cannot_be_resolved_is_refused_and_named(
-    function: Any, said: str
+    function: Any, expected: str
 ) -> None:
-    assert said in refused(function)
+    assert expected in refused(function)
 
 
 def test_delivery_may_be_imported_for_types_only() -> None:
@@ -575,7 +575,7 @@ class Dangling:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "expected"),
     [
         (Unknown, f"no payload can be decoded as {HERE}.Unknown"),
         (list[Unknown], f"no payload can be decoded as {HERE}.Unknown"),
@@ -590,10 +590,10 @@ class Dangling:
     ],
     ids=str,
 )
-def test_a_type_that_no_payload_can_have_is_refused_and_named(kind: Any, said: str) -> None:
+def test_a_type_that_no_payload_can_have_is_refused_and_named(kind: Any, expected: str) -> None:
     text = refused(taking(kind))
     assert text.startswith(f"handler {HERE}.taking.<locals>.ship of topic 'order.created': ")
-    assert said in text
+    assert expected in text
     assert "supported are JSON types, dataclasses, " in text
 
 
@@ -614,7 +614,7 @@ class Spiteful:
 
 
 @pytest.mark.parametrize(
-    ("kind", "data", "said"),
+    ("kind", "data", "expected"),
     [
         (Order, b'{"id":"x"}', f"{HERE}.Order: Expected `int`, got `str` - at `$.id`"),
         (Order, b"{}", f"{HERE}.Order: Object missing required field `id`"),
@@ -646,11 +646,11 @@ class Spiteful:
     ids=lambda value: str(value)[:40],
 )
 def test_a_payload_that_does_not_fit_is_refused_with_the_reason_and_kept(
-    kind: Any, data: bytes, said: str
+    kind: Any, data: bytes, expected: str
 ) -> None:
     for given in (data, msgspec.Raw(data)):
         error = undecodable(kind, given)
-        assert said in error.reason
+        assert expected in error.reason
         assert error.reason.startswith("payload does not fit ")
         assert "\n" not in error.reason
         assert error.data == data

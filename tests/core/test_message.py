@@ -233,7 +233,7 @@ def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"delay": 1, "at": 2}, "pass either delay=1 or at=2, not both"),
         ({"headers": {"a": 1}}, "headers={'a': 1} is not a dict of str to str"),
@@ -241,8 +241,10 @@ def test_the_words_for_states_and_priorities_are_the_contracts() -> None:
         ({"retry": 5}, "retry=5 is not a dict"),
     ],
 )
-def test_a_draft_that_no_reader_could_decode_is_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+def test_a_draft_that_no_reader_could_decode_is_refused(
+    fields: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
         draft(**fields)
 
 

@@ -199,7 +199,7 @@ LONG = "is not a number of seconds (or a timedelta) from 0 to 315,360,000"
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         (-1, f"retry delay -1 {LONG}"),
         (nan, f"retry delay nan {LONG}"),
@@ -229,14 +229,14 @@ LONG = "is not a number of seconds (or a timedelta) from 0 to 315,360,000"
     ],
     ids=lambda value: f"{type(value).__name__}" if not isinstance(value, str) else value[:40],
 )
-def test_what_is_no_policy_is_refused_and_named(value: Any, said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)) as caught:
+def test_what_is_no_policy_is_refused_and_named(value: Any, expected: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(expected)) as caught:
         policy_of(value)
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"first": -1}, f"retry first -1 {LONG}"),
         ({"first": None}, f"retry first None {LONG}"),
@@ -250,8 +250,8 @@ def test_what_is_no_policy_is_refused_and_named(value: Any, said: str) -> None:
         ({"jitter": False}, "retry jitter False is not a number from 0 to 1"),
     ],
 )
-def test_a_number_out_of_range_is_refused_and_named(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidInput, match=re.escape(said)):
+def test_a_number_out_of_range_is_refused_and_named(fields: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InvalidInput, match=re.escape(expected)):
         Exponential(**fields)
 
 

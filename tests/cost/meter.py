@@ -92,7 +92,7 @@ class Stopwatch:
         for module in (slots, consumer):
             patch.setattr(module, "time", self)
         patch.setattr(site, "SURVEY_EVERY", 3600.0)
-        patch.setattr(caretaker, "ROUND", 3600.0)
+        patch.setattr(caretaker, "SPREAD", 3600.0)
         patch.setattr(registry, "BEAT", 3600.0)
         patch.setattr(consumer, "WAIT_HERE", 3600.0)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # history takes: for each step of messages an HINCRBY a call, and an XADD for every 25 of them.
 LIMITS: Final = {
     #                             script calls  commands inside  functions
-    "produce, one caller":   Cost(1,            11,              117),
+    "produce, one caller":   Cost(1,            12,              117),
     "produce, 100 callers":  Cost(0.012,        0.18,            50),
     "produce_many":          Cost(0.0024,       0.088,           27),
     "drain":                 Cost(0.02,         0.38,            46),

@@ -40,8 +40,8 @@ class Running:
             [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        self.url = self.said.split()[1]
+        self.output = self.process.stdout.readline()
+        self.url = self.output.split()[1]
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
@@ -95,7 +95,7 @@ async def test_others_reach_it_with_a_password_alone(
             assert client.get(f"{url}healthz").text == "ok\n"
             assert client.get(url).status_code == 401
             assert client.get(url, auth=("anna", "correct horse")).status_code == 200
-        assert "correct" not in one.said
+        assert "correct" not in one.output
         assert one.end() == 0
 
 
@@ -166,28 +166,28 @@ async def test_strangers_cannot_fill_the_log(store: Store, server: Server, tmp_p
                     pass
         assert one.end() == 0
         assert one.process.stderr is not None
-        said = one.process.stderr.read()
-    assert said.count("Invalid HTTP request received.") == REFUSED
-    assert said.count("Unsupported upgrade request.") == REFUSED
-    assert said.count("\n") < 4 * REFUSED
+        output = one.process.stderr.read()
+    assert output.count("Invalid HTTP request received.") == REFUSED
+    assert output.count("Unsupported upgrade request.") == REFUSED
+    assert output.count("\n") < 4 * REFUSED
 
 
 def test_of_lines_that_were_left_out_it_is_said_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
     throttle = Throttle()
 
-    def said(number: int, name: str = "x", line: int = 1) -> str | None:
+    def logged(number: int, name: str = "x", line: int = 1) -> str | None:
         record = logging.LogRecord(name, logging.WARNING, "f.py", line, "line %d", (number,), None)
         return record.getMessage() if throttle.filter(record) else None
 
-    assert [said(number) for number in range(REFUSED + 40)][-41:] == [
+    assert [logged(number) for number in range(REFUSED + 40)][-41:] == [
         f"line {REFUSED - 1}",
         *[None] * 40,
     ]
-    assert said(1, line=2) == "line 1"
-    assert said(1, "mx_rmq.dashboard.audit") == "line 1"
+    assert logged(1, line=2) == "line 1"
+    assert logged(1, "mx_rmq.dashboard.audit") == "line 1"
     monkeypatch.setattr(audit_log, "SPAN", -1)
-    assert said(7) == "line 7 (40 more lines like this were left out)"
-    assert said(8) == "line 8"
+    assert logged(7) == "line 7 (40 more lines like this were left out)"
+    assert logged(8) == "line 8"
 
 
 async def test_only_its_user_can_read_the_audit_log(
@@ -201,11 +201,11 @@ async def test_only_its_user_can_read_the_audit_log(
             assert 'href="/queues/workers"' in httpx.get(f"{one.url}queues/help", timeout=60).text
             assert one.end() == 0
             assert one.process.stderr is not None
-            said = one.process.stderr.read()
-            assert ("had mode" in said) is (log.read_text() == "before\n")
+            output = one.process.stderr.read()
+            assert ("had mode" in output) is (log.read_text() == "before\n")
         log.write_text("before\n")
         log.chmod(0o644)
-    assert "audit.log had mode 0644; it is 0600 now" in said
+    assert "audit.log had mode 0644; it is 0600 now" in output
 
 
 def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
     short.write_text("x\n")
     bytes_ = tmp_path / "bytes"
     bytes_.write_bytes(b"\xff" * 20)
-    for words, said in (
+    for words, expected in (
         (["--host", "0.0.0.0"], "a password is required: --password-file FILE"),
         (["--host", "0.0.0.0", "--no-password"], "a password is required: --password-file FILE"),
         (
@@ -236,7 +236,7 @@ def test_a_wrong_call_gets_one_clear_line(server: Server, tmp_path: Path) -> Non
     ):
         failed = CliRunner().invoke(main, ["dashboard", "--url", server.url, *words])
         assert failed.exit_code == 2
-        assert said in failed.stderr
+        assert expected in failed.stderr
         assert failed.stderr.count("\n") == 1
 
 

@@ -329,8 +329,8 @@ async def test_a_running_message_shows_its_progress_with_an_escaped_note(
     mq: MessageQueue, visitor: Visitor
 ) -> None:
     (held,) = await leased(mq.store)
-    said = msgspec.json.encode(ProgressNote(0.4, HOSTILE))
-    await mq.store.note_progress(TOPIC, "w1", [(held, said)], keep=60_000)
+    report = msgspec.json.encode(ProgressNote(0.4, HOSTILE))
+    await mq.store.note_progress(TOPIC, "w1", [(held, report)], keep=60_000)
     page = await visitor.page(f"/topics/{TOPIC}/message?id={held.id}")
     assert "Progress 40%" in text_of(page)
     assert HOSTILE not in page

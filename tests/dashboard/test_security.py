@@ -233,7 +233,7 @@ async def test_every_refusal_is_written_down_with_its_reason(
 ) -> None:
     await mq.produce(TOPIC, 1)
 
-    def said() -> list[tuple[str, str, str]]:
+    def logged() -> list[tuple[str, str, str]]:
         lines = [json.loads(record.getMessage()) for record in caplog.records]
         caplog.clear()
         return [(one.get("who", ""), one["did"], one["outcome"]) for one in lines]
@@ -245,7 +245,7 @@ async def test_every_refusal_is_written_down_with_its_reason(
             await visitor.post(f"/topics/{TOPIC}/pause", 403, token="x")
             await visitor.post("/topics/none/pause", 404)
             await visitor.post(f"/topics/{TOPIC}/bulk", 400, act="requeue", state="pending")
-            (token, topic, act) = said()
+            (token, topic, act) = logged()
             assert token[:2] == ("anna", "pause")
             assert token[2].startswith("refused: The form is from another session")
             assert topic[2].startswith("refused: no topic 'none'")
@@ -255,15 +255,15 @@ async def test_every_refusal_is_written_down_with_its_reason(
             )
             for _ in range(audit_log.REFUSED + 40):
                 await visitor.get("/", 401, headers=basic("anna", "wrong horse"))
-            guesses = said()
+            guesses = logged()
             assert guesses == [("", "sign in", "refused: answered with 401")] * audit_log.REFUSED
             monkeypatch.setattr(audit_log, "SPAN", -1)
             await visitor.get("/", 401, headers=basic("anna", "wrong horse"))
             assert "40 earlier refusals were not recorded" in await visitor.page("/log")
         async with Visitor(Dashboard(mq, allow_all=True, read_only=True)) as visitor:
-            said()
+            logged()
             await visitor.post(f"/topics/{TOPIC}/pause", 403, token="")
-            ((who, did, outcome),) = said()
+            ((who, did, outcome),) = logged()
             assert (who, did) == ("dashboard", "pause")
             assert outcome.startswith("refused: This dashboard is read-only")
 

@@ -113,6 +113,7 @@ CALLS: Final = {
         ("shutdown", "ring_doorbell"),
         ("shutdown", "survey_topics"),
         ("shutdown", "forget_worker"),
+        ("shutdown", "give_up_turn"),
     ),
     "blocked": (("keeper", "release_message"),),
 }
@@ -160,6 +161,7 @@ TARGETS: Final = {
     "resume_topic": "not paused",
     "beat_worker": "listed",
     "forget_worker": "not listed",
+    "give_up_turn": "no turn",
 }
 """Where the messages of a call must stand once the server has run it."""
 
@@ -454,6 +456,9 @@ class Run:
         if death.script in ("beat_worker", "forget_worker"):
             listed = await self._raw.hexists(self._store.keys.workers, order.worker)
             stood[""] = "listed" if listed else "not listed"
+        if death.script == "give_up_turn":
+            has_turn = await self._raw.exists(self._store.keys.caretaker)
+            stood[""] = "a turn" if has_turn else "no turn"
         return stood
 
     def _check_stood(self, death: Line, stood: dict[str, str]) -> None:

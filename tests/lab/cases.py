@@ -279,8 +279,8 @@ async def _complete_with_result(store: Store, topic: str, taken: list[Leased]) -
 
 
 async def _note_progress(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
-    said = [(one, b"{}") for one in taken[1:]]
-    return await store.note_progress(topic, WORKER, [*said, (STALE, b"{}")], keep=DELAY)
+    reports = [(one, b"{}") for one in taken[1:]]
+    return await store.note_progress(topic, WORKER, [*reports, (STALE, b"{}")], keep=DELAY)
 
 
 async def _retry(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:

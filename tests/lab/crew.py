@@ -91,12 +91,14 @@ class Member:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def until_ready(self) -> Self:
-        wait_for(lambda: " started; " in self.said() or not self.is_alive())
-        assert " started; " in self.said(), self.said()  # what it served may have killed it since
+        wait_for(lambda: " started; " in self.output() or not self.is_alive())
+        assert " started; " in self.output(), (
+            self.output()
+        )  # what it served may have killed it since
         return self
 
 

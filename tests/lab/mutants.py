@@ -177,7 +177,7 @@ MUTANTS = [
     Mutant(
         "the cap drops the newest dead letter",
         "move_to_dlq",
-        "redis.call('ZRANGE', archive, #victims, #victims + math.min(surplus, most) - 1)",
+        "redis.call('ZRANGE', archive, #victims, #victims + surplus + #overwritten - 1)",
         "redis.call('ZRANGE', archive, -math.min(surplus, 100), -1)",
     ),
     Mutant(

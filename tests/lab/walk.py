@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mx_rmq.core import codec
-from mx_rmq.core.duplicates import Terms
+from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.message import Priority, State
 from mx_rmq.core.outcome import SnoozeLater
 from mx_rmq.net.caller import RECEIPT_MS, Caller
@@ -48,7 +48,7 @@ READS = {
     *("inspect_message", "scan_fields", "weigh_fields", "count_messages", "find_history"),
     *("read_status", "undated_messages"),
 }
-BESIDE = {*READS, "preflight", "register_topics", "tend_topics"}
+BESIDE = {*READS, "preflight", "register_topics", "tend_topics", "give_up_turn"}
 """What moves no message."""
 
 AUDITED = 5
@@ -270,10 +270,10 @@ class Walk(RuleBasedStateMachine):
         ttl: int | None,
         fault: str,
     ) -> None:
-        terms = Terms(on_duplicate, dedup)
+        policy = DuplicatePolicy(on_duplicate, dedup)
         delay = 500 if name == "produce_delay_message" else 0
         drafts = [draft(1, id=id, ttl=ttl, delay=delay), draft(2, delay=delay)]
-        call = self.store.prepare(name, TOPIC, drafts, [terms, terms])
+        call = self.store.prepare(name, TOPIC, drafts, [policy, policy])
         self._produced(self.play(fault, self.store.produce(call)))
 
     @rule(
@@ -298,7 +298,7 @@ class Walk(RuleBasedStateMachine):
         if made is not None:
             id = self._made_before(made) or id
         new = draft("new", id=id, priority=priority, delay=delay, ttl=ttl)
-        work = self.store.replace_message(TOPIC, new, Terms("replace", dedup))
+        work = self.store.replace_message(TOPIC, new, DuplicatePolicy("replace", dedup))
         produced = self.play(fault, work)
         self._produced([produced] if produced else None)
 
@@ -376,8 +376,8 @@ class Walk(RuleBasedStateMachine):
         if what in ("own", "replace"):
             drafts = [draft("own", id=id, key=keys[0], cost=cost, priority=priority, ttl=ttl)]
         if what == "replace":
-            terms = Terms("replace", None)
-            produced = self.play(fault, self.store.replace_message(TOPIC, drafts[0], terms))
+            policy = DuplicatePolicy("replace", None)
+            produced = self.play(fault, self.store.replace_message(TOPIC, drafts[0], policy))
             self._produced([produced] if produced else None)
             return
         late = what == "delayed"
@@ -472,8 +472,8 @@ class Walk(RuleBasedStateMachine):
     @rule(position=recent, share=st.sampled_from(["0", "0.5"]), fault=faults)
     def progress(self, position: int, share: str, fault: str) -> None:
         worker, one = self._pick(position)
-        said = [(one, share.encode())]
-        self.play(fault, self.store.note_progress(TOPIC, worker, said, keep=RECEIPT_MS))
+        reports = [(one, share.encode())]
+        self.play(fault, self.store.note_progress(TOPIC, worker, reports, keep=RECEIPT_MS))
         keys = self.store.keys.of(TOPIC)
         for id, words in self.model.progress.items():
             assert self.run(self.raw.get(keys.progress(id))) == words.encode()
@@ -504,7 +504,7 @@ class Walk(RuleBasedStateMachine):
         ]
         return await self.store.retry_message(TOPIC, worker, retries)
 
-    async def _give_way(
+    async def _release_replaced(
         self, worker: str, held: Sequence[Leased], settled: list[Settled]
     ) -> list[Settled]:
         """Let go of messages that were replaced; return the answers about all."""
@@ -795,7 +795,7 @@ class Walk(RuleBasedStateMachine):
             )
             if timed_out.messages:
                 settled = await self._settle("monitor", timed_out.messages, "retry")
-                settled = await self._give_way("monitor", timed_out.messages, settled)
+                settled = await self._release_replaced("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
             taken = await self.store.dispatch_in_turn(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:

@@ -74,7 +74,7 @@ async def test_each_process_serves_at_a_port_of_its_own(app: App, mq: MessageQue
     await until_so(all_counted)
     supervisor.terminate()
     assert supervisor.wait(30) == 0
-    assert f"metrics and health at http://127.0.0.1:{port}/metrics" in app.said
+    assert f"metrics and health at http://127.0.0.1:{port}/metrics" in app.output
 
 
 async def test_the_environment_names_a_port_too(app: App) -> None:
@@ -86,23 +86,23 @@ async def test_the_environment_names_a_port_too(app: App) -> None:
 def test_a_port_that_is_taken_ends_it_before_it_begins(app: App) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        said = app.refused("app", "--metrics-port", port)
-    assert said.startswith(f"Error: cannot listen on 127.0.0.1, port {port}: ")
+        output = app.refused("app", "--metrics-port", port)
+    assert output.startswith(f"Error: cannot listen on 127.0.0.1, port {port}: ")
     assert not app.noted("begun")
 
 
 def test_one_of_several_ports_that_is_taken_ends_it_before_any_begins(app: App) -> None:
     port = two_free_ports()
     with socket.create_server(("127.0.0.1", port + 1)):
-        said = app.refused("app", "--processes", "2", "--metrics-port", str(port))
-    assert said.startswith(f"Error: cannot listen on 127.0.0.1, port {port + 1}: Address already")
+        output = app.refused("app", "--processes", "2", "--metrics-port", str(port))
+    assert output.startswith(f"Error: cannot listen on 127.0.0.1, port {port + 1}: Address already")
     assert not app.noted("begun")
 
 
 def test_ports_that_do_not_exist_are_refused(app: App) -> None:
-    said = app.refused("app", "--processes", "10", "--metrics-port", "65530")
+    output = app.refused("app", "--processes", "10", "--metrics-port", "65530")
     assert (
-        said == "Error: metrics need 10 ports, starting at 65530, but the highest port is 65535\n"
+        output == "Error: metrics need 10 ports, starting at 65530, but the highest port is 65535\n"
     )
 
 
@@ -111,7 +111,7 @@ def test_without_the_extra_it_says_what_to_install(app: App, tmp_path: Path) -> 
     missing.mkdir()
     (missing / "prometheus_client.py").write_text("raise ImportError('not installed')")
     path = os.pathsep.join([str(missing), os.environ.get("PYTHONPATH", "")])
-    said = app.refused("app", "--metrics-port", "1", PYTHONPATH=path)
-    assert said == (
+    output = app.refused("app", "--metrics-port", "1", PYTHONPATH=path)
+    assert output == (
         f"Error: metrics need the package prometheus-client: {how_to_install('metrics')}\n"
     )

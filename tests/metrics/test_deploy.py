@@ -98,10 +98,10 @@ async def test_every_label_that_is_asked_for_exists(exposed: str) -> None:
 
 @on_a_server
 async def test_every_metric_of_ours_is_in_the_docs(exposed: str) -> None:
-    said = set(NAME.findall(DOCS.read_text()))
+    documented = set(NAME.findall(DOCS.read_text()))
     for family in text_string_to_metric_families(exposed):
         if family.name.startswith("mx_rmq"):
-            assert said & {family.name, f"{family.name}_total"}, family.name
+            assert documented & {family.name, f"{family.name}_total"}, family.name
 
 
 def test_the_dashboard_can_be_imported_anywhere() -> None:

@@ -191,8 +191,8 @@ def test_bytes_that_are_no_reply_end_the_connection(play: Any, tmp_path: Path) -
     async def test() -> None:
         async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             while request := await reader.read(65536):
-                said = b"what?\r\n" if b"ECHO" in request else b"+OK\r\n" * request.count(b"*")
-                writer.write(said)
+                answer = b"what?\r\n" if b"ECHO" in request else b"+OK\r\n" * request.count(b"*")
+                writer.write(answer)
             writer.close()
 
         path = str(tmp_path / "odd.sock")

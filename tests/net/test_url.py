@@ -199,7 +199,7 @@ async def test_a_cluster_or_a_primary_behind_sentinels_is_named_by_some_of_their
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "expected"),
     [
         ("redis+cluster://h/1", "a cluster has only database 0"),
         ("redis+cluster://h:port", "is not valid"),
@@ -215,8 +215,10 @@ async def test_a_cluster_or_a_primary_behind_sentinels_is_named_by_some_of_their
         ("embedded+cluster://d", "must start with one of"),
     ],
 )
-async def test_what_names_no_cluster_and_no_primary_is_refused_at_once(url: str, said: str) -> None:
-    with pytest.raises(InvalidInput, match=said):
+async def test_what_names_no_cluster_and_no_primary_is_refused_at_once(
+    url: str, expected: str
+) -> None:
+    with pytest.raises(InvalidInput, match=expected):
         check_url(url)
 
 
@@ -235,11 +237,11 @@ async def test_a_server_that_is_not_there_is_given_up_within_the_patience(
     with pytest.raises(ServerUnavailable) as caught:
         await use(url, prefix="mx-rmq", patience=0.2)
     assert time.monotonic() - began < 8  # the usual patience is 10
-    said = str(caught.value)
-    assert said.startswith(f"cannot use {url}: no answer within 0.2 s (")
-    assert said.endswith("); check that the server runs there and that the URL is right")
-    assert "TIME" not in said
-    assert "changed" not in said
+    text = str(caught.value)
+    assert text.startswith(f"cannot use {url}: no answer within 0.2 s (")
+    assert text.endswith("); check that the server runs there and that the URL is right")
+    assert "TIME" not in text
+    assert "changed" not in text
 
 
 @pytest.mark.parametrize("use", [Store.open, examine])
@@ -249,9 +251,9 @@ async def test_a_url_that_a_server_cannot_serve_is_refused_at_once(
     url = f"unix://{server.socket}?db=99"
     with pytest.raises(ServerUnavailable) as caught:
         await use(url, prefix="mx-rmq", patience=300)  # which the test would not survive
-    said = str(caught.value)
-    assert said.startswith(f"cannot use {url}: the server has no database with this number: ")
-    assert said.endswith("DB index is out of range")
+    text = str(caught.value)
+    assert text.startswith(f"cannot use {url}: the server has no database with this number: ")
+    assert text.endswith("DB index is out of range")
 
 
 @pytest.mark.parametrize("use", [Store.open, examine])

@@ -16,13 +16,13 @@ from mx_rmq.net import server_clock as clock_module
 from mx_rmq.runtime import caretaker as module
 from mx_rmq.runtime import deadlines as deadlines_module
 from mx_rmq.runtime import recovery as recovery_module
-from mx_rmq.runtime.caretaker import GRACE, ROUND, TURN, Caretaker
+from mx_rmq.runtime.caretaker import GRACE, ROUND, SPREAD, TURN, Caretaker
 from mx_rmq.runtime.event_bus import Events
 from mx_rmq.settings import LONGEST_LEASE
 from tests.lab.archives import find_archived
 from tests.lab.cluster import Cluster, slot_of
 from tests.lab.crew import crew
-from tests.lab.messages import LEASE, TOPIC, delayed, draft, leased, take
+from tests.lab.messages import LEASE, TOPIC, delayed, draft, leased, pending, take
 from tests.runtime.stage import Seen, on_a_server, queue, recovery, until_so
 
 if TYPE_CHECKING:
@@ -97,18 +97,66 @@ async def counts(store: Store, topic: str = TOPIC) -> tuple[int, int, int]:
 # turns
 
 
-async def test_the_first_round_comes_at_a_moment_of_its_own(rounds: Rounds) -> None:
+async def test_the_first_round_comes_soon_but_at_a_moment_of_its_own(rounds: Rounds) -> None:
     rounds.caretaker._expected_at = float("inf")
-    assert 0 <= await rounds.caretaker.step() <= ROUND
-    assert await rounds.store.tend_topics("other", turn=1000) is not None
+    assert 0 <= await rounds.caretaker.step() <= SPREAD
+    assert not isinstance(await rounds.store.tend_topics("other", turn=1000), int)
 
 
 async def test_it_leaves_the_rounds_to_whoever_has_the_turn(rounds: Rounds) -> None:
     await delayed(rounds.store, 10)
     await rounds.store.tend_topics("other", turn=round(TURN * 1000))
-    assert 0.8 * ROUND <= await rounds.make(after=1) <= 1.2 * ROUND
+    await rounds.make(after=1)
     assert await counts(rounds.store) == (0, 1, 0)
     assert rounds.caretaker.topics == []
+
+
+@pytest.mark.parametrize("left", [1.0, 6.0, 10.0])
+async def test_it_asks_again_when_the_turn_of_the_other_ends_and_not_before(
+    rounds: Rounds, raw: Redis, left: float
+) -> None:
+    await rounds.store.tend_topics("other", turn=round(TURN * 1000))
+    await raw.pexpire(rounds.store.keys.caretaker, round(left * 1000))
+    pause = await rounds.make()
+    assert await raw.pttl(rounds.store.keys.caretaker) / 1000 <= pause <= left + SPREAD
+    assert ROUND < TURN <= ROUND + 1 - SPREAD  # so a round is never more than a second late
+
+
+async def test_who_leaves_gives_up_the_turn(rounds: Rounds, raw: Redis) -> None:
+    await rounds.make()
+    assert await raw.exists(rounds.store.keys.caretaker)
+    await rounds.caretaker.leave()
+    assert not await raw.exists(rounds.store.keys.caretaker)
+
+
+async def test_who_leaves_without_the_turn_asks_for_nothing(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asked(worker: str) -> bool:
+        raise AssertionError("it has no turn to give up")
+
+    monkeypatch.setattr(rounds.store, "give_up_turn", asked)
+    await rounds.caretaker.leave()
+    await rounds.store.tend_topics("other", turn=round(TURN * 1000))
+    await rounds.make()
+    await rounds.caretaker.leave()
+
+
+async def test_who_stops_before_it_learns_whether_it_has_the_turn_gives_it_up(
+    rounds: Rounds, raw: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tend_topics = rounds.store.tend_topics
+
+    async def cut_off(worker: str, *, turn: int) -> None:
+        await tend_topics(worker, turn=turn)
+        raise ServerUnavailable("the reply is lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds.store, "tend_topics", cut_off)
+        with pytest.raises(ServerUnavailable):
+            await rounds.make()
+    await rounds.caretaker.leave()
+    assert not await raw.exists(rounds.store.keys.caretaker)
 
 
 async def test_it_leaves_out_what_its_worker_serves(
@@ -129,8 +177,59 @@ async def test_a_caretaker_that_cannot_reach_a_server_lets_another_one_have_the_
     await delayed(rounds.store, 10)
     with monkeypatch.context() as patch:
         patch.setattr(rounds.store, "survey_topics", away)
-        assert await rounds.make() > TURN
+        assert await rounds.make() > TURN + SPREAD
     assert await rounds.make() == ROUND
+
+
+async def test_the_next_round_begins_in_time_even_if_this_one_took_long(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey = rounds.store.survey_topics
+
+    async def slow(topics: Any) -> Any:
+        rounds.passes(3)
+        return await survey(topics)
+
+    await delayed(rounds.store, 10)
+    monkeypatch.setattr(rounds.store, "survey_topics", slow)
+    assert await rounds.make() == ROUND - 3
+
+
+@pytest.mark.parametrize("work", ["due", "expired", "lost"])
+async def test_a_round_ends_before_the_turn_does_and_leaves_the_rest_to_the_next(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    store = rounds.store
+    for one in (recovery_module, module):
+        monkeypatch.setattr(one, "BATCH", 1)
+    monkeypatch.setattr(module, "MOVED", 1)
+    script = {
+        "due": "process_delay_message",
+        "expired": "expire_message",
+        "lost": "handle_timeout_message",
+    }[work]
+    if work == "due":
+        await delayed(store, 10, count=5)
+    elif work == "expired":
+        await pending(store, 5, ttl=10)
+    else:
+        await leased(store, 5)
+        await rounds.make(after=LEASE / 1000 + GRACE + 60)
+        rounds.passes(HOLD_BACK)
+    call, calls = getattr(store, script), 0
+
+    async def slow(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        found = await call(*args, **options)
+        rounds.passes(ROUND / 2)
+        return found
+
+    monkeypatch.setattr(store, script, slow)
+    assert await rounds.make(after=1) == 0
+    assert calls == 2
+    await rounds.make()
+    assert calls == 4
 
 
 # what is due
@@ -168,6 +267,19 @@ async def test_a_broken_topic_does_not_hold_up_the_others(rounds: Rounds, raw: R
     await raw.set(store.keys.of("broken").payload, "no hash")
     assert await rounds.make(after=1) == ROUND
     assert await counts(store) == (1, 0, 0)
+
+
+@pytest.mark.corrupts
+async def test_a_topic_that_cannot_expire_does_not_hold_up_the_others(
+    rounds: Rounds, raw: Redis
+) -> None:
+    store = rounds.store
+    for topic in ("a", "broken", "z"):
+        await store.register(topic)
+        await store.produce_normal_message(topic, [draft(ttl=10)])
+    await raw.set(store.keys.of("broken").cancelled, "no set")
+    assert await rounds.make(after=1) == ROUND
+    assert [(await store.views.counts(topic)).dead for topic in ("a", "z")] == [1, 1]
 
 
 # what is overdue
@@ -307,7 +419,7 @@ async def test_many_lost_messages_are_taken_over_in_one_round(rounds: Rounds) ->
 @pytest.fixture
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let caretakers be quicker than they are, so that a test need not wait for a minute."""
-    brisk = {"ROUND": 0.2, "TURN": 1.0, "GRACE": 0.5, "LONGEST_LEASE": 3.0}
+    brisk = {"ROUND": 0.2, "TURN": 1.0, "SPREAD": 0.1, "GRACE": 0.5, "LONGEST_LEASE": 3.0}
     for name, seconds in brisk.items():
         monkeypatch.setattr(module, name, seconds)
 
@@ -362,3 +474,51 @@ async def test_in_a_cluster_it_looks_after_topics_on_every_node(
         )
         async with queue(cluster.url, lease=1.0) as mq:
             await see_to_orphans(mq, short_path, cluster.url, other)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_messages_expire_in_time_though_the_caretaker_is_lost(
+    raw: Redis, server: Server, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Lose it right after a round, which is the worst moment."""
+    async with queue(server.url) as mq:
+
+        @mq.handler("other")
+        async def nothing(payload: Any) -> None: ...
+
+        async def is_cared_for() -> bool:
+            return bool(await raw.exists(mq.store.keys.caretaker))
+
+        with crew(server.url, tmp_path) as (start, _):
+            caretaker = start()
+            await until_so(is_cared_for)
+            caretaker.send(number)
+            async with Worker(mq):
+                id = await mq.produce("unserved", {}, ttl=0.1)
+                await mq.produce("late", {}, delay=0.1)
+
+                async def is_dead() -> bool:
+                    return (await mq.admin.stats("unserved")).dead == 1
+
+                await until_so(is_dead)
+                assert (await mq.admin.stats("late")).pending == 1
+        dead = await mq.admin.get("unserved", id)
+        assert dead is not None
+        assert dead.expires_at is not None
+        assert dead.archived_at is not None
+        assert dead.archived_at - dead.expires_at < 15
+
+
+async def test_who_stops_leaves_the_turn_to_others(
+    raw: Redis, server: Server, tmp_path: Path
+) -> None:
+    async with queue(server.url) as mq:
+
+        async def is_cared_for() -> bool:
+            return bool(await raw.exists(mq.store.keys.caretaker))
+
+        with crew(server.url, tmp_path) as (start, _):
+            caretaker = start()
+            await until_so(is_cared_for)
+            assert caretaker.end(signal.SIGTERM) == 0
+        assert not await is_cared_for()

@@ -428,22 +428,22 @@ async def test_a_handler_that_cleans_up_after_its_timeout_keeps_its_lease(
     raw: Redis, server: Server
 ) -> None:
     async with queue(server.url, lease=LEASE) as mq:
-        seen, said = Seen(mq.events), []
+        seen, steps = Seen(mq.events), []
 
         @mq.handler("t", timeout=0.1, retry=0)
         async def handle(payload: int, delivery: Delivery) -> None:
-            said.append(f"start {delivery.attempt}")
+            steps.append(f"start {delivery.attempt}")
             if delivery.attempt == 1:
                 try:
                     await asyncio.sleep(60)
                 finally:
                     await asyncio.sleep(2.2 * LEASE)
-                    said.append("clean")
+                    steps.append("clean")
 
         await mq.produce("t", 1)
         async with Worker(mq, name="w1"), Worker(mq, name="w2"):
             await seen.wait(events.Completed)
-        assert said == ["start 1", "clean", "start 2"]
+        assert steps == ["start 1", "clean", "start 2"]
         assert seen.of(events.TakenOver) == []
 
 
@@ -451,24 +451,24 @@ async def test_a_handler_that_cleans_up_while_its_worker_stops_keeps_its_lease(
     raw: Redis, server: Server
 ) -> None:
     async with queue(server.url, lease=LEASE) as mq:
-        seen, said = Seen(mq.events), []
+        seen, steps = Seen(mq.events), []
 
         @mq.handler("t")
         async def handle(payload: int, delivery: Delivery) -> None:
-            said.append(f"start {delivery.attempt}")
-            if len(said) == 1:
+            steps.append(f"start {delivery.attempt}")
+            if len(steps) == 1:
                 try:
                     await asyncio.sleep(60)
                 finally:
                     await asyncio.sleep(2.2 * LEASE)
-                    said.append("clean")
+                    steps.append("clean")
 
         await mq.produce("t", 1)
         stops = Worker(mq, name="stops", grace=0)
         await stops.start()
-        await until(lambda: said)
+        await until(lambda: steps)
         async with Worker(mq, name="stays"):
             assert await stops.stop()
             await seen.wait(events.Completed)
-        assert said == ["start 1", "clean", "start 1"]  # handed back uncounted
+        assert steps == ["start 1", "clean", "start 1"]  # handed back uncounted
         assert seen.of(events.TakenOver) == []

@@ -599,8 +599,8 @@ async def test_a_topic_that_cannot_be_learnt_of_is_told_to_every_caller_and_lear
 async def test_a_topic_that_nobody_wants_to_learn_of_any_more_is_nobodys_error(
     raw: Redis, server: Server, tmp_path: Path, given_up: bool
 ) -> None:
-    said: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context))
+    contexts: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
     async with (
         Proxy(server.socket, tmp_path / "p.sock") as proxy,
         queue(proxy.url, patience=0, audit=False) as mq,
@@ -618,7 +618,7 @@ async def test_a_topic_that_nobody_wants_to_learn_of_any_more_is_nobodys_error(
     assert not registering
     del caller  # which knows what it waited for
     gc.collect()
-    assert said == []
+    assert contexts == []
 
 
 @on_servers

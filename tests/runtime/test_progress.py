@@ -1,4 +1,4 @@
-"""What handlers say about their progress, on its way to the server."""
+"""What handlers report about their progress, on its way to the server."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Sent:
         self.came = asyncio.Event()
 
     async def note_progress(
-        self, topic: str, worker: str, said: Sequence[tuple[Any, bytes]], *, keep: int
+        self, topic: str, worker: str, reports: Sequence[tuple[Any, bytes]], *, keep: int
     ) -> None:
-        self.calls.append((topic, dict(said)))
+        self.calls.append((topic, dict(reports)))
         self.came.set()
 
     async def until(self, count: int) -> None:
@@ -70,10 +70,10 @@ async def test_the_latest_reports_of_a_topic_go_in_one_call(
 ) -> None:
     first, second = held("a"), held("b")
     for row in range(1000):
-        progress.say(first, ProgressNote(row / 1000))
-    progress.say(first, ProgressNote(note="done"))
-    progress.say(second, ProgressNote(0.5))
-    progress.say(held("c", "other"), ProgressNote(0.1))
+        progress.report(first, ProgressNote(row / 1000))
+    progress.report(first, ProgressNote(note="done"))
+    progress.report(second, ProgressNote(0.5))
+    progress.report(held("c", "other"), ProgressNote(0.1))
     await sent.until(2)
     assert sent.calls == [
         ("t", {"a": b'{"share":0.999,"note":"done"}', "b": b'{"share":0.5}'}),
@@ -89,7 +89,7 @@ async def test_a_handler_that_talks_all_the_time_is_heard_a_few_times_a_second(
 
     def talk() -> None:
         while not over.is_set():
-            progress.say(one, ProgressNote(0.5))
+            progress.report(one, ProgressNote(0.5))
 
     thread = threading.Thread(target=talk)
     thread.start()
@@ -104,19 +104,19 @@ async def test_nothing_is_sent_of_a_handler_that_has_ended(
     progress: ProgressSender, sent: Sent
 ) -> None:
     ended, running = held("a"), held("b")
-    progress.say(ended, ProgressNote(0.5))
+    progress.report(ended, ProgressNote(0.5))
     ended.ended_at = 1.0
-    progress.say(running, ProgressNote(0.5))
+    progress.report(running, ProgressNote(0.5))
     await sent.until(1)
     assert sent.calls == [("t", {"b": b'{"share":0.5}'})]
 
 
-async def test_it_is_said_again_while_the_handler_runs(
+async def test_it_is_sent_again_while_the_handler_runs(
     progress: ProgressSender, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EVERY", 0.01)
-    monkeypatch.setattr(module, "SAY_AGAIN", 0.02)
-    progress.say(held("a"), ProgressNote(0.5))
+    monkeypatch.setattr(module, "SEND_AGAIN", 0.02)
+    progress.report(held("a"), ProgressNote(0.5))
     progress._again_at = 0.0
     await sent.until(3)
     assert {str(call) for call in sent.calls} == {str(("t", {"a": b'{"share":0.5}'}))}
@@ -133,6 +133,6 @@ async def test_a_server_that_is_away_does_not_end_it(
         raise ServerUnavailable("away")
 
     monkeypatch.setattr(sent, "note_progress", away)
-    progress.say(held("a"), ProgressNote(0.1))
+    progress.report(held("a"), ProgressNote(0.1))
     await sent.until(1)
     assert sent.calls == [("t", {"a": b'{"share":0.1}'})]

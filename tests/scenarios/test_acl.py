@@ -333,9 +333,9 @@ async def test_what_a_worker_may_not_tell_is_logged(
     )
     assert shown["mx_rmq_depth_up"] == 1
     assert "mx_rmq_workers{state=alive}" not in shown
-    said = [one.getMessage() for one in warnings(caplog) if "workers" in one.getMessage()]
-    assert len(said) == 1
-    assert re.match(r"cannot count the workers: HSCAN: .*permissions", said[0])
+    texts = [one.getMessage() for one in warnings(caplog) if "workers" in one.getMessage()]
+    assert len(texts) == 1
+    assert re.match(r"cannot count the workers: HSCAN: .*permissions", texts[0])
     shown = await told_by_a_worker(await admit("worker", without(rules, "(+hkeys ~mx-rmq:topics)")))
     assert shown["mx_rmq_depth_up"] == 0
     assert re.search(r"cannot read the depth of the queue: HKEYS: .*permissions", caplog.text)

@@ -105,7 +105,8 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
         of_topic = [key for key in caller.keys if key not in (keys.topics, keys.workers)]
         assert {servers.site_of(key) for key in of_topic} == {slot_of(topic)}
         await store.beat_worker("w1", b"{}")  # on whichever node its only key is
-        assert await store.tend_topics("w1", turn=1000) is not None  # both keys are on one node
+        await store.tend_topics("w1", turn=1000)  # both keys are on one node
+        await store.give_up_turn("w1")
     assert caller.scripts | {"weigh_hash"} == set(names())  # that one has a single key
     await servers.close()
 

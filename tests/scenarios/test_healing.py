@@ -83,7 +83,7 @@ async def handled(mq: MessageQueue, history: History, member: Member) -> None:
     try:
         await until(lambda: id in history.ids("end"), BACK_WITHIN)
     except AssertionError:
-        raise AssertionError(member.said()) from None
+        raise AssertionError(member.output()) from None
 
 
 async def until_empty(mq: MessageQueue) -> None:
@@ -130,10 +130,10 @@ async def test_an_outage_longer_than_the_lease_costs_nobody_his_message(
         again = [line for line in history.lines("start") if line.id in ids and line.attempt > 1]
         assert again == []
         for member in members:
-            said = member.said()
-            assert said.count("the server is unreachable") == 1, said
-            assert said.count("the server is back") == 1, said
-            assert said.count("ERROR") == 0, said
+            output = member.output()
+            assert output.count("the server is unreachable") == 1, output
+            assert output.count("the server is back") == 1, output
+            assert output.count("ERROR") == 0, output
 
 
 @on_both
@@ -152,7 +152,7 @@ async def test_a_flush_of_scripts_and_killed_clients_go_unnoticed(
         ids = await load.stop()
         await until_empty(mq)
         assert sorted(set(ids)) == sorted(set(ids) & set(history.ids("end")))
-        assert "ERROR" not in member.said()
+        assert "ERROR" not in member.output()
 
 
 class BlackHole:
@@ -219,11 +219,11 @@ async def test_half_open_connections_are_left_behind(
             member = await ready(start, concurrency=20)
             await handled(mq, history, member)
             network.swallow()
-            await until(lambda: "the server is unreachable" in member.said(), 20)
+            await until(lambda: "the server is unreachable" in member.output(), 20)
             network.heal()
             id = await mq.produce(TOPIC, {})
             await until(lambda: id in history.ids("end"), 15)
-            assert member.said().count("the server is unreachable") == 1
+            assert member.output().count("the server is unreachable") == 1
             await handled(mq, history, member)
 
 

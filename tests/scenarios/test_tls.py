@@ -87,8 +87,8 @@ async def test_producers_workers_doorbells_and_leases_work_over_tls(
             assert time.monotonic() - began < AT_ONCE  # by doorbells: looking around takes longer
             (id,) = long = [await mq.produce(TOPIC, {"sleep": 2 * LEASE})]
             await until(lambda: handled(history, long))
-            assert history.ids("start").count(id) == 1, member.said()  # extended more than once
-            assert "ERROR" not in member.said()
+            assert history.ids("start").count(id) == 1, member.output()  # extended more than once
+            assert "ERROR" not in member.output()
         for topic in await mq.admin.topics():
             assert await mq.admin.audit(topic) == []
 
@@ -159,13 +159,13 @@ async def test_a_worker_survives_a_certificate_that_was_bad_for_a_while(
         member: Member = begin(lease=LEASE)
         member.until_ready()
         await show(node, papers.theirs.issue(*HOSTS))
-        await until(lambda: "the server is unreachable" in member.said())
-        assert "certificate verify failed" in member.said()
+        await until(lambda: "the server is unreachable" in member.output())
+        assert "certificate verify failed" in member.output()
         await show(node, papers.server)
         async with MessageQueue(url) as mq:
             ids = [await mq.produce(TOPIC, {})]
             await until(lambda: handled(history, ids))
-        assert member.said().count("the server is back") == 1
+        assert member.output().count("the server is back") == 1
 
 
 async def show(node: Node, pair: Pair) -> None:

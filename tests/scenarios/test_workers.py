@@ -129,8 +129,8 @@ async def test_a_frozen_worker_wakes_after_its_lease_and_changes_nothing(
     ended = [line for line in team.history.lines("end") if line.pid == other.pid]
     assert sorted(line.id for line in ended) == sorted(ids)
     frozen.send(signal.SIGCONT)
-    await until(lambda: frozen.said().count(": lease lost, so the result of __main__.") == 5)
-    assert "blocks the event loop" not in frozen.said()
+    await until(lambda: frozen.output().count(": lease lost, so the result of __main__.") == 5)
+    assert "blocks the event loop" not in frozen.output()
     assert (await mq.admin.stats(TOPIC)).dead == 0
     assert frozen.end(signal.SIGTERM) == 0
     assert await empty(mq)
@@ -163,7 +163,7 @@ async def test_a_second_signal_hands_back_what_still_runs_uncounted(
     await mq.produce_many(TOPIC, [{"sleep": 600}] * 5)
     await until(lambda: len(team.history.ids("start")) == 5)
     member.send(signal.SIGINT)
-    await until(lambda: " is stopping: 5 running" in member.said())
+    await until(lambda: " is stopping: 5 running" in member.output())
     assert member.end(signal.SIGINT) == 0
     page = await mq.admin.list(TOPIC, State.PENDING)
     assert [(one.attempts, one.errors) for one in page.messages] == [(0, ())] * 5
@@ -197,8 +197,8 @@ async def test_a_handler_that_blocks_the_loop_for_three_leases_is_not_run_twice(
     await team.ready(concurrency=5)
     await until_empty(mq)
     assert [(line.id, line.attempt) for line in team.history.lines("end")] == [(id, 1)]
-    assert "__main__.make.<locals>.work blocks the event loop" in blocked.said()
-    assert "time.sleep(payload" in blocked.said()
+    assert "__main__.make.<locals>.work blocks the event loop" in blocked.output()
+    assert "time.sleep(payload" in blocked.output()
 
 
 @on_both

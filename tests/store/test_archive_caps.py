@@ -406,8 +406,8 @@ async def test_the_audit_tells_of_a_wrong_count_and_the_janitor_counts_again(
     right = await noted(store, raw, state)
     await raw.hincrby(store.keys.of(TOPIC).archive_bytes, state, 1_000)
     (wrong,) = await store.audit.topic(TOPIC)
-    said = f"{state} messages: {right + 1_000:,} bytes are recorded, {right:,} are there"
-    assert wrong.what == said
+    expected = f"{state} messages: {right + 1_000:,} bytes are recorded, {right:,} are there"
+    assert wrong.what == expected
     clock.advance(6 * 3_600_000 + 1)
     assert await store.trim_archive(TOPIC, state) == 0
     assert await noted(store, raw, state) == right

@@ -86,6 +86,58 @@ async def test_a_result_replaces_that_of_an_earlier_message_with_the_same_id(
     assert await store.audit.topic(TOPIC) == []
 
 
+async def test_at_the_cap_a_result_that_replaces_another_one_drops_no_third(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    store.limits = Limits(dedup=0, results_max=3)
+    for id in ("a", "b", "c", "b"):
+        clock.advance(1)
+        await complete(store, await leased(store, id=id))
+    assert list((await snapshot(raw, TOPIC)).completed) == ["a", "c", "b"]
+
+
+async def test_at_the_budget_a_result_that_replaces_another_one_drops_no_third(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    result = b'"' + b"x" * 1000 + b'"'
+    each = len(kept(result)) + OVERHEAD
+    store.limits = Limits(dedup=0, results_bytes=3 * each)
+    for id in ("a", "b", "c", "b"):
+        clock.advance(1)
+        await complete(store, await leased(store, id=id), result=result)
+    assert list((await snapshot(raw, TOPIC)).completed) == ["a", "c", "b"]
+    counts = await store.views.counts(TOPIC)
+    assert (counts.completed_bytes, counts.overflowed) == (3 * each, None)
+
+
+@pytest.mark.parametrize("limit", [Limits(dedup=0, results_max=3), None])
+async def test_the_limits_hold_when_the_oldest_result_is_replaced_and_others_arrive(
+    store: Store, raw: Redis, clock: Clock, limit: Limits | None
+) -> None:
+    each = len(kept(b"1")) + OVERHEAD
+    store.limits = limit or Limits(dedup=0, results_bytes=3 * each)
+    for id in ("a", "b", "c"):
+        clock.advance(1)
+        await complete(store, await leased(store, id=id))
+    clock.advance(1)
+    await complete(store, [*await leased(store, id="a"), *await leased(store, id="d")])
+    assert list((await snapshot(raw, TOPIC)).completed) == ["c", "a", "d"]
+    assert await store.audit.topic(TOPIC) == []
+
+
+async def test_a_result_that_is_replaced_after_its_time_counts_once(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    store.limits = Limits(dedup=0, results_max=3)
+    for id in ("a", "b", "c"):
+        clock.advance(MINUTE if id == "b" else 1)
+        await complete(store, await leased(store, id=id), ttl=MINUTE + 1)
+    clock.advance(1)
+    await complete(store, await leased(store, id="a"), ttl=MINUTE + 1)
+    assert list((await snapshot(raw, TOPIC)).completed) == ["b", "c", "a"]
+    assert await store.audit.topic(TOPIC) == []
+
+
 async def test_the_newest_results_are_kept_also_of_a_large_batch(
     store: Store, raw: Redis, clock: Clock
 ) -> None:
@@ -177,14 +229,14 @@ async def test_ends_are_published_and_short_results_come_along(store: Store, raw
         await store.complete_with_result(TOPIC, "w1", results, ttl=RESULT_TTL)
         dead = await bring(store, State.DEAD)
         bad = await bring(store, State.QUARANTINED)
-        said = b""
-        while bad.id.encode() not in said:
+        published = b""
+        while bad.id.encode() not in published:
             message = await ear.get_message(timeout=10)
-            said += message["data"] if message else b""
+            published += message["data"] if message else b""
     first = f"completed {len(short.id)} {len(kept(b'1'))}\n{short.id}".encode() + kept(b"1")
     second = f"completed {len(long.id)} -1\n{long.id}"
     ends = f"dead {len(dead.id)} -1\n{dead.id}quarantined {len(bad.id)} -1\n{bad.id}"
-    assert said == first + second.encode() + ends.encode()
+    assert published == first + second.encode() + ends.encode()
 
 
 async def test_a_large_batch_is_published_in_parts(store: Store, raw: Redis) -> None:

@@ -42,6 +42,7 @@ HARMLESS = {
     "beat_worker": "lists a worker that was alive a moment ago",
     "expire_message": "takes what has expired; the recovery deadline brings it back",
     "extend_lease": "moves the deadline of a lease that the worker still has",
+    "give_up_turn": "frees the turn of a worker that is stopping",
     "handle_timeout_message": "takes over what ran out; the recovery deadline brings it back",
     "note_progress": "says how far a handler was a moment ago, if it still has the lease",
     "preflight": "works on a key of its own",

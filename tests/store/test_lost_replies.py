@@ -374,7 +374,7 @@ async def test_a_produce_of_unknown_outcome_can_be_repeated_with_its_ids(
 ) -> None:
     scene = impatient
     name = "produce_delay_message" if delay else "produce_normal_message"
-    batch = drafts(own=False, **({"delay": DELAY} if delay else {}))
+    batch = drafts(own=False, delay=DELAY if delay else 0)
     # A lane with a history: its receipt must not be taken for this call's.
     (earlier,) = await scene.through.produce_normal_message(TOPIC, [draft(0)])
     assert await scene.through.cancel_message(TOPIC, earlier.id)

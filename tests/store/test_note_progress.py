@@ -27,8 +27,8 @@ class TestNoteProgress(HolderContract):
     async def settle(
         self, store: Store, taken: Sequence[Leased], *, worker: str = "w1"
     ) -> list[Settled]:
-        said = [(one, b"{}") for one in taken]
-        return await store.note_progress(TOPIC, worker, said, keep=KEEP)
+        reports = [(one, b"{}") for one in taken]
+        return await store.note_progress(TOPIC, worker, reports, keep=KEEP)
 
 
 async def test_the_last_word_is_kept_with_its_token_and_expires(store: Store, raw: Redis) -> None:
@@ -47,8 +47,8 @@ async def test_each_message_of_a_batch_has_its_own_and_a_stale_one_has_none(
     store: Store, raw: Redis
 ) -> None:
     first, stale, last = await leased(store, 3)
-    said = [(first, b"1"), (stale._replace(token=1), b"2"), (last, b"3")]
-    done = await store.note_progress(TOPIC, "w1", said, keep=KEEP)
+    reports = [(first, b"1"), (stale._replace(token=1), b"2"), (last, b"3")]
+    done = await store.note_progress(TOPIC, "w1", reports, keep=KEEP)
     assert done == [Settled.DONE, Settled.LOST, Settled.DONE]
     keys = [store.keys.of(TOPIC).progress(one.id) for one in (first, stale, last)]
     assert await raw.mget(keys) == [f"{first.token} 1".encode(), None, f"{last.token} 3".encode()]

@@ -12,6 +12,8 @@ from mx_rmq.settings import Limits
 from tests.lab.messages import RESULT_TTL, TOPIC, bring, delayed, leased, pending, settle, take
 
 if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
     from mx_rmq.store.store import Store
     from tests.lab.clock import Clock
 
@@ -36,6 +38,14 @@ STATUSES = {
 async def test_every_state_is_told(store: Store, state: State | None) -> None:
     one = await bring(store, state)
     assert await status(store, one.id) == STATUSES[state]
+
+
+@pytest.mark.corrupts
+async def test_a_progress_of_the_wrong_type_hides_no_status(store: Store, raw: Redis) -> None:
+    one, other = await leased(store, 2)
+    await raw.rpush(store.keys.of(TOPIC).progress(one.id), "not a string")
+    found = await store.read_status(TOPIC, [one.id, other.id], live=True, said=True)
+    assert [each and each.status() for each in found] == [Status(State.PROCESSING, 1)] * 2
 
 
 async def test_an_id_that_was_never_produced_is_unknown(store: Store) -> None:

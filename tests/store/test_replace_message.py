@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core import codec
-from mx_rmq.core.duplicates import Terms
+from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.errors import QueueFull, ServerFull
 from mx_rmq.core.message import State
 from mx_rmq.settings import Limits
@@ -294,9 +294,9 @@ async def test_the_window_starts_again(
     clock.advance(1000)
     await store.replace_message(TOPIC, new())
     assert (await snapshot(raw, TOPIC)).recent == {"own": clock.now + WINDOW}
-    await store.replace_message(TOPIC, new(), Terms("replace", 5000))
+    await store.replace_message(TOPIC, new(), DuplicatePolicy("replace", 5000))
     assert (await snapshot(raw, TOPIC)).recent == {"own": clock.now + 5000}
-    await store.replace_message(TOPIC, new(), Terms("replace", 0))
+    await store.replace_message(TOPIC, new(), DuplicatePolicy("replace", 0))
     assert (await snapshot(raw, TOPIC)).recent == {}
 
 
@@ -307,7 +307,7 @@ async def test_without_a_window_only_its_own_mark_is_removed(
     await pending(store, id="other")
     clock.advance(WINDOW)
     await pending(store, id="third")
-    await store.replace_message(TOPIC, new(), Terms("replace", 0))
+    await store.replace_message(TOPIC, new(), DuplicatePolicy("replace", 0))
     assert (await snapshot(raw, TOPIC)).recent == {"third": clock.now + WINDOW}
 
 

@@ -13,10 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.admin.actions import Actions, readable
+from mx_rmq.admin.arguments import check_text, state_among, state_named
 from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
+from mx_rmq.admin.keys import read_key, read_keys
+from mx_rmq.admin.limits import Limiter
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
     Cancelled,
@@ -27,15 +30,23 @@ from mx_rmq.admin.models import (
     message_view,
     worker_view,
 )
-from mx_rmq.admin.stats import MOST, Overview, Stats, ask_topics, count_topic, rates
+from mx_rmq.admin.stats import (
+    MOST,
+    Overview,
+    Stats,
+    ask_topics,
+    count_between,
+    count_topic,
+    measure_rates,
+)
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import FAILED, LIVE, WAITING, State
-from mx_rmq.core.names import TOPIC, check_topic
+from mx_rmq.core.names import TOPIC, check_key, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.core.status import ProgressNote
-from mx_rmq.store.messages import levels
+from mx_rmq.store.operator_calls import KEEP, Keep
 
 if TYPE_CHECKING:
     import builtins
@@ -45,7 +56,10 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
+    from mx_rmq.admin.keys import KeyList, KeyView
+    from mx_rmq.admin.limits import LimitsView
     from mx_rmq.admin.stats import Rates
+    from mx_rmq.core.limits import Rate
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -67,6 +81,7 @@ class Admin:
         self._store = store
         self._pages = store.views.pages
         self._actions = Actions(store, operator)
+        self._limiter = Limiter(store, self._parts, by=operator)
 
     def as_operator(self, name: str) -> Admin:
         """Return the same admin under this name, which the history shows beside its actions."""
@@ -125,16 +140,7 @@ class Admin:
     async def rates(self, *topics: str, over: Seconds = 1.0) -> dict[str, Rates]:
         """Return how fast messages come and go, measured over a while; by default of all topics."""
         over = as_seconds("over=", over, SHORTEST, LONGEST_RATES)
-        names = topics or await self.topics()
-        before = await ask_all(names, self.stats)
-        began = time.monotonic()
-        await asyncio.sleep(over)
-        after = await ask_all(names, self.stats)
-        passed = time.monotonic() - began
-        return {
-            one.topic: rates(one.topic, one.totals, later.totals, passed)
-            for one, later in zip(before, after, strict=True)
-        }
+        return await measure_rates(topics or await self.topics(), self.stats, over)
 
     async def now(self) -> float:
         """Return the server's time, which everything here uses."""
@@ -151,13 +157,76 @@ class Admin:
         """
         return await self._store.views.servers()
 
-    async def pause(self, topic: str) -> bool:
-        """Stop workers from taking messages of a topic; return whether that changed anything."""
-        return await self._on_all(topic, self._store.pause_topic)
+    async def pause(
+        self,
+        topic: str,
+        key: str | None = None,
+        *,
+        seconds: Seconds | None = None,
+        reason: str = "",
+    ) -> bool:
+        """Let no message of a topic, or of one of its keys, start; return whether that changed
+        anything.
 
-    async def resume(self, topic: str) -> bool:
-        """Let workers take messages of a topic again; return whether that changed anything."""
-        return await self._on_all(topic, self._store.resume_topic)
+        For so many seconds, or until it is resumed. Messages in processing are not affected.
+        """
+        check_text("reason=", reason)
+        if key is not None:
+            return await self._limiter.pause(topic, check_key(key), seconds, reason)
+        changed = False
+        if seconds is None:
+            changed = await self._on_all(topic, self._store.pause_topic)
+        if seconds is not None or reason:
+            changed |= await self._limiter.pause(topic, None, seconds, reason)
+        return changed
+
+    async def resume(self, topic: str, key: str | None = None) -> bool:
+        """Let the messages of a topic, or of one of its keys, start again; return whether that
+        changed anything."""
+        if key is not None:
+            return await self._limiter.resume(topic, check_key(key))
+        changed = await self._on_all(topic, self._store.resume_topic)
+        return await self._limiter.resume(topic, None) or changed
+
+    async def limit(
+        self,
+        topic: str,
+        key: str | None = None,
+        *,
+        running: int | Keep | None = KEEP,
+        rate: Rate | str | Keep | None = KEEP,
+        weight: float | Keep | None = KEEP,
+    ) -> None:
+        """Change the limits of a topic, or of one of its keys, at once.
+
+        Only what is given is changed. It outranks what the handler declares; None restores that.
+        `running=0`: nothing starts. `rate` is "50/s", "100/m", "1000/h" or a Rate. `weight`, only
+        with a key: how many turns it gets for each turn of the others, 1 unless set. The limits of
+        a topic are shared out over its partitions, with at least 1 running in each.
+        """
+        key = None if key is None else check_key(key)
+        given = {"running": running, "rate": rate, "weight": weight}
+        await self._limiter.limit(topic, key, given)
+
+    async def limits(self, topic: str, key: str | None = None) -> LimitsView:
+        """Return the limits of a topic: what its handler declares, and what operators have set.
+
+        With a key, `LimitsView.keys` has only what is set for this key, if anything is.
+        """
+        return await self._limiter.limits(topic, None if key is None else check_key(key))
+
+    async def keys(self, topic: str, *, limit: int = 20) -> KeyList:
+        """Return up to `limit` (1 to 200) keys of a topic, those with the most waiting first.
+
+        Keys with limits of their own are also in it, if there is room. With more than 1,000
+        messages in lines, the keys are found in a random sample of 1,000. `KeyList.partial` says
+        whether keys that wait are left out.
+        """
+        return await read_keys(self._store, topic, await self._parts(topic), limit)
+
+    async def key(self, topic: str, key: str) -> KeyView:
+        """Return the line of one key, even if nothing of it waits."""
+        return await read_key(self._store, topic, await self._parts(topic), check_key(key))
 
     async def _on_all(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
         """Act on each partition of a topic, including those that are added meanwhile."""
@@ -171,7 +240,7 @@ class Admin:
         """Grow a topic to this many partitions; return how many it has now. It never shrinks.
 
         Producers use the new ones within ten seconds, and running workers serve them within
-        fifteen. A paused topic stays paused.
+        fifteen. A paused topic stays paused. Limits that were set are shared out again.
         """
         wanted = check_partitions(partitions)
         parts = await self._parts(topic)
@@ -181,6 +250,8 @@ class Admin:
                 "the messages in the others would be lost"
             )
         await self._store.grow(topic, wanted)
+        if wanted > len(parts):
+            await self._limiter.reshare(topic, len(parts))
         return self._store.partitions[topic]
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
@@ -221,34 +292,27 @@ class Admin:
 
         The times mean the same as in a Filter. Pending messages have none: all are counted.
         """
-        chosen = _state(state)
+        chosen = state_named(state)
         low, high = times(Filter(since=since, until=until), chosen)
-
-        async def count(part: str) -> int:
-            if chosen is State.PENDING:
-                return (await self._store.views.counts(part)).pending
-            each = range(levels(chosen))
-            return sum([await self._pages.count(part, chosen, level, low, high) for level in each])
-
-        return sum(await ask_all(await self._parts(topic), count))
+        return await count_between(self._store, await self._parts(topic), chosen, low, high)
 
     async def get(self, topic: str, id: str) -> MessageView | None:
         """Return one message, in any state; None: it is finished or never existed."""
         parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._pages.find(part, id))
+        found = await ask_for(id, parts, lambda part: self._pages.find(part, id))
         if found is None:
             return None
         part, view = found[0], message_view(*found)
         if view.state is State.PROCESSING:
             (now,) = await self._store.read_status(part, [id], said=True)
             if now is not None:
-                said = ProgressNote.read(now.progress, now.lease)
-                view = replace(view, progress=said.share, note=said.note)
+                report = ProgressNote.read(now.progress, now.lease)
+                view = replace(view, progress=report.share, note=report.note)
         return view
 
     async def find(self, id: str) -> builtins.list[MessageView]:
         """Return the message with this id from every topic that has one."""
-        _text(id)
+        check_text("message id ", id)
         found = await ask_all(await self.topics(), lambda topic: self.get(topic, id))
         return [one for one in found if one is not None]
 
@@ -265,15 +329,16 @@ class Admin:
         """Return up to `limit` (1 to 1,000) messages of a state, from where the last page ended.
 
         Pending ones come in dispatch order: high, normal, low; within each the first of every
-        partition, then the second ones. Delayed ones come by due time, those in processing by the
-        deadline of their lease, dead and quarantined ones newest first. A cursor is a position: a
-        message that moves between two calls may be on both pages or on neither. Partitions added
-        meanwhile are on later pages. A page also ends after 8 MiB of messages.
+        partition, then the second ones. Those with a key come last, line by line. Delayed ones come
+        by due time, those in processing by the deadline of their lease, dead and quarantined ones
+        newest first. A cursor is a position: a message that moves between two calls may be on both
+        pages or on neither. Partitions added meanwhile are on later pages. A page also ends
+        after 8 MiB of messages.
 
         With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
         says how many; the cursor continues after them.
         """
-        chosen = _state(state)
+        chosen = state_named(state)
         parts = await self._parts(topic)
         return await read_page(
             self._pages, parts, chosen, filter=filter, limit=limit, cursor=cursor, look=look
@@ -288,7 +353,7 @@ class Admin:
         async def find(part: str) -> builtins.list[HistoryEntry] | None:
             return await self._store.views.history.of(part, id) or None
 
-        part, entries = await ask_for(_text(id), await self._parts(topic), find) or ("", [])
+        part, entries = await ask_for(id, await self._parts(topic), find) or ("", [])
         return [seen for entry in entries if (seen := happening(part, entry))]
 
     async def history_begins(self, topic: str) -> float | None:
@@ -364,9 +429,8 @@ class Admin:
 
     async def cancel(self, topic: str, id: str) -> Cancelled:
         """Cancel a message that no worker has taken. The result is true if that was done."""
-        parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        return Cancelled.ABSENT if found is None else await self._actions.cancel(found[0], id)
+        part = await self._part_with(id, await self._parts(topic))
+        return Cancelled.ABSENT if part is None else await self._actions.cancel(part, id)
 
     async def abort(self, topic: str, id: str, reason: str = "") -> bool:
         """Stop a message for good: it goes to the dead letters, and `requeue` undoes that.
@@ -387,19 +451,19 @@ class Admin:
     ) -> bool:
         """Give a pending or delayed message another due time. See `mq.reschedule`."""
         wait, due = new_due_time(delay, at)
-        parts = await self._parts(topic)
-        found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-        return found is not None and await self._actions.reschedule(
-            found[0], id, delay=wait, at=due
-        )
+        part = await self._part_with(id, await self._parts(topic))
+        return part is not None and await self._actions.reschedule(part, id, delay=wait, at=due)
+
+    async def _part_with(self, id: str, parts: Sequence[str]) -> str | None:
+        """Return which of these partitions has a live message; None: none has."""
+        found = await ask_for(id, parts, lambda part: self._store.views.record(part, id))
+        return None if found is None else found[0]
 
     async def _archived(
         self, topic: str, id: str, state: State | str | None, seen: float | None
     ) -> tuple[str, Found] | None:
-        states = FAILED if state is None else (_one_of(FAILED, state),)
-        _text(id)
-        parts = await self._parts(topic)
-        return await self._actions.find_archived(parts, id, states, seen)
+        states = FAILED if state is None else (state_among(FAILED, state),)
+        return await self._actions.find_archived(await self._parts(topic), id, states, seen)
 
     # acting on many messages
 
@@ -413,7 +477,7 @@ class Admin:
         `dry_run`: only count them. `progress` is called on the way. If it is interrupted, each
         message is either requeued or as it was.
         """
-        chosen = _one_of(FAILED, state)
+        chosen = state_among(FAILED, state)
         return await self._bulk(topic, chosen, self._actions.requeue, options, can_act=readable)
 
     async def discard_all(
@@ -423,22 +487,23 @@ class Admin:
 
         Order and options are those of `requeue_all`.
         """
-        return await self._bulk(topic, _one_of(FAILED, state), self._actions.discard, options)
+        return await self._bulk(topic, state_among(FAILED, state), self._actions.discard, options)
 
     async def cancel_all(
         self, topic: str, state: State | str, **options: Unpack[BulkOptions]
     ) -> int:
         """Remove the pending or delayed messages that match a filter; return how many.
 
-        One partition after the other; within it high, normal, low. Pending ones newest first,
-        delayed ones by due time. Messages produced meanwhile are left alone; those that workers
-        hand back or retry meanwhile may be missed. Options are those of `requeue_all`.
+        One partition after the other; within it high, normal, low. Pending ones newest first, then
+        those with a key, line by line; delayed ones by due time. Messages produced meanwhile are
+        left alone; those that workers hand back or retry meanwhile may be missed. Options are those
+        of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> Cancelled:
             return await self._actions.cancel(part, found.id)
 
-        return await self._bulk(topic, _one_of(WAITING, state), cancel, options)
+        return await self._bulk(topic, state_among(WAITING, state), cancel, options)
 
     async def abort_many(
         self, topic: str, ids: Sequence[str], reason: str = ""
@@ -446,12 +511,12 @@ class Admin:
         """Abort these messages; return for each whether there was something to abort."""
         if isinstance(ids, str):
             raise InvalidInput(f"abort_many takes a list of ids, not the string {ids!r:.80}")
-        _check_reason(reason)
+        check_text("reason=", reason)
         parts = await self._parts(topic)
 
         async def abort(id: str) -> bool:
-            found = await ask_for(_text(id), parts, lambda part: self._store.views.record(part, id))
-            return found is not None and await self._actions.abort(found[0], id, reason)
+            part = await self._part_with(id, parts)
+            return part is not None and await self._actions.abort(part, id, reason)
 
         return await ask_all(ids, abort)
 
@@ -467,12 +532,12 @@ class Admin:
         Same order and options as `cancel_all`; messages in processing come by the deadline of their
         lease. Unreadable messages are left alone.
         """
-        _check_reason(reason)
+        check_text("reason=", reason)
 
         async def abort(part: str, found: Found) -> bool:
             return await self._actions.abort(part, found.id, reason)
 
-        return await self._bulk(topic, _one_of(LIVE, state), abort, options, can_act=readable)
+        return await self._bulk(topic, state_among(LIVE, state), abort, options, can_act=readable)
 
     async def _bulk(
         self,
@@ -485,30 +550,3 @@ class Admin:
         now = self._store.views.now
         bulk = Bulk(self._pages, state, act, now=now, can_act=can_act, **options)
         return await bulk.run(await self._parts(topic))
-
-
-def _state(state: State | str) -> State:
-    try:
-        return State(state)
-    except ValueError:
-        raise InvalidInput(f"state={state!r:.80} is not one of {', '.join(State)}") from None
-
-
-def _one_of(states: tuple[State, ...], state: State | str) -> State:
-    chosen = _state(state)
-    if chosen not in states:
-        act = {FAILED: "requeue, edit or discard", WAITING: "cancel", LIVE: "abort"}[states]
-        which = f"{', '.join(states[:-1])} or {states[-1]}"
-        raise InvalidInput(f"state={chosen!s}: you can only {act} {which} messages")
-    return chosen
-
-
-def _check_reason(reason: str) -> None:
-    if not isinstance(reason, str):
-        raise InvalidInput(f"reason={reason!r:.80} is not a string")
-
-
-def _text(id: str) -> str:
-    if not isinstance(id, str):
-        raise InvalidInput(f"message id {id!r:.80} is not a string")
-    return id

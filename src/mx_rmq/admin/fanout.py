@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from mx_rmq.admin.arguments import check_text
 from mx_rmq.core.names import ID
 from mx_rmq.core.partition import number_for, number_in
 from mx_rmq.store.lanes import maker_of
@@ -48,7 +49,7 @@ async def ask_for(
 
     Likely ones are asked first, then the others, several at a time.
     """
-    likely = _likely(id, parts)
+    likely = _likely(check_text("message id ", id), parts)
     for part in likely:
         if (found := await ask(part)) is not None:
             return part, found

@@ -68,6 +68,8 @@ class MessageView:
     broken: str = ""  # why the record cannot be read; empty if it can
     newer: bool = False  # whether that is because a newer release wrote it
     priority: Priority | None = None
+    key: str | None = None  # whose line it stands in; None: it has no key
+    cost: int = 1  # how much it counts against a rate
     attempts: int = 0  # failed ones, including crashes
     crashes: int = 0
     max_attempts: int | None = None
@@ -81,8 +83,8 @@ class MessageView:
     worker: str = ""  # the worker that has it in processing, or that quarantined it
     token: int | None = None  # the token of its lease
     progress: float | None = None
-    """What its handler last said with `delivery.progress`, a share from 0 to 1. Only `admin.get`
-    reads this and the note."""
+    """What its handler last reported with `delivery.progress`, a share from 0 to 1. Only
+    `admin.get` reads this and the note."""
     note: str = ""
     archived_at: float | None = None  # when it became dead, quarantined or completed
     error_type: str = ""  # why it is quarantined: the type of the error
@@ -214,7 +216,16 @@ def message_view(part: str, found: Found) -> MessageView:
     )
 
 
-_COPIED: Final = ("priority", "attempts", "crashes", "max_attempts", "headers", "reason")
+_COPIED: Final = (
+    "priority",
+    "key",
+    "cost",
+    "attempts",
+    "crashes",
+    "max_attempts",
+    "headers",
+    "reason",
+)
 
 
 def _message_fields(message: Message) -> dict[str, Any]:

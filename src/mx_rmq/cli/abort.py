@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command
 @click.option("--reason", help="Why; stored with the dead letter.")
-@acts_on(LIVE, "Only messages in this state. Required with --all; not allowed without it.")
+@acts_on(LIVE)
 async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     """Move the messages IDS of TOPIC to the dead letters, and stop their handlers.
 
@@ -24,14 +24,7 @@ async def abort(admin: Admin, reason: str | None, **options: Any) -> int:
     Exit code 1: some IDS are not pending, delayed or processing. 2: failed. 130: interrupted;
     each message is either aborted or unchanged.
     """
-    if options["state"] is not None and options["ids"]:
-        raise click.UsageError("--state needs --all.")
-
-    why = reason or ""
-
-    async def one(topic: str, id: str, *, state: None) -> bool:
-        return await admin.abort(topic, id, why)
-
-    many = partial(admin.abort_all, reason=why)
+    one = partial(admin.abort, reason=reason or "")
+    many = partial(admin.abort_all, reason=reason or "")
     action = Action(verb="abort", done="aborted", states=LIVE, one=one, many=many)
     return await act(admin, action, **options)

@@ -14,6 +14,7 @@ from mx_rmq.cli.filters import Filters, filter_of, with_filters
 from mx_rmq.cli.output import as_json, count, print_json, print_result, say
 from mx_rmq.cli.terminal import progress_bar
 from mx_rmq.core.errors import InvalidInput, MxRmqError
+from mx_rmq.core.message import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from mx_rmq.core.message import State
 
 
-def acts_on(
-    states: tuple[State, ...], state_help: str = "Only messages in this state. Required with --all."
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def acts_on(states: tuple[State, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Pass an Admin to a command; add the options that choose messages in these states."""
+    state_help = "Only messages in this state. Required with --all"
+    state_help += "." if states is FAILED else "; not allowed without it."
     number, rate = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
     return options(
         with_topic,
@@ -55,7 +56,8 @@ class Action:
     verb: str
     done: str
     states: tuple[State, ...]
-    one: Callable[..., Awaitable[bool]]  # takes topic, id and state=; False: not found
+    one: Callable[..., Awaitable[bool]]
+    """Takes topic and id, and state= if it acts on archived messages. False: not found."""
     many: Callable[..., Awaitable[int]]  # acts on every message that matches; returns how many
     asks: bool = True  # whether it needs confirmation for messages given by id, too
 
@@ -80,8 +82,9 @@ async def act(
     if all_of_them and state is None:
         choices = " or --state ".join(action.states)
         raise click.UsageError(f"--all needs --state {choices}.")
-    for name, value in only_with_all.items():
-        if value not in (None, False) and not all_of_them:
+    by_id = {"state": state} if action.states is FAILED else {}  # what applies without --all
+    for name, value in ({"state": state} | only_with_all).items():
+        if name not in by_id and value not in (None, False) and not all_of_them:
             raise click.UsageError(f"--{name.replace('_', '-')} needs --all.")
     await admin.check_topic(topic)
     if state is not None and all_of_them:
@@ -90,7 +93,7 @@ async def act(
         )
     if action.asks:
         ask(f"{action.verb} {count(len(ids), 'message')} of {topic}", yes=yes)
-    return await _act_on_each(admin, action, topic, ids, state, as_json=as_json)
+    return await _act_on_each(admin, action, topic, ids, by_id, as_json=as_json)
 
 
 async def _act_on_all(
@@ -170,7 +173,7 @@ async def _act_on_each(
     action: Action,
     topic: str,
     ids: tuple[str, ...],
-    state: str | None,
+    by_id: dict[str, Any],
     *,
     as_json: bool,
 ) -> int:
@@ -181,7 +184,7 @@ async def _act_on_each(
     try:
         for id in dict.fromkeys(ids):
             try:
-                there = await action.one(topic, id, state=state)
+                there = await action.one(topic, id, **by_id)
             except InvalidInput as error:
                 refused[id] = str(error)
                 say(f"Error: {error}", err=True)

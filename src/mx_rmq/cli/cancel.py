@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command
-@acts_on(WAITING, "Only messages in this state. Required with --all; not allowed without it.")
+@acts_on(WAITING)
 async def cancel(admin: Admin, **options: Any) -> int:
     """Remove the messages IDS of TOPIC that no worker has started.
 
@@ -26,10 +26,7 @@ async def cancel(admin: Admin, **options: Any) -> int:
     """
     from mx_rmq.admin import Cancelled
 
-    if options["state"] is not None and options["ids"]:
-        raise click.UsageError("--state needs --all.")
-
-    async def one(topic: str, id: str, *, state: None) -> bool:
+    async def one(topic: str, id: str) -> bool:
         answer = await admin.cancel(topic, id)
         if answer is Cancelled.PROCESSING:
             raise InvalidInput(f"message {id!r} is in processing: a worker has started it")

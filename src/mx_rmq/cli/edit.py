@@ -59,10 +59,10 @@ async def edit(
 ) -> int:
     """Change the payload of message ID of TOPIC, and requeue it.
 
-    Its id, headers and priority stay. If no worker could decode the message, the editor shows the
-    whole record, and the payload of the fixed record is used. If the edit fails, your text is kept
-    in a file. Exit code 1: the message is neither dead nor quarantined. 2: failed, the payload is
-    not JSON, or the message was archived again while you edited.
+    Its id, headers and priority stay. If the message cannot be decoded, the editor shows its whole
+    record: fix the record, and its payload is used. If the edit fails, your text is kept in a file.
+    Exit code 1: the message is neither dead nor quarantined. 2: failed, the payload is not JSON, or
+    the message was archived again while you edited.
     """
     if payload is not None and payload_file is not None:
         raise click.UsageError("Pass either --payload or --payload-file, not both.")

@@ -19,8 +19,8 @@ async def requeue(admin: Admin, **options: Any) -> int:
     """Move the messages IDS of TOPIC from the dead letters or quarantine back to pending.
 
     With --all, requeue every message in --state that matches the filters. Messages that no worker
-    can decode stay. Exit code 1: some IDS were not found. 2: failed. 130: interrupted; each message
-    is either requeued or unchanged.
+    can decode are left alone. Exit code 1: some IDS were not found. 2: failed. 130: interrupted;
+    each message is either requeued or unchanged.
     """
     action = Action(
         verb="requeue",

@@ -20,7 +20,8 @@ from mx_rmq.core.errors import InvalidInput, MxRmqError, WorkerBroken
 from mx_rmq.core.events import WorkerFailed, WorkerStarted, WorkerStopped, WorkerStopping
 from mx_rmq.logs import FailedPayloads
 from mx_rmq.runtime.loop import loop_factory
-from mx_rmq.worker import SIGNALS, Worker
+from mx_rmq.runtime.signals import STOP_SIGNALS, on_stop_signals
+from mx_rmq.worker import Worker
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -36,7 +37,7 @@ LEAVE_WITHIN: Final = 5.0  # for other threads to end after the worker has stopp
 
 def run_worker(options: Options, grace: float, systemd: Systemd) -> int:
     """Run until stopped; return the exit code."""
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.default_int_handler)  # both raise KeyboardInterrupt
     lifeline = None if options.lifeline is None else Lifeline(options.lifeline)
     if lifeline is not None:
@@ -113,7 +114,6 @@ def _endpoint(worker: Worker) -> AbstractAsyncContextManager[object]:
 
 async def _drain(worker: Worker) -> None:
     """Drain the queue. The first signal shuts down cleanly, the second cancels handlers."""
-    loop = asyncio.get_running_loop()
     draining = asyncio.create_task(worker.drain(), name="mx-rmq drain")
 
     def on_signal() -> None:
@@ -122,13 +122,8 @@ async def _drain(worker: Worker) -> None:
         else:
             draining.cancel()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
+    with on_stop_signals(on_signal):
         await asyncio.wait([draining])
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
     if not draining.cancelled():
         done = draining.result()
         snoozed = f", {done.snoozed:,} snoozed" if done.snoozed else ""
@@ -149,7 +144,7 @@ def _leave_soon(code: int) -> None:
         sys.stderr.flush()
         os._exit(code)
 
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, leave)
     timer = threading.Timer(LEAVE_WITHIN, leave)
     timer.daemon = True

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.cli.load_queue import import_from_here
+from mx_rmq.runtime.signals import STOP_SIGNALS
 from mx_rmq.safe_log import get_logger
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from mx_rmq.cli.systemd import Systemd
 
 logger = get_logger(__name__)
-
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)  # they stop the processes
 
 # Exit codes of a worker
 LEFT: Final = 1  # unfinished messages wait until their leases run out
@@ -108,7 +107,7 @@ class Processes:
         self._alive_at: dict[asyncio.subprocess.Process, float] = {}  # its last sign of life
         self.stopping = asyncio.Event()  # set once a signal told us to stop
         self.worked = asyncio.Event()  # set once any worker has started: the options are valid
-        for number in SIGNALS:
+        for number in STOP_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
         if systemd.watchdog is not None:
             self._check(systemd.watchdog)

@@ -70,9 +70,9 @@ class Delivery:
         Never blocks; may be called in any thread. `mq.status` and `mq.watch` show the latest report
         of this attempt within a second.
         """
-        said = ProgressNote.of(share, note)
+        report = ProgressNote.of(share, note)
         if self._progress is not None:
-            self._progress(said)
+            self._progress(report)
 
     def __repr__(self) -> str:
         return f"<Delivery {self.id} of {self.topic}, attempt {self.attempt}, fence {self.fence}>"

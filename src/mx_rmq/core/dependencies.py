@@ -248,11 +248,11 @@ class _Reader:
             return self._read[function, scope]
         if any(getattr(link, "__code__", None) in _MANAGERS for link in links):
             raise InvalidInput(
-                f"{title} is a context manager: remove the decorator, a provider just yields"
+                f"{title} is a context manager: remove the decorator; a provider only has to yield"
             )
         if any(function == known for known, _ in self._path):
             names = " -> ".join([*(known for _, known in self._path), name])
-            raise InvalidInput(f"{title} needs itself: {names}")
+            raise InvalidInput(f"{title} depends on itself: {names}")
         self._path.append((function, name))
         try:
             arguments = self.arguments(title, self._parameters(title, function))

@@ -1,4 +1,4 @@
-"""What a produce does if its custom id is taken, and for how long it takes the id."""
+"""What a produce does if its custom id is taken, and how long it keeps the id taken."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OnDuplicate = Literal["ignore", "replace", "error"]
 CHOICES: Final = get_args(OnDuplicate)
 
 
-class Terms(NamedTuple):
-    """What to do about a duplicate, if it is not the default: to ignore it."""
+class DuplicatePolicy(NamedTuple):
+    """What a produce does if its id is taken. None in place of one: ignore the message."""
 
     on_duplicate: OnDuplicate = "ignore"
     dedup: int | None = None  # ms; None: the setting of the queue
@@ -26,14 +26,16 @@ class Terms(NamedTuple):
         return self.on_duplicate == "error"
 
 
-def terms_of(id: str | None, on_duplicate: Any, dedup: int | None) -> Terms | None:
+def duplicate_policy_of(
+    id: str | None, on_duplicate: Any, dedup: int | None
+) -> DuplicatePolicy | None:
     """Check the options of one message; None: they are the default."""
     if on_duplicate == "ignore" and dedup is None:
         return None
     if on_duplicate not in CHOICES:
         raise InvalidInput(f"on_duplicate={on_duplicate!r:.80} is not one of {', '.join(CHOICES)}")
     if not id and on_duplicate == "replace":
-        raise InvalidInput('on_duplicate="replace" needs an id: which message to replace')
+        raise InvalidInput('on_duplicate="replace" needs an id: it names the message to replace')
     if not id and dedup is not None:
         raise InvalidInput("dedup needs an id: generated ids are never used twice")
-    return Terms(on_duplicate, dedup)
+    return DuplicatePolicy(on_duplicate, dedup)

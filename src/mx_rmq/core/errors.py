@@ -195,7 +195,7 @@ class NewerLayout(UnsafeServer):
 
 
 class ResultTimeout(MxRmqError, TimeoutError):
-    """A message had not ended within the `timeout` of `mq.result`. It goes on."""
+    """A message had not ended within the `timeout` of `mq.result`. It is still handled."""
 
     def __init__(self, topic: str, id: str, timeout: float, *, away: bool = False) -> None:
         why = "; the server was unreachable" if away else ""

@@ -1,14 +1,14 @@
 """The outcome of a delivery: a value, decided without I/O, which the lifecycle applies.
 
-Complete      -> complete_message      it is done
-Result        -> complete_with_result  it is done, and its result is kept
-RetryLater    -> retry_message         it waits for another attempt
-DeadLetter    -> move_to_dlq           it gets no further attempt
-Quarantine    -> handle_parse_error    its record or payload cannot be read
-Release       -> release_message       it was not finished and goes back: no attempt is counted
-SnoozeLater   -> retry_message         its handler wants it back later: no attempt is counted
-Postpone      -> retry_message         it waits for a newer release: no attempt is counted
-GiveWay       -> release_replaced      it was replaced meanwhile: the new record waits
+Complete         -> complete_message      it is done
+Result           -> complete_with_result  it is done, and its result is kept
+RetryLater       -> retry_message         it waits for another attempt
+DeadLetter       -> move_to_dlq           it gets no further attempt
+Quarantine       -> handle_parse_error    its record or payload cannot be read
+Release          -> release_message       it was not finished and goes back: no attempt is counted
+SnoozeLater      -> retry_message         its handler wants it back later: no attempt is counted
+Postpone         -> retry_message         it waits for a newer release: no attempt is counted
+ReleaseReplaced  -> release_replaced      a produce replaced it meanwhile: its new record waits
 """
 
 from __future__ import annotations
@@ -153,14 +153,21 @@ class Postpone(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveWay:
-    """A produce replaced the message meanwhile, so its outcome no longer counts."""
+class ReleaseReplaced:
+    """A produce replaced the message meanwhile: the outcome of the old record does not count."""
 
     outcome: Outcome
 
 
 Outcome = (
-    Complete | RetryLater | SnoozeLater | DeadLetter | Quarantine | Release | Postpone | GiveWay
+    Complete
+    | RetryLater
+    | SnoozeLater
+    | DeadLetter
+    | Quarantine
+    | Release
+    | Postpone
+    | ReleaseReplaced
 )
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar
 
 from mx_rmq.core.codec import encode_payload
-from mx_rmq.core.duplicates import OnDuplicate, Terms, terms_of
+from mx_rmq.core.duplicates import DuplicatePolicy, OnDuplicate, duplicate_policy_of
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Message, Priority
@@ -118,9 +118,9 @@ class Outgoing:
             cost=self.cost,
         )
 
-    def terms(self) -> Terms | None:
+    def duplicate_policy(self) -> DuplicatePolicy | None:
         """Return what to do about a duplicate; None: the default. Refuse invalid options."""
-        return terms_of(self.id, self.on_duplicate, _ms(self.dedup))
+        return duplicate_policy_of(self.id, self.on_duplicate, _ms(self.dedup))
 
 
 def payload_list(payloads: Iterable[T]) -> list[T]:

@@ -30,7 +30,7 @@ class Status:
     """The running attempt, or the one that completed it; else how many have failed so far. One that
     was aborted, snoozed or handed back has not failed."""
     progress: float | None = None
-    """What the running attempt last said with `delivery.progress`: a share from 0 to 1."""
+    """What the running attempt last reported with `delivery.progress`: a share from 0 to 1."""
     note: str = ""  # and in words
     reason: str = ""  # why it is dead or quarantined, or why the last attempt failed
 
@@ -92,8 +92,8 @@ class ProgressNote(msgspec.Struct, frozen=True, omit_defaults=True):
     @classmethod
     def read(cls, data: bytes, lease: bytes) -> ProgressNote:
         """Return what the holder of a lease reported; empty if an earlier attempt did."""
-        token, _, said = data.partition(b" ")
+        token, _, report = data.partition(b" ")
         if token and token == lease.partition(b":")[0]:
             with suppress(*_UNREADABLE):
-                return msgspec.json.decode(said, type=cls)
+                return msgspec.json.decode(report, type=cls)
         return cls()

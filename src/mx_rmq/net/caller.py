@@ -216,7 +216,9 @@ class Caller:
                 passing = is_temporary(error)
                 if passing:
                     link.failed(error)
-                elif not sent:
+                elif why := why_refused(error):  # it comes back when the login is right again
+                    link.failed(ServerUnavailable(why))
+                if not passing and not sent:
                     raise
                 # Refused after a lost reply: the first copy may still arrive.
                 if was_sent(error):

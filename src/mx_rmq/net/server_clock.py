@@ -18,7 +18,7 @@ class ServerClock:
         self.jumped_at = float("-inf")  # when we last noticed a jump, on the monotonic clock
 
     def update(self, now: int, asked_at: float) -> None:
-        """Note that an answer to a call made at `asked_at` said that it is `now` (ms).
+        """Note the server's time, `now` in ms, from the answer to a call made at `asked_at`.
 
         The clock jumped if no moment between the two calls and their answers fits. An answer that
         we read late, because this process was frozen, leaves much room.

@@ -26,6 +26,8 @@ LOOK_AGAIN: Final = 0.5
 """Seconds after which we look once more for a message that we do not hold: the news of its abort
 may have overtaken the reply of the dispatch."""
 
+MAX_DIGITS: Final = 20  # of a token
+
 
 class AbortListener:
     """Listens to the aborts of all topics of one worker."""
@@ -58,8 +60,8 @@ class AbortListener:
 
     def _heard(self, channel: str, data: bytes) -> None:
         token, _, id = data.partition(b" ")
-        if not token.isdigit():
-            return  # not ours
+        if not token.isdigit() or len(token) > MAX_DIGITS:
+            return  # not ours: any client may publish
         topic, claim = self._topics[channel], (int(token), id.decode("utf-8", "surrogateescape"))
         if not self._abort(topic, *claim):
             asyncio.get_running_loop().call_later(LOOK_AGAIN, self._abort, topic, *claim)

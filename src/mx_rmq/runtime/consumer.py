@@ -175,6 +175,8 @@ class Consumer:
                 slots.finished(held)
                 if not self._loop.is_closed():
                     self._lifecycle.settle(held, outcome)
+            if self._closed:  # the handler has outlived its worker
+                return
             if _is_dirty(task, clean):
                 self.start_ready()
                 return

@@ -168,7 +168,7 @@ class Engine:
         self.consumer.hand_back()
         await self._finish(grace)
         await self._cancel()
-        await self._progress.loop.stop()
+        await self._progress.stop()
         await self._lifecycle.drain(STEP_WITHIN)
         self._lifecycle.close()
         await self._registry_loop.stop()
@@ -184,6 +184,7 @@ class Engine:
             async with asyncio.timeout(STEP_WITHIN):
                 await asyncio.gather(
                     self._registry.leave(),
+                    self._caretaker.leave(),
                     *(site.hand_back_rings() for site in self._sites.values()),
                     *self._dispatcher.ringing,
                     return_exceptions=True,  # one server may be unreachable

@@ -90,7 +90,7 @@ class HandlerCalls:
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
             key=message.key,
-            progress=partial(self._progress.say, held),
+            progress=partial(self._progress.report, held),
         )
         key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy
         self._delivered[key] = held

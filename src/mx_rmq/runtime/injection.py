@@ -7,6 +7,7 @@ event loop.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractContextManager, asynccontextmanager
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ class Injection:
         """Call the worker-scoped providers, and clean up after them."""
         opened: Opened = []
         error: BaseException | None = None
+        loop = asyncio.get_running_loop()
         try:
             for handler in handlers:
                 if handler.dependencies is None:
@@ -54,7 +56,9 @@ class Injection:
                         made[step.provider.function] = await _provide(step, values, opened)
                     values.append(made[step.provider.function])
             yield
-        except BaseException as raised:  # noqa: BLE001 - raised again below
+        except BaseException as raised:
+            if not loop.is_running():
+                raise  # as in `run`
             error = raised
         self._of_worker.clear()
         if (error := await _close(opened, error)) is not None:
@@ -74,6 +78,7 @@ class Injection:
         opened: Opened = []
         error: BaseException | None = None
         result = None
+        loop = asyncio.get_running_loop()
         try:
             plan, of_worker = self._ready(handler)
             values = [delivery.payload, delivery, *of_worker]
@@ -85,9 +90,9 @@ class Injection:
                     check_was_awaited(result, handler)
             else:
                 result = await in_thread(_in_thread(handler, plan, values))
-        except GeneratorExit:
-            raise  # the event loop is closed: nothing can be awaited
-        except BaseException as raised:  # noqa: BLE001 - raised again below
+        except BaseException as raised:
+            if not loop.is_running():
+                raise  # GeneratorExit, because the event loop has ended: nothing can be awaited
             error = raised
         if (error := await _close(opened, error)) is not None:
             raise error
@@ -179,6 +184,7 @@ async def _provide(step: PlanStep, values: list[Any], opened: Opened) -> Any:
 
 async def _close(opened: Opened, error: BaseException | None) -> BaseException | None:
     """Close generators, the last first; return the error that is left in the end."""
+    loop = asyncio.get_running_loop()
     while opened:
         one = opened.pop()
         try:
@@ -186,10 +192,10 @@ async def _close(opened: Opened, error: BaseException | None) -> BaseException |
                 one.__exit__(*_info(error))
             else:
                 await one.__aexit__(*_info(error))
-        except GeneratorExit:
-            raise
-        except BaseException as raised:  # noqa: BLE001 - the others are closed, too
-            error = raised
+        except BaseException as raised:
+            if not loop.is_running():
+                raise  # as above
+            error = raised  # the others are closed, too
     return error
 
 

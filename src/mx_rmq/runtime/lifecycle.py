@@ -12,7 +12,7 @@ import asyncio
 import time
 from collections import defaultdict, deque
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mx_rmq.core import codec, events
 from mx_rmq.core.errors import DecodeError, OutcomeUnknown, ScriptFailed, ServerUnavailable
@@ -20,18 +20,24 @@ from mx_rmq.core.message import State
 from mx_rmq.core.outcome import (
     Complete,
     DeadLetter,
-    GiveWay,
     Outcome,
     Postpone,
     Quarantine,
     Release,
+    ReleaseReplaced,
     Result,
     RetryLater,
     SnoozeLater,
 )
 from mx_rmq.core.partition import topic_of
-from mx_rmq.core.text import named, text_of
+from mx_rmq.core.text import named
 from mx_rmq.runtime.loop import Backoff, how_it_ended, spawn
+from mx_rmq.runtime.outcome_events import (
+    after_losing,
+    after_outcome,
+    after_settling,
+    seconds_run,
+)
 from mx_rmq.runtime.slots import HeldMessage, Stopped
 from mx_rmq.safe_log import get_logger
 from mx_rmq.store.archive_budgets import OVERHEAD
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
     from mx_rmq.store.results import Leased
 
 logger = get_logger(__name__)
+
+T = TypeVar("T")
 
 MAX_BYTES: Final = 4 * 1_048_576  # of records in one call, unless a single one is larger
 
@@ -73,7 +81,7 @@ _KINDS: Final = {
     Quarantine: _Kind("quarantined", events.Quarantined, most=1),
     Release: _Kind("released", events.Released),
     Postpone: _Kind("postponed", events.Postponed),
-    GiveWay: _Kind("replaced", events.Replaced, most=1),
+    ReleaseReplaced: _Kind("replaced", events.Replaced, most=1),
 }
 
 
@@ -113,6 +121,8 @@ class Lifecycle:
         if outcome is None or self._closed:
             return
         held.outcome = outcome
+        if held.topic.limited:
+            self._dispatcher.ended(held.topic)
         group = held.topic.name, type(outcome)
         self._waiting[group].append(held)
         if group not in self._flushing and group not in self._died:
@@ -198,19 +208,24 @@ class Lifecycle:
             logger.info("messages of topic %s can be settled again, after %.1f s", topic, seconds)
         event = _KINDS[kind].event
         if event is events.Completed and self._bus.counters:
-            self._bus.emit_completed(batch[0].topic.topic, _durations(batch, answers))
+            durations = [
+                seconds_run(held)
+                for held, answer in zip(batch, answers, strict=True)
+                if answer or (answer is Settled.LOST and held.unsure)
+            ]
+            self._bus.emit_completed(batch[0].topic.topic, durations)
         wanted = event in self._bus.wanted
         for held, answer in zip(batch, answers, strict=True):
             if answer is Settled.LOST and not held.unsure:
                 self._forget_lost(held, refused=_KINDS[kind].word)
                 continue
             if answer is Settled.REPLACED:
-                if held.outcome is not None and not isinstance(held.outcome, GiveWay):
-                    self.settle(held, GiveWay(held.outcome))
+                if held.outcome is not None and not isinstance(held.outcome, ReleaseReplaced):
+                    self.settle(held, ReleaseReplaced(held.outcome))
                 continue
             self._slots.forget(held)
-            if wanted:
-                self._emit_settled(held, kind)
+            if wanted and (settled := after_settling(held, kind)) is not None:
+                self._bus.emit(settled)
         self.progress.set()
         self._dispatcher.freed(batch[0].topic)
 
@@ -222,32 +237,25 @@ class Lifecycle:
         if kind is Complete:
             return await store.complete_message(topic, worker, [one.leased for one in batch])
         if kind is Result:
-            kept = [(one.leased, one.outcome) for one in batch if isinstance(one.outcome, Result)]
-            ttl = kept[0][1].ttl
-            results = [(claim, result.kept) for claim, result in kept]
+            completed = _outcomes(batch, Result)
+            ttl = completed[0][1].ttl
+            results = [(claim, result.kept) for claim, result in completed]
             return await store.complete_with_result(topic, worker, results, ttl=ttl)
         if kind is Release:
             back = [handed_back(one) for one in batch if isinstance(one, HeldMessage)]
             return await store.release_message(topic, worker, back)
         if kind is RetryLater:
             retried = [
-                RetryRequest(one.leased, one.outcome.message, one.outcome.delay)
-                for one in batch
-                if isinstance(one.outcome, RetryLater)
+                RetryRequest(claim, later.message, later.delay)
+                for claim, later in _outcomes(batch, RetryLater)
             ]
             return await store.retry_message(topic, worker, retried)
         if kind is SnoozeLater:
-            snoozed = [
-                (one.leased, one.outcome) for one in batch if isinstance(one.outcome, SnoozeLater)
-            ]
-            return await store.snooze_message(topic, worker, snoozed)
+            return await store.snooze_message(topic, worker, _outcomes(batch, SnoozeLater))
         if kind is Postpone:
-            later = [
-                (one.leased, one.outcome) for one in batch if isinstance(one.outcome, Postpone)
-            ]
-            return await store.postpone_message(topic, worker, later)
+            return await store.postpone_message(topic, worker, _outcomes(batch, Postpone))
         ((claim, outcome),) = [(one.leased, one.outcome) for one in batch]
-        if kind is GiveWay:
+        if kind is ReleaseReplaced:
             return [await store.release_replaced(topic, worker, claim)]
         if isinstance(outcome, DeadLetter):
             return [await store.move_to_dlq(topic, worker, claim, outcome.message)]
@@ -272,46 +280,16 @@ class Lifecycle:
         """
         (answer,) = await self._apply(topic, type(outcome), [_TakenOver(taken, outcome)])
         if answer is Settled.REPLACED:
-            outcome = GiveWay(outcome)
-            (answer,) = await self._apply(topic, GiveWay, [_TakenOver(taken, outcome)])
-        if answer and (event := _event(topic_of(topic), taken.id, message, outcome)) is not None:
+            outcome = ReleaseReplaced(outcome)
+            (answer,) = await self._apply(topic, ReleaseReplaced, [_TakenOver(taken, outcome)])
+        event = after_outcome(topic_of(topic), taken.id, message, outcome)
+        if answer and event is not None:
             self._bus.emit(event)
-
-    # events
-
-    def _emit_settled(self, held: HeldMessage, kind: type) -> None:
-        topic, id, outcome = held.topic.topic, held.leased.id, held.outcome
-        if outcome is None or type(outcome) is not kind:
-            # The worker handed it back while stopping; afterwards its handler ended and set another
-            # outcome.
-            self._bus.emit(events.Released(topic, id))
-            return
-        seconds = waited = None
-        now = time.monotonic()
-        if held.started_at is not None:
-            seconds = (held.ended_at or now) - held.started_at
-            if held.message is not None and held.message.ready_at is not None:
-                since_ready = (held.topic.clock.now() - held.message.ready_at) / 1000
-                waited = max(0.0, since_ready - (now - held.started_at))
-        if (event := _event(topic, id, held.message, outcome, seconds, waited)) is not None:
-            self._bus.emit(event)
-
-    def _emit_lost(self, held: HeldMessage, refused: str = "") -> None:
-        topic, claim = held.topic, held.leased
-        if held.stopped is Stopped.ABORTED:
-            seconds = None
-            if held.started_at is not None:
-                seconds = (held.ended_at or time.monotonic()) - held.started_at
-            self._bus.emit(events.Aborted(topic.topic, claim.id, topic.handler.name, seconds))
-            return
-        self._bus.emit(
-            events.LeaseLost(topic.topic, claim.id, claim.token, topic.handler.name, refused)
-        )
 
     # messages that are no longer ours
 
     def _forget_lost(self, held: HeldMessage, *, refused: str = "") -> None:
-        self._emit_lost(held, refused)
+        self._bus.emit(after_losing(held, refused))
         self._forget(held)
 
     def lease_lost(self, held: HeldMessage, why: Stopped = Stopped.LEASE_LOST) -> None:
@@ -323,7 +301,7 @@ class Lifecycle:
         else:
             held.stopped = why
             self.forget_waiting(held)
-            self._emit_lost(held)
+            self._bus.emit(after_losing(held))
 
     def forget_waiting(self, held: HeldMessage) -> None:
         """Forget a waiting message that is no longer ours: handed back, or its lease is lost."""
@@ -372,6 +350,10 @@ class Lifecycle:
         self.abandoned += sum(map(len, self._waiting.values()))
 
 
+def _outcomes(batch: Sequence[HeldMessage | _TakenOver], kind: type[T]) -> list[tuple[Leased, T]]:
+    return [(one.leased, one.outcome) for one in batch if isinstance(one.outcome, kind)]
+
+
 def _how_many_fit(waiting: deque[HeldMessage], count: int, budget: int = 0) -> int:
     """Return how many of the first messages may share a call, by the size of what it carries.
 
@@ -387,57 +369,6 @@ def _how_many_fit(waiting: deque[HeldMessage], count: int, budget: int = 0) -> i
         if size > most and number:
             return number
     return count
-
-
-def _durations(batch: list[HeldMessage], answers: list[Settled]) -> list[float]:
-    """Return how many seconds the handlers took whose messages are settled."""
-    now = time.monotonic()
-    return [
-        (held.ended_at or now) - (held.started_at or now)
-        for held, answer in zip(batch, answers, strict=True)
-        if answer or (answer is Settled.LOST and held.unsure)
-    ]
-
-
-def _event(
-    topic: str,
-    id: str,
-    message: Message | None,
-    outcome: Outcome,
-    seconds: float | None = None,
-    waited: float | None = None,
-) -> events.Event | None:
-    """Return the event for an outcome; None: nothing failed, the message only waits again.
-
-    `seconds`: how long the handler ran. `waited`: from when the message was due until its handler
-    began. None: no handler ran, or it is not known.
-    """
-    attempt = 1 + (message.attempts if message else 0)
-    match outcome:
-        case Complete():
-            return events.Completed(topic, id, attempt, seconds or 0.0, waited)
-        case RetryLater(after, delay, error):
-            if error is None:
-                return None
-            why, traceback = named(error), after.errors[-1].traceback
-            return events.Retried(topic, id, attempt, delay / 1000, why, traceback, seconds, waited)
-        case SnoozeLater(_, delay, reason):
-            return events.Snoozed(topic, id, attempt, delay / 1000, reason, seconds, waited)
-        case DeadLetter(after, None):  # it had expired before a handler saw it
-            return events.Died(topic, id, after.attempts, after.reason)
-        case DeadLetter(after):
-            traceback = after.errors[-1].traceback
-            return events.Died(topic, id, after.attempts, after.reason, traceback, seconds, waited)
-        case Quarantine(error):
-            return events.Quarantined(topic, id, text_of(error))
-        case Postpone():
-            return events.Postponed(topic, id, outcome.delay / 1000, outcome.why)
-        case Release():
-            return events.Released(topic, id)
-        case GiveWay(RetryLater(error=error) | DeadLetter(error=error)) if error is not None:
-            return events.Replaced(topic, id, named(error), seconds, waited)
-        case GiveWay():
-            return events.Replaced(topic, id, "", seconds, waited)
 
 
 def handed_back(held: HeldMessage) -> HandedBack:

@@ -12,6 +12,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
 
+class WasCancelled(Exception):
+    """It was cancelled, but its worker was not: it may have raised that itself.
+
+    This is not a CancelledError, which would look like a worker that was told to stop.
+    """
+
+
 class Lifespan:
     """Enters and leaves a context manager in one task.
 
@@ -35,7 +42,7 @@ class Lifespan:
             await asyncio.wait([task])
             raise
         if not self._entered.done():
-            task.result()
+            _check(task)
 
     def when_it_ends(self, callback: Callable[[str], None]) -> None:
         """Call this if it ends by itself, as when a task of its task group has failed."""
@@ -52,8 +59,8 @@ class Lifespan:
         self._leave.set()
         if self._task is not None:
             await asyncio.wait([self._task])
-            if not self._task.cancelled():
-                self._task.result()
+            if not (self._task.cancelled() and self._task.cancelling()):  # by us, or with all
+                _check(self._task)
 
     def cancel(self) -> None:
         """Cancel its clean-up, if that has begun."""
@@ -64,3 +71,11 @@ class Lifespan:
         async with self._around:
             self._entered.set_result(None)
             await self._leave.wait()
+
+
+def _check(task: asyncio.Task[None]) -> None:
+    """Raise what a task has raised."""
+    try:
+        task.result()
+    except asyncio.CancelledError as error:
+        raise WasCancelled from error

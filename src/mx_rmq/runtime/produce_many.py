@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from mx_rmq.core.confirm import Confirm
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.message import Message
     from mx_rmq.runtime.producer import Producer
 
@@ -33,9 +33,9 @@ async def produce_many(
     producer: Producer,
     messages: Sequence[Message],
     confirms: Sequence[Confirm | None],
-    terms: Sequence[Terms | None],
+    policies: Sequence[DuplicatePolicy | None],
 ) -> list[str]:
-    """Produce messages in order, each with its confirmation and terms; return their ids.
+    """Produce messages in order, each with its confirmation and policy; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
     had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If an
@@ -43,8 +43,8 @@ async def produce_many(
     raised, or PartlyProduced with that cause.
     """
     kinds = [
-        (one.topic, confirm, own is not None and own.replaces)
-        for one, confirm, own in zip(messages, confirms, terms, strict=True)
+        (one.topic, confirm, policy is not None and policy.replaces)
+        for one, confirm, policy in zip(messages, confirms, policies, strict=True)
     ]
     for topic in {topic for topic, *_ in kinds}:
         check_topic(topic)
@@ -58,7 +58,7 @@ async def produce_many(
             first, end = places[0], places[-1] + 1
             batch = messages[first:end]
             send = partial(_replace_all, producer) if replaces else producer.produce_all
-            calls = send(topic, batch, confirm=confirm, terms=terms[first:end])
+            calls = send(topic, batch, confirm=confirm, policies=policies[first:end])
             async for stored in calls:
                 duplicates.update(stored.duplicates)
                 for place, id in zip(stored.places, stored.ids, strict=True):
@@ -92,7 +92,7 @@ async def _replace_all(
     messages: Sequence[Message],
     *,
     confirm: Confirm | None,
-    terms: Sequence[Terms | None],
+    policies: Sequence[DuplicatePolicy | None],
 ) -> AsyncIterator[Stored]:
     """Replace messages, one call each; yield what each call stored.
 
@@ -105,7 +105,7 @@ async def _replace_all(
             place = left.popleft()
             batch[messages[place].id] = place
         calls = [
-            producer.produce(topic, messages[place], confirm=confirm, terms=terms[place])
+            producer.produce(topic, messages[place], confirm=confirm, policy=policies[place])
             for place in batch.values()
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)

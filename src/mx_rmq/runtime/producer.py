@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from mx_rmq.core.confirm import Confirm
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.core.handler import Handler
     from mx_rmq.core.message import Message
     from mx_rmq.store import Store
@@ -48,7 +48,7 @@ ENVELOPE: Final = 300  # approximate size of a record without its payload, in by
 _SCRIPTS: Final = ("produce_normal_message", "produce_delay_message")
 """Indexed by `Message.is_delayed`."""
 
-_Waiting = tuple["Message", "Terms | None", "asyncio.Future[Produced]"]
+_Waiting = tuple["Message", "DuplicatePolicy | None", "asyncio.Future[Produced]"]
 
 
 class Stored(NamedTuple):
@@ -95,11 +95,11 @@ class Producer:
         message: Message,
         *,
         confirm: Confirm | None = None,
-        terms: Terms | None = None,
+        policy: DuplicatePolicy | None = None,
     ) -> Produced:
         """Produce one message; messages produced during a call share the next one.
 
-        `terms`: what to do if its id is taken; None: ignore the message.
+        `policy`: what to do if its id is taken; None: ignore the message.
         """
         if topic not in self.store.partitions:
             await self._register(topic)
@@ -112,8 +112,8 @@ class Producer:
             name = await self._partition.for_id(topic, message.id, message.key)
         elif self.store.partitions[topic] > 1:
             name = self._partition.choose(topic, None, message.key)
-        if terms is not None and terms.replaces:
-            return await self._replace(name, message, terms, confirm)
+        if policy is not None and policy.replaces:
+            return await self._replace(name, message, policy, confirm)
         delayed = bool(message.delay) or message.due is not None  # is_delayed, inlined for speed
         channel = self._channels.get((name, delayed, confirm))
         if channel is None:
@@ -121,29 +121,29 @@ class Producer:
             self._channels[name, delayed, confirm] = channel
         if channel.busy:
             answer: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
-            channel.waiting.append((message, terms, answer))
+            channel.waiting.append((message, policy, answer))
             produced = await answer
         else:
             channel.busy = True
             try:
-                call = self.store.prepare(channel.script, name, [message], [terms])
+                call = self.store.prepare(channel.script, name, [message], [policy])
                 (produced,) = await self.store.produce(call, confirm)
             except NotConfirmed as error:
-                raise _refused(terms, error.ids[0], error.taken[0]) or error from None
+                raise _refused(policy, error.ids[0], error.taken[0]) or error from None
             finally:
                 self._continue(channel)
-        if terms is not None and produced.placed.duplicate:
-            refused = _refused(terms, produced.id, produced.placed.state)
+        if policy is not None and produced.placed.duplicate:
+            refused = _refused(policy, produced.id, produced.placed.state)
             if refused is not None:
                 raise refused
         return produced
 
     async def _replace(
-        self, name: str, message: Message, terms: Terms, confirm: Confirm | None
+        self, name: str, message: Message, policy: DuplicatePolicy, confirm: Confirm | None
     ) -> Produced:
         self._callers += 1
         try:
-            return await self.store.replace_message(name, message, terms, confirm)
+            return await self.store.replace_message(name, message, policy, confirm)
         finally:
             self._caller_done()
 
@@ -158,11 +158,11 @@ class Producer:
         messages: Sequence[Message],
         *,
         confirm: Confirm | None = None,
-        terms: Sequence[Terms | None] = (),
+        policies: Sequence[DuplicatePolicy | None] = (),
     ) -> AsyncIterator[Stored]:
         """Produce messages in order, in as many calls as needed; yield what each call stored.
 
-        Each call is prepared while the server runs the previous one. None of `terms` may
+        Each call is prepared while the server runs the previous one. None of `policies` may
         replace.
         """
         if topic not in self.store.partitions:
@@ -171,7 +171,7 @@ class Producer:
             self.refresh_partitions()
         if self.store.ttls:
             messages = [self._with_ttl(topic, message) for message in messages]
-        unusual = any(terms)
+        unusual = any(policies)
         sending: asyncio.Task[Stored] | None = None
         try:
             for name, places in await self._split(topic, messages):
@@ -180,10 +180,10 @@ class Producer:
                     if isinstance(places, range)
                     else [messages[place] for place in places]
                 )
-                chunk_terms = [terms[place] for place in places] if unusual else ()
+                chunk_policies = [policies[place] for place in places] if unusual else ()
                 try:
                     script = _SCRIPTS[chunk[0].is_delayed]
-                    call = self.store.prepare(script, name, chunk, chunk_terms)
+                    call = self.store.prepare(script, name, chunk, chunk_policies)
                 except MxRmqError:  # refused, but the call under way may store its messages
                     if sending is not None:
                         yield await sending
@@ -191,7 +191,7 @@ class Producer:
                 if sending is not None:
                     yield await sending
                 sending = asyncio.create_task(
-                    self._store_all(call, places, confirm, chunk_terms), name="mx-rmq producer"
+                    self._store_all(call, places, confirm, chunk_policies), name="mx-rmq producer"
                 )
                 await asyncio.sleep(0)  # let it start
             if sending is not None:
@@ -205,23 +205,23 @@ class Producer:
         call: Prepared,
         places: Sequence[int],
         confirm: Confirm | None,
-        terms: Sequence[Terms | None],
+        policies: Sequence[DuplicatePolicy | None],
     ) -> Stored:
         unconfirmed: NotConfirmed | None = None
         taken: Sequence[str] = ()
         try:
             produced = await self.store.produce(call, confirm)
             ids = [one.id for one in produced]
-            if terms:
+            if policies:
                 taken = [one.placed.state if one.placed.duplicate else "" for one in produced]
         except NotConfirmed as error:
             unconfirmed, ids, taken = error, list(error.ids), error.taken
-        if not terms:
+        if not policies:
             return Stored(places, ids, unconfirmed)
         stored: dict[int, str] = {}
         duplicates: dict[str, str] = {}
-        for place, own, id, state in zip(places, terms, ids, taken, strict=True):
-            if state and own is not None and own.refuses:
+        for place, policy, id, state in zip(places, policies, ids, taken, strict=True):
+            if state and policy is not None and policy.refuses:
                 duplicates[id] = state
             else:
                 stored[place] = id
@@ -365,8 +365,8 @@ class Producer:
         while batch := [one for one in batch if not one[2].done()]:
             try:
                 messages = [message for message, *_ in batch]
-                terms = [own for _, own, _ in batch]
-                call = self.store.prepare(channel.script, channel.name, messages, terms)
+                policies = [policy for _, policy, _ in batch]
+                call = self.store.prepare(channel.script, channel.name, messages, policies)
                 produced = await self.store.produce(call, channel.confirm, check)
             except Withdrawn:
                 continue
@@ -431,9 +431,11 @@ def _size(message: Message) -> int:
     return len(message.payload) + ENVELOPE
 
 
-def _refused(terms: Terms | None, id: str, state: str) -> DuplicateMessage | None:
+def _refused(policy: DuplicatePolicy | None, id: str, state: str) -> DuplicateMessage | None:
     """Return the error of a message that must not be a duplicate; `state`: empty if it is none."""
-    return DuplicateMessage({id: state}) if state and terms is not None and terms.refuses else None
+    return (
+        DuplicateMessage({id: state}) if state and policy is not None and policy.refuses else None
+    )
 
 
 def _fail(one: _Waiting, error: BaseException) -> None:

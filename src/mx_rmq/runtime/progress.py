@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EVERY: Final = 0.25  # seconds between two calls
 KEEP: Final = 600.0  # seconds for which the server keeps it
-SAY_AGAIN: Final = 200.0  # seconds after which it is sent again while its handler runs
+SEND_AGAIN: Final = 200.0  # seconds after which it is sent again while its handler runs
 
 
 class ProgressSender:
@@ -33,26 +33,34 @@ class ProgressSender:
         self._store = store
         self._worker = worker
         self._lock = threading.Lock()
-        self._said: dict[HeldMessage, ProgressNote] = {}
+        self._latest: dict[HeldMessage, ProgressNote] = {}
         self._unsent: dict[HeldMessage, None] = {}
-        self._again_at = time.monotonic() + SAY_AGAIN
+        self._again_at = time.monotonic() + SEND_AGAIN
         self._failures = FailureLog("progress")
         self._running_loop = asyncio.get_running_loop()
         self._started = False
+        self._stopped = False
         self.loop = Loop("progress", self.step)
 
-    def say(self, held: HeldMessage, said: ProgressNote) -> None:
+    def report(self, held: HeldMessage, report: ProgressNote) -> None:
         """Take a report. May be called in any thread."""
         with self._lock:
-            if said.share is None and (before := self._said.get(held)) is not None:
-                said = ProgressNote(before.share, said.note)
-            self._said[held] = said
+            if report.share is None and (before := self._latest.get(held)) is not None:
+                report = ProgressNote(before.share, report.note)
+            self._latest[held] = report
             is_first = not self._unsent
             self._unsent[held] = None
         if is_first:
             self._running_loop.call_soon_threadsafe(self._wake)
 
+    async def stop(self) -> None:
+        """Send nothing more, even if a handler that outlives its worker says something."""
+        self._stopped = True
+        await self.loop.stop()
+
     def _wake(self) -> None:
+        if self._stopped:
+            return
         if not self._started:  # a worker whose handlers report nothing needs no loop
             self._started = True
             self.loop.start()
@@ -61,23 +69,23 @@ class ProgressSender:
     async def step(self) -> float | None:
         """Send what was reported since the last step."""
         with self._lock:
-            for held in [held for held in self._said if held.ended_at is not None]:
-                del self._said[held]
+            for held in [held for held in self._latest if held.ended_at is not None]:
+                del self._latest[held]
                 self._unsent.pop(held, None)
             if time.monotonic() >= self._again_at:
-                self._again_at = time.monotonic() + SAY_AGAIN
-                self._unsent.update(dict.fromkeys(self._said))
+                self._again_at = time.monotonic() + SEND_AGAIN
+                self._unsent.update(dict.fromkeys(self._latest))
             unsent, self._unsent = self._unsent, {}
-            said = {held: self._said[held] for held in unsent}
+            reports = {held: self._latest[held] for held in unsent}
         topics: dict[str, list[HeldMessage]] = {}
-        for held in said:
+        for held in reports:
             topics.setdefault(held.topic.name, []).append(held)
 
         async def send(topic: str) -> None:
             for first in range(0, len(topics[topic]), MAX_BATCH):
                 some = topics[topic][first : first + MAX_BATCH]
-                words = [(one.leased, msgspec.json.encode(said[one])) for one in some]
-                await self._store.note_progress(topic, self._worker, words, keep=round(KEEP * 1000))
+                batch = [(one.leased, msgspec.json.encode(reports[one])) for one in some]
+                await self._store.note_progress(topic, self._worker, batch, keep=round(KEEP * 1000))
 
         try:
             await each(topics, send, self._failures)
@@ -87,4 +95,4 @@ class ProgressSender:
             raise
         await asyncio.sleep(EVERY)
         with self._lock:
-            return 0.0 if self._unsent else SAY_AGAIN if self._said else None
+            return 0.0 if self._unsent else SEND_AGAIN if self._latest else None

@@ -21,7 +21,7 @@ from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
 from mx_rmq.store import operator_calls
-from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
+from mx_rmq.store.arguments import MAX_BATCH, check_range, place_of, too_many
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.core.confirm import Confirm
-    from mx_rmq.core.duplicates import Terms
+    from mx_rmq.core.duplicates import DuplicatePolicy
     from mx_rmq.net.connection import Check, Value
     from mx_rmq.store.lanes import Lane
     from mx_rmq.store.store import Store
@@ -84,11 +84,11 @@ async def replace_message(
     store: Store,
     topic: str,
     message: Message,
-    terms: Terms | None = None,
+    policy: DuplicatePolicy | None = None,
     confirm: Confirm | None = None,
 ) -> Produced:
     """Store a message under its custom id, in place of the one that has the id."""
-    call = store.prepare("replace_message", topic, [message], [terms])
+    call = store.prepare("replace_message", topic, [message], [policy])
     (produced,) = await store.produce(call, confirm)
     return produced
 
@@ -98,11 +98,11 @@ def prepare(
     name: str,
     topic: str,
     messages: Sequence[Message],
-    terms: Sequence[Terms | None] = (),
+    policies: Sequence[DuplicatePolicy | None] = (),
 ) -> Prepared:
     """Prepare a call of one of the three scripts above, without asking the server.
 
-    `terms`: what each message does if its id is taken; empty: the default for all.
+    `policies`: what each message does if its id is taken; empty: the default for all.
     """
     if len(messages) > MAX_BATCH:
         raise too_many(len(messages))
@@ -129,17 +129,17 @@ def prepare(
                     makers.append(store.keys.of(topic).receipt(lane_name))
                     maker = len(script.keys) + len(makers)
                 how = f"1 {maker} {message.priority}"
-            if message.id and terms and (own := terms[offset - 1]) is not None:
+            if message.id and policies and (policy := policies[offset - 1]) is not None:
                 ttl = "" if message.ttl is None else message.ttl
-                dedup = "" if own.dedup is None else own.dedup
-                if own.refuses and not processing:
+                dedup = "" if policy.dedup is None else policy.dedup
+                if policy.refuses and not processing:
                     makers.append(store.keys.of(topic).processing)
                     processing = len(script.keys) + len(makers)
-                how = f"{how} {ttl} {dedup} {processing if own.refuses else ''}"
+                how = f"{how} {ttl} {dedup} {processing if policy.refuses else ''}"
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
             if place:
-                how = f"{how}\t{message.cost}\t{message.key or ''}"
+                how = f"{how}\t{place_of(message.key, message.priority, message.cost)}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
             if delayed:

@@ -54,10 +54,10 @@ async def register_topics(
                 store.ttls.pop(topic, None)
 
 
-async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | None:
+async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | int:
     """Try to become the worker that looks after topics that it does not serve, for `turn` ms.
 
-    Return what the registry says; None: it is another worker's turn.
+    Return what the registry says, or for how many ms it is another worker's turn.
     """
     script = load("tend_topics")
     named: dict[str, Value] = {
@@ -66,14 +66,21 @@ async def tend_topics(store: Store, worker: str, *, turn: int) -> Registered | N
     }
     keys = [store.keys.caretaker, store.keys.topics]
     reply = await store.caller.run(script, keys, script.arguments(named))
-    if reply is None:
-        return None
+    if isinstance(reply, int):
+        return reply
     fields = iter(reply)
     found = {decoded(name): value for name, value in zip(fields, fields, strict=True)}
     topics = {name: partitions_of(count) for name, count in found.items() if TOPIC.fullmatch(name)}
     declared = {name: found.get(f"!{name}", b"") for name in topics}
     ttls = {name: int(ttl) for name, ttl in declared.items() if ttl.isdigit() and int(ttl)}
     return Registered(topics, ttls)
+
+
+async def give_up_turn(store: Store, worker: str) -> bool:
+    """Let another worker look after topics at once; return False if it was not our turn."""
+    script = load("give_up_turn")
+    args = script.arguments({"worker": check_worker(worker)})
+    return bool(await store.caller.run(script, [store.keys.caretaker], args))
 
 
 async def note_result_ttl(store: Store, part: str, ttl: int) -> None:

@@ -110,8 +110,8 @@ class Script:
 
     def call_at(self, words: str, keys: Sequence[str]) -> str | None:
         """Return the command and key on the line that a server's error names, if there is one."""
-        said = _LINE.search(words)
-        line = self._line(int(said[1])) if said else None
+        number = _LINE.search(words)
+        line = self._line(int(number[1])) if number else None
         call = _CALL.search(line.text) if line else None
         place = self.place.get(call[2]) if call else None
         return None if call is None or place is None else f"{call[1]} {keys[place]}"
@@ -119,9 +119,9 @@ class Script:
     def place_lines(self, words: str) -> str:
         """Translate line numbers in a server's error to the files that the lines come from."""
 
-        def place(said: re.Match[str]) -> str:
-            line = self._line(int(said[1]))
-            return line.place if line else said[0]
+        def place(number: re.Match[str]) -> str:
+            line = self._line(int(number[1]))
+            return line.place if line else number[0]
 
         return _LINE.sub(place, words)
 

@@ -59,7 +59,8 @@ SHORTEST: Final = 100
 class Store:
     """An open store. `async with await Store.open(url) as store: …`
 
-    It runs scripts; each has a function in one of the modules named below. `clock` is for tests: it
+    It runs scripts; each has a function in one of the modules named below. `own_ttl` returns the
+    default time to live in ms that this queue declares for a topic. `clock` is for tests: it
     replaces the server's time.
     """
 
@@ -71,6 +72,7 @@ class Store:
         *,
         limits: Limits | None = None,
         clock: Callable[[], int] | None = None,
+        own_ttl: Callable[[str], int | None] = lambda topic: None,
     ) -> None:
         self.caller = caller
         self.keys = keys
@@ -80,11 +82,10 @@ class Store:
         self.hexpire = found.hexpire
         self.lanes = Lanes(keys)
         self.partitions: dict[str, int] = {}
-        """How many partitions each topic used here has, as the server last said."""
+        """How many partitions each topic used here has, as the server last answered."""
+        self.own_ttl = own_ttl
         self.ttls: dict[str, int] = {}
         """The default time to live in ms of the topics used here that have one."""
-        self.own_ttl: Callable[[str], int | None] = lambda topic: None
-        """Returns the default time to live in ms that this queue declares for a topic."""
         self.memory = Memory(caller, keys)
         self.views = Views(self)
         self.audit = Audit(self)
@@ -159,6 +160,7 @@ class Store:
     register = registry.register
     grow = registry.grow
     tend_topics = registry.tend_topics
+    give_up_turn = registry.give_up_turn
     claim_layout = registry.claim_layout
     note_result_ttl = registry.note_result_ttl
 
@@ -172,6 +174,7 @@ class Store:
         patience: float = PATIENCE,
         load_scripts: bool = True,
         clock: Callable[[], int] | None = None,
+        own_ttl: Callable[[str], int | None] = lambda topic: None,
     ) -> Self:
         keys = Keys(prefix)
         as_seconds("patience=", patience, most=MAX_PATIENCE)
@@ -189,7 +192,7 @@ class Store:
             raise
         for warning in found.warnings:
             logger.warning("%s", warning)
-        return cls(caller, keys, found, limits=limits, clock=clock)
+        return cls(caller, keys, found, limits=limits, clock=clock, own_ttl=own_ttl)
 
     # running a script
 

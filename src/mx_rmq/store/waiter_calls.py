@@ -29,7 +29,7 @@ class Whereabouts(NamedTuple):
 
     def status(self) -> Status:
         """Return it as `mq.status` does."""
-        state, lease, said, data = self
+        state, lease, progress, data = self
         if state is State.COMPLETED:
             return Status(state, attempt=Kept.read(data)[0].attempt)
         if state is State.QUARANTINED:
@@ -41,9 +41,8 @@ class Whereabouts(NamedTuple):
             return Status(state)
         reason = message.reason or (message.errors[-1].summary if message.errors else "")
         if state is State.PROCESSING:
-            progress = ProgressNote.read(said, lease)
-            attempt = message.attempts + 1
-            return Status(state, attempt, progress.share, progress.note, reason)
+            report = ProgressNote.read(progress, lease)
+            return Status(state, message.attempts + 1, report.share, report.note, reason)
         return Status(state, message.attempts, reason=reason)
 
     def error(self) -> str:
@@ -68,9 +67,9 @@ async def read_status(
     keys = store.keys.of(topic)
     while len(found) < len(ids):
         some = ids[len(found) : len(found) + MAX_IDS]
-        said_keys = [keys.progress(id) for id in some] if said else ()
+        progress_keys = [keys.progress(id) for id in some] if said else ()
         named: dict[str, str | bytes | int] = {"live": int(live), "said": int(said)}
-        now, *fields = await store.run("read_status", topic, named, some, makers=said_keys)
+        now, *fields = await store.run("read_status", topic, named, some, makers=progress_keys)
         parts = iter(fields)
         for state, at, lease, progress, data in zip(parts, parts, parts, parts, parts, strict=True):
             one = None

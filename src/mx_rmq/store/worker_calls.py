@@ -26,7 +26,6 @@ from mx_rmq.store.results import (
     Leased,
     RetryRequest,
     Settled,
-    wait_of,
 )
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def _dispatched(reply: list[Any], *, in_turn: bool) -> Dispatched:
         for id, token, record in zip(fields, fields, fields, strict=True)
     ]
     other_script = wait == -2
-    return Dispatched(now, messages, wait_of(wait), in_turn != other_script)
+    return Dispatched(now, messages, None if wait < 0 else wait, in_turn != other_script)
 
 
 # processing -> gone, delayed, pending, processing
@@ -127,16 +126,16 @@ async def complete_with_result(
 
 
 async def note_progress(
-    store: Store, topic: str, worker: str, said: Sequence[tuple[Held, bytes]], *, keep: int
+    store: Store, topic: str, worker: str, reports: Sequence[tuple[Held, bytes]], *, keep: int
 ) -> list[Settled]:
-    """Keep what handlers say about their progress for `keep` ms."""
-    if not said:
+    """Keep what handlers report about their progress for `keep` ms."""
+    if not reports:
         return []
     named: dict[str, Value] = {"worker": worker, "keep_ms": check_range("keep", keep, 1)}
     items: list[Value] = []
-    for claim, words in said:
-        items += (claim.id, claim.token, words)
-    keys = [store.keys.of(topic).progress(claim.id) for claim, _ in said]
+    for claim, report in reports:
+        items += (claim.id, claim.token, report)
+    keys = [store.keys.of(topic).progress(claim.id) for claim, _ in reports]
     answers = await store.run("note_progress", topic, named, items, makers=keys)
     return [SETTLED[code] for code in answers]
 

@@ -24,7 +24,7 @@ local waits, leaving = not lease, {id}
 redis.call('ZCARD', ring)
 
 local answer, arriving, kept, kind = '1', 1, record, 'dead'
-local weight, recount_ms = #kept, math.huge
+local weight, recount_ms, overwritten = #kept, math.huge, {}
 
 -- use: archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end

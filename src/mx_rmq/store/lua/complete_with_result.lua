@@ -26,7 +26,10 @@ local results, times, told, part, size = {}, {}, {}, {}, 0
 for n, id in ipairs(held) do
   local kept = ARGV[mine[n] + 2]
   weight = weight + #kept
-  if old[n] then overwritten[id] = redis.call('HSTRLEN', archive_payload, id) end
+  if old[n] then
+    overwritten[#overwritten + 1] = id
+    overwritten[id] = redis.call('HSTRLEN', archive_payload, id)
+  end
   results[2 * n - 1], results[2 * n] = id, kept
   times[2 * n - 1], times[2 * n] = now, id
   local short = #kept <= inline
@@ -42,7 +45,7 @@ end
 -- use: archive_size, victims
 local noted_ttl = redis.call('HGET', meta, 'result_ttl')
 for _, one in ipairs(victims) do overwritten[one] = nil end
-for _, id in ipairs(held) do
+for _, id in ipairs(overwritten) do
   if overwritten[id] then victims[#victims + 1], weights[#victims + 1] = id, overwritten[id] end
 end
 

@@ -37,7 +37,9 @@ interval, burst = tonumber(interval), tonumber(burst)
 key_most, key_interval, key_burst = tonumber(key_most), tonumber(key_interval), tonumber(key_burst)
 
 local leased = redis.call('HLEN', processing)
-local look_again = (math.floor(at / 60000) + 2) * 60000 -- all at once, in case nothing wakes them
+-- What waits for a free place is looked at on a full minute, in case nothing wakes it before. That
+-- also tells it from what waits for a bucket, which a settled message does not fill.
+local look_again = (math.floor(at / 60000) + 2) * 60000
 local room, closed = paused and 0 or max_count, nil -- closed: when to look at the topic again
 if (tonumber(stop) or 0) > at then
   room, closed = 0, tonumber(stop)
@@ -80,78 +82,135 @@ for level, key in ipairs(levels) do
 end
 local costs = interval and #plain_ids > 0 and redis.call('HMGET', keyed, unpack(plain_ids)) or {}
 
--- The lines that may come next, by turn. queue[first] is the next one.
-local queue, first, known, judged = {}, 1, {}, {}
+-- The lines that may come next, by turn. queue[first] is the next one. A line is a number, and each
+-- fact about lines has one array, often empty: a table per line costs more. 0: the plain line.
+local queue, first, known, line_count, judged = {}, 1, {}, 0, {}
+local key_of, prefix_of, start_of, turn_of, step_of, woken_of = {}, {}, {}, {}, {}, {}
+local limit_of, interval_of, burst_of, full_of, stop_of = {}, {}, {}, {}, {}
+local places_of, tokens_of, blocked_of, taken_of, spent_of = {}, {}, {}, {}, {}
+local page_of, spot_of, member_of = {}, {}, {}
 local base = tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2]) or 0
 local any_bucket = redis.call('ZCARD', buckets) > 0
-redis.call('ZCARD', running)
+local running_count = redis.call('ZCARD', running)
 
 local function enqueue(line)
-  local spot = #queue + 1
-  while spot > first and queue[spot - 1].turn > line.turn do
+  local spot, its_turn = #queue + 1, turn_of[line]
+  while spot > first and turn_of[queue[spot - 1]] > its_turn do
     queue[spot], spot = queue[spot - 1], spot - 1
   end
   queue[spot] = line
 end
 
-local function enter(keys, turns, woken_at)
-  local sets = any_set and redis.call('HMGET', limits, unpack(keys)) or {}
-  local full = any_bucket and redis.call('ZMSCORE', buckets, unpack(keys)) or {}
-  for n, key in ipairs(keys) do
-    local line = {
-      key = key, limit = key_most, interval = key_interval, burst = key_burst, step = 1,
-      full_at = full[n], woken_at = woken_at and tonumber(woken_at[n]), taken = 0, spent = 0,
-    }
-    if sets[n] then
-      local own_most, own_interval, own_burst, weight, until_ms = string.match(sets[n], as_set)
-      line.limit, line.stop = tonumber(own_most) or line.limit, tonumber(until_ms)
-      line.step = 1 / (tonumber(weight) or 1)
-      if tonumber(own_interval) then
-        line.interval, line.burst = tonumber(own_interval), tonumber(own_burst)
+-- Lets keys enter the queue. `found`: key, score, key, score, ... from the ring, or from `blocked`.
+local function enter(found, from_blocked)
+  local sets, full, stops, text, score = {}, {}, {}, nil, nil
+  if any_set or any_bucket then
+    local keys = {}
+    for n = 1, #found, 2 do keys[#keys + 1], stops[#keys + 1] = found[n], found[n] .. '\t' end
+    if any_set then sets = redis.call('HMGET', limits, unpack(keys)) end
+    full = any_bucket and redis.call('ZMSCORE', buckets, unpack(keys)) or {}
+    stops = any_bucket and redis.call('ZMSCORE', buckets, unpack(stops)) or {}
+  end
+  for n = 1, #found, 2 do
+    local key, place = found[n], (n + 1) / 2
+    if found[n + 1] ~= text then text, score = found[n + 1], tonumber(found[n + 1]) end
+    if key ~= '' and not known[key] then
+      local line, weight = line_count + 1, nil
+      line_count, key_of[line], prefix_of[line] = line, key, key .. '\t'
+      if full[place] then full_of[line] = full[place] end
+      if stops[place] then stop_of[line] = tonumber(stops[place]) end
+      if sets[place] then
+        local own_most, own_interval, own_burst, share, until_ms = string.match(sets[place], as_set)
+        limit_of[line], weight = tonumber(own_most), tonumber(share)
+        stop_of[line] = math.max(stop_of[line] or 0, tonumber(until_ms) or 0)
+        if tonumber(own_interval) then
+          interval_of[line], burst_of[line] = tonumber(own_interval), tonumber(own_burst)
+        end
+        if weight then step_of[line] = 1 / weight end
       end
+      if from_blocked then
+        known[key], woken_of[line], start_of[line] = true, score, base + (step_of[line] or 1)
+      else
+        start_of[line] = score
+      end
+      turn_of[line] = start_of[line]
+      enqueue(line)
     end
-    line.start = turns and tonumber(turns[n]) or base + line.step
-    line.turn = line.start
-    if not known[key] then enqueue(line) end
-    known[key] = true
   end
 end
 
--- Finds the next message of a line: its `member`, nil if there is none. `blocked` says until when
--- it may not start. One more message than can be taken is read, to know whether the line is empty.
+-- Behind the prefix a member has a digit and sixteen more, a blank, the cost, a blank and the id.
+local function cost_and_id(member, size)
+  local cost, blank = string.byte(member, size + 19, size + 20)
+  if cost == 49 and blank == 32 then return 1, string.sub(member, size + 21) end
+  local gap = string.find(member, ' ', size + 19, true) or #member
+  return tonumber(string.sub(member, size + 19, gap - 1)) or 1, string.sub(member, gap + 1)
+end
+
+-- Finds the next message of a line: `member_of`, nil if there is none. `blocked_of` says until when
+-- it may not start. `page_of` are members of `lines`, also of other lines.
 local function advance(line)
-  if line.at == #line.heads and line.unread then
-    local share = math.min(line.places, math.ceil(room / math.max(1, #queue - first + 1))) + 1
-    local after = line.member and '(' .. line.member or '[' .. line.key .. '\t'
-    line.heads, line.at = redis.call('ZRANGEBYLEX', lines, after, '(' .. line.key .. '\n',
-      'LIMIT', '0', share), 0
-    line.unread = #line.heads == share
+  local prefix, spot, page = prefix_of[line], spot_of[line] + 1, page_of[line]
+  local member = page[spot]
+  if not member and page.more then
+    local share = math.ceil(room / math.max(1, #queue - first + 1)) + 1
+    page = redis.call('ZRANGEBYLEX', lines, '(' .. member_of[line], '(' .. key_of[line] .. '\n',
+      'LIMIT', '0', share)
+    if #page == share then page.more = true end
+    page_of[line], spot, member = page, 1, page[1]
   end
-  line.at = line.at + 1
-  line.member = line.heads[line.at]
-  if not line.member then return end
-  local gap = string.find(line.member, ' ', #line.key + 20, true) or #line.member
-  line.id = string.sub(line.member, gap + 1)
-  line.cost = tonumber(string.sub(line.member, #line.key + 20, gap - 1)) or 1
-  local need = line.interval and math.min(line.cost, line.burst)
-  if line.places <= 0 then
-    line.blocked = look_again
-  elseif need and line.tokens < need then
-    line.blocked = at + (need - line.tokens) * line.interval
+  if member and string.sub(member, 1, #prefix) ~= prefix then member = nil end
+  spot_of[line], member_of[line] = spot, member
+  if not member then return end
+  if places_of[line] and places_of[line] <= 0 then
+    blocked_of[line] = look_again
+  elseif tokens_of[line] then
+    local need = math.min(cost_and_id(member, #prefix), burst_of[line] or key_burst)
+    if tokens_of[line] < need then
+      blocked_of[line] = at + (need - tokens_of[line]) * (interval_of[line] or key_interval)
+    end
   end
+end
+
+-- Lines of the same turn are in the order of their keys, as in `lines`. So one read gives the heads
+-- of several short lines. `near` is what was read last, `near_spot` where a line was last found in
+-- it, `ahead` how many members of other lines to read: fewer after a long line.
+local near, near_spot, near_long, ahead = {}, 1, false, 8
+local function find_head(line)
+  local prefix, size = prefix_of[line], #prefix_of[line]
+  for spot = near_spot, math.min(near_spot + 8, #near) do
+    if string.sub(near[spot], 1, size) == prefix then
+      near_spot, page_of[line], spot_of[line] = spot, near, spot - 1
+      return
+    end
+  end
+  if near_long or near_spot + 8 < #near then
+    ahead = math.floor(ahead / 4)
+  elseif near.more then
+    ahead = ahead * 2
+  end
+  local others = #queue - first
+  local extra = math.min(ahead, others)
+  local share = math.min(places_of[line] or room, math.ceil(room / (others + 1))) + 1
+  near = redis.call('ZRANGEBYLEX', lines, '[' .. prefix,
+    extra > 0 and '+' or '(' .. key_of[line] .. '\n', 'LIMIT', '0', share + extra)
+  if #near == share + extra then near.more = true end
+  near_long = near.more and string.sub(near[#near], 1, size) == prefix
+  near_spot, page_of[line], spot_of[line] = 1, near, 0
 end
 
 local stale = {}
 local function judge(line)
-  local least, beyond = '[' .. line.key .. '\t', '(' .. line.key .. '\n'
+  local prefix, limit = prefix_of[line], limit_of[line] or key_most
+  local interval_ms = interval_of[line] or key_interval
   judged[#judged + 1] = line
-  line.heads, line.at, line.unread, line.places, line.tokens = {}, 0, true, math.huge, math.huge
-  if line.limit then
-    local busy = redis.call('ZLEXCOUNT', running, least, beyond)
+  if limit then
+    local least, beyond = '[' .. prefix, '(' .. key_of[line] .. '\n'
+    local busy = running_count > 0 and redis.call('ZLEXCOUNT', running, least, beyond) or 0
     -- Nothing woke it in time: a worker of an older release may have settled its messages.
-    if busy >= line.limit and (line.woken_at or 0) > 0 then
+    if busy >= limit and (woken_of[line] or 0) > 0 then
       for _, member in ipairs(redis.call('ZRANGEBYLEX', running, least, beyond, 'LIMIT', 0, 100)) do
-        local id = string.sub(member, #line.key + 2)
+        local id = string.sub(member, #prefix + 1)
         local there = redis.call('HEXISTS', processing, id) == 1
         for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
           there = redis.call('ZSCORE', key, id) or there
@@ -159,65 +218,70 @@ local function judge(line)
         if not there then busy, stale[#stale + 1] = busy - 1, member end
       end
     end
-    line.places = math.max(0, line.limit - busy)
+    places_of[line] = math.max(0, limit - busy)
   end
-  if line.interval then line.tokens = tokens_at(line.full_at, line.interval, line.burst) end
-  local snoozed = any_bucket and redis.call('ZSCORE', buckets, line.key .. '\t')
-  line.stop = math.max(line.stop or 0, tonumber(snoozed or 0))
+  if interval_ms then
+    tokens_of[line] = tokens_at(full_of[line], interval_ms, burst_of[line] or key_burst)
+  end
+  find_head(line)
   advance(line)
-  if line.stop > at then line.blocked = line.stop end
+  if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end
 end
 
-local due, woken, woken_at = {}, {}, {}
+local due, woken = {}, {}
 if room > 0 then
   due = redis.call('ZRANGEBYSCORE', blocked, '-inf', at, 'WITHSCORES', 'LIMIT', 0, 200)
 end
 for n = 1, #due, 2 do
-  if due[n] ~= '' then woken[#woken + 1], woken_at[#woken_at + 1] = due[n], due[n + 1] end
+  if due[n] ~= '' then woken[#woken + 1] = due[n] end
 end
-if #woken > 0 then enter(woken, nil, woken_at) end
-local plain = {turn = math.max(base, math.min(tonumber(plain_turn) or base, base + 1)), step = 1}
+if #woken > 0 then enter(due, true) end
+local plain = 0
+turn_of[plain] = math.max(base, math.min(tonumber(plain_turn) or base, base + 1))
 if #plain_ids > 0 then enqueue(plain) end
 
-local picks, plain_taken, loaded, unread, last_turn = {}, 0, 0, room > 0, -math.huge
-while #picks < room and not closed do
+local ids, count, line_at, cost_at, member_at = {}, 0, {}, {}, {}
+local plain_taken, loaded, unread, last_turn = 0, 0, room > 0, -math.huge
+while count < room and not closed do
   local line = queue[first]
-  if unread and (not line or line.turn > last_turn) and #judged < 1000 then
-    local some = redis.call('ZRANGE', ring, loaded, loaded + room, 'WITHSCORES')
-    local keys, turns = {}, {}
-    for n = 1, #some, 2 do keys[#keys + 1], turns[#turns + 1] = some[n], some[n + 1] end
-    loaded, unread, last_turn = loaded + #keys, #keys > room, tonumber(turns[#turns])
-    if #keys > 0 then enter(keys, turns) end
+  if unread and (not line or turn_of[line] > last_turn) and #judged < 1000 then
+    local found = redis.call('ZRANGE', ring, loaded, loaded + room, 'WITHSCORES')
+    loaded, unread, last_turn = loaded + #found / 2, #found / 2 > room, tonumber(found[#found])
+    if #found > 0 then enter(found) end
   elseif not line then
     break
-  elseif line ~= plain and not line.heads then
+  elseif line ~= plain and not page_of[line] then
     judge(line)
-    if line.blocked or not line.member then first = first + 1 end
+    if blocked_of[line] or not member_of[line] then first = first + 1 end
   else
+    local cost, id
     if line == plain then
-      line.id = plain_ids[plain_taken + 1]
-      line.cost = tonumber(string.match(costs[plain_taken + 1] or '', ' (%d+) $')) or 1
+      id = plain_ids[plain_taken + 1]
+      cost = tonumber(string.match(costs[plain_taken + 1] or '', ' (%d+) $')) or 1
+    else
+      cost, id = cost_and_id(member_of[line], #prefix_of[line])
     end
-    local need = burst and math.min(line.cost, burst) or 0
+    local need = burst and math.min(cost, burst) or 0
     if tokens < need then
       closed = at + (need - tokens) * interval
     else
-      picks[#picks + 1] = {line, line.id, line.cost, line.member}
-      first, tokens, line.turn = first + 1, tokens - line.cost, line.turn + line.step
+      count = count + 1
+      ids[count], line_at[count], member_at[count] = id, line, member_of[line]
+      if cost ~= 1 then cost_at[count] = cost end
+      first, tokens, turn_of[line] = first + 1, tokens - cost, turn_of[line] + (step_of[line] or 1)
       if line == plain then
         plain_taken = plain_taken + 1
         if plain_taken < #plain_ids then enqueue(line) end
       else
-        line.places, line.tokens = line.places - 1, line.tokens - line.cost
+        if places_of[line] then places_of[line] = places_of[line] - 1 end
+        if tokens_of[line] then tokens_of[line] = tokens_of[line] - cost end
         advance(line)
-        if line.member and not line.blocked then enqueue(line) end
+        if member_of[line] and not blocked_of[line] then enqueue(line) end
       end
     end
   end
 end
 
-local ids, count = {}, #picks
-for n = 1, count do ids[n] = picks[n][2] end
 -- use: records_that_fit
 local held = count > 0 and redis.call('HMGET', processing, unpack(ids)) or {}
 local rung = redis.call('LLEN', doorbell)
@@ -234,52 +298,60 @@ if later[1] == '' and not later[4] then next_block = math.huge end
 -- go on: `unused` counts them.
 local from_lines, running_now, spent, plain_count, unused = {}, {}, 0, 0, count - fit
 for n = 1, count do
-  local line, id, cost, member = unpack(picks[n])
-  local starts = n <= fit and records[n] and not held[n]
-  if n <= fit and line == plain then plain_count = plain_count + 1 end
-  if n <= fit and line ~= plain then
-    line.taken, from_lines[#from_lines + 1] = line.taken + 1, member
+  local line, cost, starts = line_at[n], cost_at[n] or 1, n <= fit and records[n] and not held[n]
+  if n <= fit and line == plain then
+    plain_count = plain_count + 1
+  elseif n <= fit then
+    taken_of[line], from_lines[#from_lines + 1] = (taken_of[line] or 0) + 1, member_at[n]
   end
   if starts then
-    spent, line.spent = spent + cost, (line.spent or 0) + cost
+    spent = spent + cost
+    if tokens_of[line] then spent_of[line] = (spent_of[line] or 0) + cost end
   else
-    line.blocked = nil
-    if n > fit then line.member = member else unused = unused + 1 end
+    blocked_of[line] = nil
+    if n > fit then member_of[line] = member_at[n] else unused = unused + 1 end
   end
   if starts and line ~= plain then
     running_now[#running_now + 1] = '0'
-    running_now[#running_now + 1] = line.key .. '\t' .. id
+    running_now[#running_now + 1] = prefix_of[line] .. ids[n]
   end
 end
 if unused > 0 then closed = nil end
 for n = 1, plain_count do take[level_of[n]] = take[level_of[n]] + 1 end
 turn = (turn + plain_count) % 10
 
-local turns, blocks, out_of_ring, fills, filled = {}, {}, {}, {}, 0
+local turns, blocks, out_of_ring, fills, filled, texts = {}, {}, {}, {}, 0, {}
+local function text_of(value) -- most lines have the same values, and formatting is slow
+  local text = texts[value]
+  if not text then
+    text = string.format('%.17g', value)
+    texts[value] = text
+  end
+  return text
+end
 for _, line in ipairs(judged) do
-  if line.member and not line.blocked then
-    turns[#turns + 1] = line.start + line.taken * line.step
-    turns[#turns + 1] = line.key
-  else
-    out_of_ring[#out_of_ring + 1] = line.key
+  local key, blocked_until = key_of[line], blocked_of[line]
+  if not member_of[line] then
+    out_of_ring[#out_of_ring + 1] = key
+  elseif blocked_until then
+    out_of_ring[#out_of_ring + 1] = key
+    blocks[#blocks + 1], blocks[#blocks + 2] = text_of(blocked_until), key
+    next_block = math.min(next_block, blocked_until)
+  elseif taken_of[line] or woken_of[line] then
+    local its_turn = start_of[line] + (taken_of[line] or 0) * (step_of[line] or 1)
+    turns[#turns + 1], turns[#turns + 2] = text_of(its_turn), key
   end
-  if line.member and line.blocked then
-    blocks[#blocks + 1] = line.blocked
-    blocks[#blocks + 1] = line.key
-    next_block = math.min(next_block, line.blocked)
-  end
-  if line.interval and line.spent > 0 then
-    local full = math.max(tonumber(line.full_at or 0), at) + line.spent * line.interval
-    fills[#fills + 1] = full
-    fills[#fills + 1] = line.key
+  local interval_ms = interval_of[line] or key_interval
+  if interval_ms and spent_of[line] then
+    local full = math.max(tonumber(full_of[line] or 0), at) + spent_of[line] * interval_ms
+    fills[#fills + 1], fills[#fills + 2] = text_of(full), key
     filled = math.max(filled, full - at)
   end
 end
 for n = first, #queue do
   local line = queue[n]
-  if line ~= plain and not line.heads and line.woken_at then
-    turns[#turns + 1] = line.turn
-    turns[#turns + 1] = line.key
+  if line ~= plain and not page_of[line] and woken_of[line] then
+    turns[#turns + 1], turns[#turns + 2] = text_of(turn_of[line]), key_of[line]
   end
 end
 local ready = #due == 400 or unused > 0 or unread or first <= #queue
@@ -287,8 +359,7 @@ ready = ready or plain_count < plain_left + behind[1] + behind[2] + behind[3]
 if most and leased + count - unused >= most then closed = closed or look_again end
 if closed and plain_count == plain_left and in_lines == #from_lines then closed = nil end
 if closed then
-  blocks[#blocks + 1] = closed
-  blocks[#blocks + 1] = ''
+  blocks[#blocks + 1], blocks[#blocks + 2] = closed, ''
   next_block = closed
 end
 
@@ -313,7 +384,7 @@ if clock_ahead ~= noted_ahead then to_note('clock_ahead', clock_ahead) end
 if interval and spent > 0 then
   to_note('bucket', math.max(tonumber(full_at) or 0, at) + spent * interval)
 end
-if plain_count > 0 then to_note('plain_turn', plain.turn - (plain_taken - plain_count)) end
+if plain_count > 0 then to_note('plain_turn', turn_of[plain] - (plain_taken - plain_count)) end
 
 -- use: next_token, new_leases
 if count > 0 then
@@ -330,7 +401,12 @@ if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end -- wor
 -- use: store_leases
 if #gone_ids > 0 then redis.call('HDEL', keyed, unpack(gone_ids)) end
 if #stale > 0 then redis.call('ZREM', running, unpack(stale)) end
-if #running_now > 0 then redis.call('ZADD', running, unpack(running_now)) end
+if #running_now > 0 then
+  local long = #running_now > 64 and running_count < 128 and string.format('\t%65s', '')
+  if long then redis.call('ZADD', running, '0', long) end -- as in store_leases
+  redis.call('ZADD', running, unpack(running_now))
+  if long then redis.call('ZREM', running, long) end
+end
 if #out_of_ring > 0 then redis.call('ZREM', ring, unpack(out_of_ring)) end
 if #turns > 0 then redis.call('ZADD', ring, unpack(turns)) end
 redis.call('ZREM', blocked, '', unpack(woken))

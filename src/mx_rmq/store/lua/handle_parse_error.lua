@@ -16,7 +16,7 @@ local record = redis.call('HGET', payload, id) or ''
 if max_bytes > 0 then record = string.sub(record, 1, max_bytes) end
 if budget > 0 then record = string.sub(record, 1, math.max(0, budget - 201 - #info)) end
 local answer, arriving, kept, kind = '1', 1, info .. '\n' .. record, 'quarantined'
-local weight, recount_ms = #kept, math.huge
+local weight, recount_ms, overwritten = #kept, math.huge, {}
 
 local leaving = {id}
 -- use: freed_keys, archive_size

@@ -16,7 +16,7 @@ local why    = ARGV.why              -- in a few words, for the history
 
 redis.call('HLEN', payload)
 local answer, arriving, kept, kind = '1', 1, record, 'dead'
-local weight, recount_ms = #kept, math.huge
+local weight, recount_ms, overwritten = #kept, math.huge, {}
 
 local leaving = {id}
 -- use: freed_keys, archive_size

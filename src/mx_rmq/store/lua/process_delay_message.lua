@@ -26,7 +26,7 @@ for _, level in ipairs(levels) do
       if redis.call('HEXISTS', payload, id) == 1 then
         moved[#moved + 1] = id
         if place and string.find(place, '^[^\t]') then
-          joining[#joining + 1] = {id, place}
+          joining[#joining + 1], joining[#joining + 2] = id, place
           held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
         else
           behind[#behind + 1], plain = id, plain + 1

@@ -29,7 +29,8 @@ for i = each, #ARGV do
     end
     if live == '1' then data = redis.call('HGET', payload, id) end
     if said == '1' and lease ~= '' then
-      progress = redis.call('GET', KEYS[#KEYS - #ARGV + i]) or ''
+      progress = redis.pcall('GET', KEYS[#KEYS - #ARGV + i])
+      if type(progress) ~= 'string' then progress = '' end -- none, or a key of the wrong type
     end
   else
     local latest, contents = -math.huge, nil

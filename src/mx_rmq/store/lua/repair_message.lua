@@ -72,7 +72,7 @@ local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
 local listed = state == 'pending' and (unlisted or waiting == 0)
 own_place = place or own_place
 local has_line = string.find(own_place, '^[^\t]')
-local joining, wake = {listed and has_line and {id, own_place} or nil}, true
+local joining, wake = listed and has_line and {id, own_place} or {}, true
 -- use: line_ends
 local out_of_line = in_line and (unlisted or state ~= 'pending')
 local emptied = out_of_line and not listed and in_its_line == 1

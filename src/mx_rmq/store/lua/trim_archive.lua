@@ -10,7 +10,7 @@ local kind   = ARGV.kind             -- which archive: dead, quarantined or comp
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 -- use: clock, history
 
-local arriving, weight, recount_ms = 0, 0, 21600000
+local arriving, weight, recount_ms, overwritten = 0, 0, 21600000, {}
 redis.pcall('XLEN', history)
 -- use: archive_size, victims, drop_victims
 if kind ~= 'completed' then note('trimmed', '', victims) end

@@ -1,5 +1,5 @@
--- line_clock: the time by which buckets fill and blocked keys wait, in ms. It is the server's, plus
--- what the server's clock was ever set back by: so it never goes back, and never stands still.
+-- line_clock: the time by which buckets fill and blocked keys wait, in ms: the server's, plus all that
+-- its clock was ever set back by. So it never goes back, and buckets never stop filling.
 -- needs: now, last_token, clock_ahead
 -- defines: latest, at
 
