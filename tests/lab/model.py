@@ -549,7 +549,8 @@ class Model:
         if limits.interval is not None and spent:
             full_at = max(float(lines.noted.get("bucket", 0)), at)
             lines.noted["bucket"] = f"{full_at + spent * limits.interval:.17g}"
-        if plain.taken:
+        ran_ahead = float(lines.noted.get("plain_turn", 0)) > base + 1
+        if plain.taken or (ran_ahead and order):
             lines.noted["plain_turn"] = f"{plain.turn:.17g}"
         self.turn = (self.turn + plain.taken) % 10
         left = plain.taken < waiting or queue

@@ -749,8 +749,14 @@ MUTANTS = [
     Mutant(
         "the turn of messages without a key does not move",
         "dispatch_in_turn",
-        "if plain_count > 0 then to_note('plain_turn'",
-        "if false then to_note('plain_turn'",
+        "if plain_count > 0 or ran_ahead and #plain_ids > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "messages without a key wait for turns of an earlier time",
+        "dispatch_in_turn",
+        "if plain_count > 0 or ran_ahead and",
+        "if plain_count > 0 and",
     ),
     Mutant(
         "the bucket of a topic is never emptied",

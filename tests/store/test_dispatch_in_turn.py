@@ -142,6 +142,17 @@ async def test_messages_without_a_key_do_not_starve_and_starve_nobody(store: Sto
     assert Counter(one.id[0] for one in taken) == {"p": 10, "a": 10}
 
 
+async def test_messages_without_a_key_do_not_wait_for_turns_of_an_earlier_time(
+    store: Store,
+) -> None:
+    await store.produce_normal_message(TOPIC, [draft(id=f"p{n}") for n in range(20)])
+    await store.produce_normal_message(TOPIC, [draft(id=f"a{n}", key="a") for n in range(20)])
+    assert len(await take_in_turn(store, 40)) == 40  # the ring is empty, and starts again
+    await store.produce_normal_message(TOPIC, [draft(id=f"b{n}", key="b") for n in range(20)])
+    await wait_in_line(store, "p20")
+    assert "p20" in [one.id for _ in range(3) for one in await take_in_turn(store)]
+
+
 async def test_a_key_gets_turns_by_its_weight(store: Store) -> None:
     await store.limit_key(TOPIC, "a", weight=3.0)
     new = [draft(id=f"{key}{n}", key=key) for key in "abc" for n in range(40)]

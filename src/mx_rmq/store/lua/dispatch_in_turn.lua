@@ -238,6 +238,7 @@ end
 if #woken > 0 then enter(due, true) end
 local plain = 0
 turn_of[plain] = math.max(base, math.min(tonumber(plain_turn) or base, base + 1))
+local ran_ahead = (tonumber(plain_turn) or 0) > base + 1 -- of a ring that was empty since
 if #plain_ids > 0 then enqueue(plain) end
 
 local ids, count, line_at, cost_at, member_at = {}, 0, {}, {}, {}
@@ -384,7 +385,9 @@ if clock_ahead ~= noted_ahead then to_note('clock_ahead', clock_ahead) end
 if interval and spent > 0 then
   to_note('bucket', math.max(tonumber(full_at) or 0, at) + spent * interval)
 end
-if plain_count > 0 then to_note('plain_turn', turn_of[plain] - (plain_taken - plain_count)) end
+if plain_count > 0 or ran_ahead and #plain_ids > 0 then
+  to_note('plain_turn', turn_of[plain] - (plain_taken - plain_count))
+end
 
 -- use: next_token, new_leases
 if count > 0 then
