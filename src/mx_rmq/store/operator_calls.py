@@ -28,6 +28,9 @@ class Keep(Enum):
 
     KEEP = "keep"
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 KEEP: Final = Keep.KEEP
 
