@@ -96,12 +96,12 @@ async def test_keys_cannot_write_to_the_terminal(mq: MessageQueue, server: Serve
 
 async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Server) -> None:
     await fill(mq, a=1)
-    await dispatch(mq, 1, declared(Limit(rate="50/s"), Limit(running=2)))
+    await dispatch(mq, 1, declared(Limit(running=9), Limit(running=2)))
     set_ = await run(server, "limit", T, "--running", "5", "--rate", "100/m")
     assert set_.exit_code == 0
     assert set_.stdout.splitlines() == [
         "mail: 1 running",
-        "  declared: rate 50/s, burst 5",
+        "  declared: running 9",
         "  declared per key: running 2",
         "  set: running 5, rate 100/m, burst 1",
     ]
@@ -109,7 +109,7 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
     assert own.stdout.splitlines()[-1] == "  key a: running 0, weight 2.5"
     found = await run_json(server, "limit", T, "--rate", "none")
     assert (found["set"]["running"], found["set"]["rate"]) == (5, None)
-    assert (found["declared"]["rate"], found["declared"]["burst"]) == ("50/s", 5)
+    assert (found["declared"]["running"], found["declared"]["burst"]) == (9, None)
     assert (found["per_key"]["running"], found["per_key"]["overtake"]) == (2, False)
     assert list(found["keys"]) == ["a"]
     assert found["keys"]["a"]["weight"] == 2.5

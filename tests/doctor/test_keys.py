@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from mx_rmq import Limit, MessageQueue
-from mx_rmq.admin import Stats
 from mx_rmq.core.limits import declared
 from mx_rmq.core.partition import partition
 from mx_rmq.doctor.finding import Severity
 from mx_rmq.doctor.keys import LONG, check_keys
-from mx_rmq.doctor.topics import SLOW, check_stats
 from mx_rmq.store.keys import Keys
 from tests.runtime.stage import on_a_server, queue
 
@@ -139,20 +137,3 @@ async def test_keys_in_findings_are_escaped(mq: MessageQueue) -> None:
     await mq.admin.limit(T, "\u202etxet", running=0)
     (one,) = await findings(mq)
     assert one.what.isprintable()
-
-
-def stats(**fields: Any) -> Stats:
-    counts = dict.fromkeys(("processing", "delayed", "dead", "quarantined", "dropped"), 0)
-    known = {"topic": T, "pending": 9, "oldest_pending": SLOW + 1, "paused": False, **counts}
-    return Stats(**{**known, **fields})
-
-
-def test_a_topic_that_limits_hold_back_is_not_told_to_add_workers() -> None:
-    (plain,) = check_stats(stats(), served=True, now=0)
-    assert "add workers" in plain.cure
-    (keys,) = check_stats(stats(keys_blocked=3), served=True, now=0)
-    assert keys.cure == "Limits hold back 3 keys: see mx-rmq keys t. Raise them, or wait"
-    (topic,) = check_stats(stats(held_back=True), served=True, now=0)
-    assert "Limits hold back the topic" in topic.cure
-    (paused,) = check_stats(stats(paused=True, pause_reason="later"), served=True, now=0)
-    assert paused.what == "paused (later), 9 pending"

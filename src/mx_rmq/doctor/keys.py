@@ -24,7 +24,7 @@ NAMED: Final = 3  # keys named in one finding
 
 async def check_keys(admin: Admin, stats: Stats) -> list[Finding]:
     """Check the keys and the limits of a topic."""
-    if not stats.pending or (not stats.keys_waiting and stats.running_limit is None):
+    if not stats.pending:
         return []
     topic = stats.topic
     found = await admin.keys(topic, limit=CHECKED)
