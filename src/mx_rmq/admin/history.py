@@ -46,6 +46,7 @@ class What(StrEnum):
     REPAIRED = "repaired"  # brought back into exactly one state by an operator
     PAUSED = "paused"
     RESUMED = "resumed"
+    LIMITED = "limited"  # an operator set limits, or paused a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """Pages of the messages of a state, merged over all partitions of a topic into one order.
 
 A cursor holds, for each partition and each level in it, how many messages the pages so far have
-passed: `2.0.0_0.1.0`. A partition with only zeros is left empty, and left out at the end, so
-partitions can be added between two pages.
+passed: `2.0.0_0.1.0`. Pending messages with a key are a fourth level, which is left out while it is
+zero. A partition with only zeros is left empty, and left out at the end, so partitions can be added
+between two pages.
 
 With a filter, one call reads a bounded number of messages; the next one continues there.
 """
@@ -21,7 +22,7 @@ from mx_rmq.admin.filter import Filter, matches, times
 from mx_rmq.admin.models import Page, message_view
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.partition import number_of
-from mx_rmq.store.messages import REPLY_BYTES, check_count, levels
+from mx_rmq.store.messages import IN_LINES, REPLY_BYTES, check_count, levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +178,8 @@ async def read_some(
 
 
 def cursor_at(passed: Sequence[Sequence[int]]) -> str:
-    parts = [".".join(map(str, levels)) if any(levels) else "" for levels in passed]
+    shown = [levels[:IN_LINES] if not any(levels[IN_LINES:]) else levels for levels in passed]
+    parts = [".".join(map(str, levels)) if any(levels) else "" for levels in shown]
     return "_".join(parts).rstrip("_")
 
 
@@ -189,7 +191,8 @@ def positions(cursor: str | None, count: int, levels: int) -> list[list[int]]:
     with suppress(IndexError, ValueError):
         for number, part in enumerate(cursor.split("_")):
             if part:
-                passed[number] = [int(text) for text in part.split(".")]
+                read = [int(text) for text in part.split(".")]
+                passed[number] = read + passed[number][max(IN_LINES, len(read)) :]
         whole = all(len(one) == levels and 0 <= min(one) <= max(one) < FARTHEST for one in passed)
         if cursor and whole and cursor == cursor_at(passed):
             return passed

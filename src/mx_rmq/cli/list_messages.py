@@ -66,11 +66,12 @@ async def list_messages(
         return 0
     title, time = TIME_OF[State(state)]
     content = "result" if state == State.COMPLETED else "payload"
-    columns = ("id", "priority", "attempts", title, "note", content)
+    key = ("key",) if any(one.key for one in page.messages) else ()
+    columns = ("id", *key, "priority", "attempts", title, "note", content)
     if page.messages:
-        rows = [_row(one, getattr(one, time)) for one in page.messages]
-        spare = ("priority", content) if any(row[4] for row in rows) else ("priority",)
-        show_table(Table(columns, rows, spare=spare, long=("note", content)))
+        rows = [_row(one, getattr(one, time), bool(key)) for one in page.messages]
+        spare = ("priority", content) if any(row[-2] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("key", "note", content)))
     else:
         say(f"no {state} messages" + (" match" if wanted else ""))
     if page.cursor is not None:
@@ -105,9 +106,10 @@ async def _search(
                 return Page(messages, cursor, looked)
 
 
-def _row(message: MessageView, at: float | None) -> tuple[object, ...]:
+def _row(message: MessageView, at: float | None, with_key: bool) -> tuple[object, ...]:
     note, payload = cut(_note(message)), cut(payload_text(message))
-    return message.id, message.priority, message.attempts, when(at), note, payload
+    key = (message.key,) if with_key else ()
+    return message.id, *key, message.priority, message.attempts, when(at), note, payload
 
 
 def _note(message: MessageView) -> str:

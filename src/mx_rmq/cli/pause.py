@@ -1,4 +1,4 @@
-"""`mx-rmq pause`: stop workers from taking messages of a topic."""
+"""`mx-rmq pause`: let no message of a topic, or of one of its keys, start."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mx_rmq.cli.connection import on_admin, with_topic
+from mx_rmq.cli.filters import seconds_of
 from mx_rmq.cli.output import as_json, print_result
 
 if TYPE_CHECKING:
@@ -15,20 +16,31 @@ if TYPE_CHECKING:
 
 @click.command
 @with_topic
+@click.option("--key", help="Pause only the messages with this key.")
+@click.option(
+    "--for", "seconds", metavar="TIME", help="How long: 90s, 10m, 2h or 1d; else until resumed."
+)
+@click.option("--reason", default="", help="Why; shown wherever the pause is.")
 @as_json
 @on_admin
-async def pause(admin: Admin, topic: str, as_json: bool) -> int:
-    """Stop workers from taking messages of TOPIC until it is resumed.
+async def pause(
+    admin: Admin, topic: str, key: str | None, seconds: str | None, reason: str, as_json: bool
+) -> int:
+    """Stop workers from taking messages of TOPIC, or of one of its keys, until it is resumed.
 
     Messages that are already being processed are not affected.
     """
-    return report_switch(topic, "paused", await admin.pause(topic), as_json=as_json)
+    span = None if seconds is None else seconds_of("--for", seconds)
+    changed = await admin.pause(topic, key, seconds=span, reason=reason)
+    return report_switch(topic, key, "paused", changed, as_json=as_json)
 
 
-def report_switch(topic: str, state: str, changed: bool, *, as_json: bool) -> int:
-    """Say that a topic is paused or resumed, or that it was already. Return the exit code."""
+def report_switch(topic: str, key: str | None, state: str, changed: bool, *, as_json: bool) -> int:
+    """Say that something is paused or resumed, or that it was already. Return the exit code."""
     document = {"topic": topic, "state": state, "changed": changed}
+    if key is not None:
+        document["key"] = key
     unchanged = "already paused" if state == "paused" else "was not paused"
-    line = f"{topic}: {state if changed else unchanged}"
-    print_result(line, document, as_json=as_json)
+    what = topic if key is None else f"{topic}, key {key}"
+    print_result(f"{what}: {state if changed else unchanged}", document, as_json=as_json)
     return 0

@@ -14,6 +14,8 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.status import Kept
+from mx_rmq.store.line_reads import LineReads
+from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MAX_PAGE: Final = 1000  # the most messages that one call returns
 MAX_STEP: Final = 100  # contents read by one command; fewer when they are long
 SEARCHED: Final = 20  # ids searched for the next message to dispatch
+LOOKED_AT: Final = 5  # lines looked at for it: as many that have a turn, as many that are blocked
+IN_LINES: Final = 3  # the level of pending messages that have a key, after the three priorities
 REPLY_BYTES: Final = 4 * 1_048_576
 """The most bytes in one reply with contents, unless a single one is longer."""
 
@@ -57,6 +61,7 @@ class Pages:
         self._store = store
         self._caller = store.caller
         self._keys = store.keys
+        self._lines = LineReads(store)
 
     async def find(self, topic: str, id: str) -> Found | None:
         keys = self._keys.of(topic)
@@ -106,8 +111,8 @@ class Pages:
     ) -> list[ListedId]:
         """Return some ids of a state, in its order; `start`: how many to skip of each level.
 
-        Pending: in dispatch order. Delayed: by due time. Processing: by deadline. Archived: newest
-        first.
+        Pending: in dispatch order; then those with a key, line by line. Delayed: by due time.
+        Processing: by deadline. Archived: newest first.
         """
         found: list[ListedId] = []
         for level, first in enumerate(start):
@@ -150,7 +155,10 @@ class Pages:
         """Return some ids of one level of a state, in order, from a position on."""
         key = _indexes(self._keys.of(topic), state)[level]
         last = start + count - 1
-        if state is State.PENDING:  # from the right, where ids are taken
+        if state is State.PENDING and level == IN_LINES:
+            members = await self._caller.command("ZRANGE", key, start, last)
+            ids = [(id_in_line(member), None) for member in members]
+        elif state is State.PENDING:  # from the right, where ids are taken
             found = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
             ids = [(id, None) for id in reversed(found)]
         else:
@@ -160,6 +168,29 @@ class Pages:
             ListedId(_rank(state, at), level, position, number_of(topic), id, at)
             for position, (id, at) in enumerate(ids, start)
         ]
+
+    async def in_lines(
+        self, topic: str, after: bytes, newest: float, count: int
+    ) -> tuple[list[ListedId], bytes | None]:
+        """Return some ids of messages with a key, line by line, and the last place that was read.
+
+        `after`: that of the step before, empty for the first; None: there are no more. Those that
+        joined their line after `newest` are left out: see `last_place`.
+        """
+        key = self._keys.of(topic).lines
+        start = b"(" + after if after else b"-"
+        members = await self._caller.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, count)
+        found = [
+            ListedId(0.0, IN_LINES, position, number_of(topic), id_in_line(member), None)
+            for position, member in enumerate(members)
+            if number_in_line(member) <= newest
+        ]
+        return found, members[-1] if members else None
+
+    async def last_place(self, topic: str) -> float:
+        """Return the number of the last message that joined a line."""
+        number = await self._caller.command("HGET", self._keys.of(topic).keyed, "!")
+        return float(number) if number and number.isdigit() else math.inf
 
     async def between(
         self,
@@ -192,20 +223,21 @@ class Pages:
     ) -> int:
         """Return how many ids a level has, in total or between two times, ms."""
         key = _indexes(self._keys.of(topic), state)[level]
-        if state is State.PENDING:
+        if state is State.PENDING and level != IN_LINES:
             return int(await self._caller.command("LLEN", key))
         if (low, high) == (-math.inf, math.inf):
             return int(await self._caller.command("ZCARD", key))
         return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
 
-    async def next_records(self, topic: str) -> list[bytes]:
-        """Return the record of the next message to dispatch, for each priority that has one.
+    async def next_records(self, topic: str, *, lines: bool = True) -> list[bytes]:
+        """Return the record of the next message to dispatch, for each priority that has one, and
+        for some lines, unless `lines` is False.
 
         It is not found if many cancelled messages are in front of it.
         """
         keys = self._keys.of(topic)
-        records: list[bytes] = []
-        for key in _indexes(keys, State.PENDING):
+        records = await self._lines.next_records(topic, LOOKED_AT) if lines else []
+        for key in _indexes(keys, State.PENDING)[:IN_LINES]:
             for id in reversed(await self._caller.command("LRANGE", key, -SEARCHED, -1)):
                 record = await self._caller.command("HGET", keys.payload, id)
                 if record is not None:
@@ -255,8 +287,8 @@ def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | No
 
 
 def levels(state: State) -> int:
-    """Return how many levels a state has: one per priority, or one."""
-    return 3 if state in (State.PENDING, State.DELAYED) else 1
+    """Return how many levels a state has: one per priority, or one; pending also has lines."""
+    return {State.PENDING: 4, State.DELAYED: 3}.get(state, 1)
 
 
 def check_count(count: int) -> int:
@@ -269,13 +301,19 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
     """Return the keys that list a state's ids: high, normal and low, or a single one."""
     match state:
         case State.PENDING:
-            return keys.pending_high, keys.pending, keys.pending_low
+            return keys.pending_high, keys.pending, keys.pending_low, keys.lines
         case State.DELAYED:
             return keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low
         case State.PROCESSING:
             return (keys.expire_monitor,)
         case State.DEAD | State.QUARANTINED | State.COMPLETED:
             return (keys.archive_of(state)[0],)
+
+
+def number_in_line(member: bytes) -> int:
+    """Return the number by which a message stands in its line."""
+    place = member.partition(b"\t")[2].partition(b" ")[0][1:]
+    return int(place) if place.isdigit() else 0
 
 
 def _rank(state: State, at: float | None) -> float:

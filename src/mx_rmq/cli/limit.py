@@ -1,0 +1,132 @@
+"""`mx-rmq limit`: show the limits of a topic and its keys, or change them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mx_rmq.cli.connection import on_admin, with_topic
+from mx_rmq.cli.output import as_json, print_json, say, when
+
+if TYPE_CHECKING:
+    from mx_rmq.admin import Admin, LimitsView, LimitView
+
+NONE = "none"  # restores what the handler declares
+
+
+def _number(_: click.Context, option: click.Parameter, text: str | None) -> float | str | None:
+    """Return the number that was given, or NONE."""
+    if text is None or text == NONE:
+        return text
+    try:
+        return int(text) if option.name == "running" else float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is neither a number nor {NONE!r}.") from None
+
+
+@click.command
+@with_topic
+@click.option("--key", help="Limits of this key; otherwise, of the whole topic.")
+@click.option(
+    "--running",
+    metavar="N|none",
+    callback=_number,
+    help="How many messages run at the same time. 0: nothing starts.",
+)
+@click.option(
+    "--rate",
+    metavar="RATE|none",
+    help="How many messages start per time: 50/s, 100/m or 1000/h.",
+)
+@click.option(
+    "--weight",
+    metavar="W|none",
+    callback=_number,
+    help="With --key: turns that it gets for each turn of the others.",
+)
+@as_json
+@on_admin
+async def limit(
+    admin: Admin, topic: str, key: str | None, as_json: bool, **given: str | float | None
+) -> int:
+    """Change the limits of TOPIC, or of one of its keys. Without limits, show them.
+
+    Only what you pass is changed, and it is in force at once, for all workers. It outranks what the
+    handler declares; "none" restores that. The partitions of a topic share its limits.
+    """
+    changes: dict[str, Any] = {
+        name: None if value == NONE else value for name, value in given.items() if value is not None
+    }
+    if changes:
+        await admin.limit(topic, key, **changes)
+    found = await admin.limits(topic, key)
+    if as_json:
+        print_json(limits_document(found))
+    else:
+        _print(found, key, await admin.now())
+    return 0
+
+
+def _print(found: LimitsView, key: str | None, now: float) -> None:
+    from mx_rmq.admin.keys import held_back_words
+
+    facts = [
+        ("declared", limit_text(found.declared)),
+        ("declared per key", limit_text(found.per_key)),
+        ("set", limit_text(found.set)),
+    ]
+    if key is not None and key not in found.keys:
+        facts.append((f"key {key}", ""))
+    facts += [(f"key {name}", limit_text(view)) for name, view in found.keys.items()]
+    say(f"{found.topic}: {found.running:,} running")
+    for name, text in facts:
+        say(f"  {name}: {text or 'no limits'}")
+    if found.more:
+        say("  and more keys")
+    if (held := found.held_back) is not None:
+        most = found.in_force
+        words = held_back_words(held, found.running, most.running, most.rate, now=now)
+        say(f"  nothing starts: {words}")
+
+
+def limit_text(view: LimitView) -> str:
+    """Return limits in words; empty: there are none."""
+    parts = []
+    if view.running is not None:
+        parts.append(f"running {view.running:,}")
+    if view.rate is not None:
+        parts.append(f"rate {view.rate}, burst {view.rate.at_once:g}")
+    if view.weight is not None:
+        parts.append(f"weight {view.weight:g}")
+    if view.paused:
+        until = "" if view.paused_until is None else f" until {when(view.paused_until)}"
+        parts.append(f"paused{until}" + (f": {view.reason}" if view.reason else ""))
+    return ", ".join(parts)
+
+
+def limits_document(found: LimitsView) -> dict[str, Any]:
+    """Return limits for JSON."""
+    held = found.held_back
+    return {
+        "topic": found.topic,
+        "declared": _document(found.declared),
+        "per_key": _document(found.per_key) | {"overtake": found.overtake},
+        "set": _document(found.set),
+        "keys": {key: _document(view) for key, view in found.keys.items()},
+        "more": found.more,
+        "running": found.running,
+        "held_back": held and {"by": held.by, "until": held.until, "reason": held.reason},
+    }
+
+
+def _document(view: LimitView) -> dict[str, Any]:
+    return {
+        "running": view.running,
+        "rate": None if view.rate is None else str(view.rate),
+        "burst": None if view.rate is None else view.rate.at_once,
+        "weight": view.weight,
+        "paused": view.paused,
+        "paused_until": view.paused_until,
+        "reason": view.reason,
+    }
