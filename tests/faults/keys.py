@@ -214,9 +214,7 @@ async def _check(trial: Trial, mq: MessageQueue, crowd: Crowd, steady: dict[str,
     async with Redis.from_url(crowd.server.url, decode_responses=True) as raw:
         for topic, rules in TOPICS.items():
             key = f"mx-rmq:{{{topic}}}"
-            rows: list[tuple[str, dict[str, str]]] = await raw.execute_command(
-                "XRANGE", f"{key}:history", "-", "+"
-            )
+            rows: Any = await raw.xrange(f"{key}:history")
             entries = [
                 Entry(int(id.partition("-")[0]), row["what"], row["ids"].split(" "))
                 for id, row in rows
