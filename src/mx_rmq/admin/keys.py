@@ -113,7 +113,7 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
     turnless = bool(line.waiting) and line.turn is None and line.blocked is None
     if turnless:
         unattended = oldest
-    elif line.waiting and line.blocked:  # 0: it was woken, nobody knows when
+    elif line.waiting and line.blocked:  # 0: it was woken, at an unknown time
         unattended = max(0.0, lines.at - line.blocked) / 1000 or None
     return KeyView(
         key=decoded(line.key),
