@@ -345,6 +345,36 @@ async def test_a_cost_counts_more_than_once_and_may_leave_a_debt(mq: MessageQueu
     assert max(times.values()) - times["dear"] > 0.3  # 50 less 5, at 100 per second: 0.45
 
 
+@on_servers
+async def test_when_the_worker_that_would_ask_again_stops_another_one_does(
+    mq: MessageQueue, server: Server
+) -> None:
+    done: list[int] = []
+
+    async def handle(number: int) -> None:
+        done.append(number)
+
+    async with AsyncExitStack() as stack:
+        workers = []
+        for _ in range(2):
+            other = await stack.enter_async_context(queue(server.url, lease=60, audit=False))
+            other.handler("t", limit=Limit(rate="1/s"))(handle)
+            workers.append(await stack.enter_async_context(Worker(other)))
+        await mq.produce_many("t", [1, 2, 3])
+        waker = None
+        while waker is None:
+            await asyncio.sleep(0.01)
+            waker = next((one for one in workers if _has_timer(one)), None)
+        await waker.stop()
+        await until(lambda: len(done) == 3, within=8)  # a survey would come after ten seconds
+        await until_so(lambda: is_empty(mq))
+
+
+def _has_timer(worker: Worker) -> bool:
+    assert worker._engine is not None
+    return worker._engine._dispatcher.waits(worker._engine.slots.topics["t"]) is not None
+
+
 # order
 
 

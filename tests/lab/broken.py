@@ -46,6 +46,14 @@ def vital(script: str) -> list[str]:
     return [name for name in load(script).keys if name not in unused]
 
 
+def for_lines(script: str) -> list[str]:
+    """Return the keys that a script needs only where messages have keys or limits, by name."""
+    names = (*LINES, *FOR_KEYS.get(script, ()))
+    if script == "produce_delay_message":
+        names = ("keyed",)  # the lines only count where there is a cap
+    return [name for name in load(script).keys if name in names]
+
+
 def key_named(store: Store, name: str) -> str:
     """Return a key of the topic by its name in the scripts; `receipt` is that of the next call."""
     keys = store.keys.of(TOPIC)

@@ -158,7 +158,7 @@ class Lines:
         woken = False
         keys = ["", self.places[id].key] if id in self.places else [""]
         for key in keys:
-            if key in self.blocked:
+            if self.blocked.get(key, 1) % 60_000 == 0:  # it waits for a place, not for a bucket
                 self.blocked[key] = 0
                 woken = True
         if not stays:

@@ -65,7 +65,8 @@ NAMES: Final = {
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
     "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
     "redis.sha1hex",
-    *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
+    *("string.byte", "string.find", "string.format", "string.gmatch", "string.gsub"),
+    *("string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""
 

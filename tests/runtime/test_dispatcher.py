@@ -159,6 +159,16 @@ async def test_the_timer_that_rings_first_counts(desk: Desk) -> None:
     assert waits == [60, 20, 20]
 
 
+@having(limit=Limit(rate="1/h"))
+async def test_a_later_time_that_the_server_counts_on_is_kept_too(desk: Desk) -> None:
+    """A ring may bring a new time just before the timer of the old one fires."""
+    dispatcher, topic = desk.dispatcher, desk.topic
+    dispatcher._ask_after(topic, 0.0)
+    dispatcher._ask_after(topic, 60.0)
+    await until(lambda: (dispatcher.waits(topic) or 0) > 50)
+    assert desk.calls == ["dispatch_in_turn"]
+
+
 @having(limit=Limit(rate=Rate(1000, burst=1)), concurrency=1)
 async def test_without_room_another_worker_is_woken(desk: Desk, raw: Redis) -> None:
     await pending(desk.store, 2)

@@ -169,6 +169,11 @@ class Actions:
             shown = id.decode("utf-8", "backslashreplace")
             done = await self.store.repair_message(part, id, dry_run=dry_run, by=self.by)
             repairs += [Repair(part, shown, words) for words in done]
+        suspects = [one.suspect for one in found.lines]
+        codes = await self.store.repair_lines(part, suspects, dry_run=dry_run)
+        for one, code in zip(found.lines, codes, strict=True):
+            if code:  # not right by now
+                repairs.append(Repair(part, one.id, one._replace(code=code).repair))
         return repairs
 
 

@@ -59,6 +59,8 @@ class Dispatcher:
         self._paused: dict[TopicSlots, asyncio.TimerHandle] = {}
         self._timers: dict[TopicSlots, asyncio.TimerHandle] = {}
         """When to ask again for messages that a limit holds back."""
+        self._then: dict[TopicSlots, float] = {}
+        """When to ask again after that: the server counts on us at the latest time it named."""
         self._refill: asyncio.Handle | None = None
         self._unanswered_at = float("-inf")
         """When a call last ended without an answer. It may have leased messages to us."""
@@ -194,7 +196,10 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         at = loop.time() + seconds
         timer = self._timers.get(topic)
-        if self._stopped or (timer is not None and timer.when() <= at):
+        if self._stopped:
+            return
+        if timer is not None and timer.when() <= at:
+            self._then[topic] = at
             return
         if timer is not None:
             timer.cancel()
@@ -203,6 +208,10 @@ class Dispatcher:
     def _ask_now(self, topic: TopicSlots) -> None:
         """Ask for messages that a limit held back; without room, ring for another worker."""
         del self._timers[topic]
+        then = self._then.pop(topic, None)
+        if then is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[topic] = loop.call_at(then, self._ask_now, topic)
         if self.on_hold or topic in self._paused or not self._slots.room(topic):
             self._spawn_ring(topic)
         self.wake(topic.name)
@@ -305,6 +314,7 @@ class Dispatcher:
         for timer in (*self._paused.values(), *self._timers.values()):
             timer.cancel()
         self._timers.clear()
+        self._then.clear()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
             for task in late:  # if it leased messages, they come back when their leases run out

@@ -176,7 +176,8 @@ class Slots:
     def _room_to_start(self, topic: TopicSlots, settling: int) -> int:
         """Return how many messages of a topic with limits may be taken: they can start at once.
 
-        Messages that are being settled have no slot any more, so `settling` more may be held.
+        Messages that are being settled have no slot any more, so `settling` more may be held. If
+        they cannot be settled, no more are taken.
         """
         free = self.concurrency - self.running - self._promised
         if free <= 0:
@@ -189,7 +190,7 @@ class Slots:
             share = int(self._last_started is not topic)
         room = min(
             min(topic.limit, share) - topic.running - topic.asked - len(topic.waiting),
-            topic.limit + settling - topic.committed,
+            self.concurrency + settling - sum(one.committed for one in self.limited),
             free - left_free,
         )
         if topic.committed or not share or topic.handed_back_at == self._ended:

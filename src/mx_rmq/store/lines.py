@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def key_in_line(member: bytes) -> bytes:
+    """Return the key in whose line a message is."""
+    return member.partition(b"\t")[0]
+
+
 def id_in_line(member: bytes) -> bytes:
     """Return the id of a message in line; a member that is none is returned as it is."""
     _, tab, place = member.partition(b"\t")

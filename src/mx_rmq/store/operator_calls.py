@@ -13,11 +13,13 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.text import brief
-from mx_rmq.store.arguments import check_level, check_range, check_same, place_of
+from mx_rmq.store.arguments import MAX_BATCH, check_level, check_range, check_same, place_of
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.core.message import Message
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
@@ -238,6 +240,20 @@ async def repair_topic(
         "dry": int(dry_run),
     }
     return [words.decode() for words in await store.run("repair_topic", topic, named)]
+
+
+async def repair_lines(
+    store: Store, topic: str, suspects: Sequence[tuple[str, bytes]], *, dry_run: bool = False
+) -> list[int]:
+    """Fix members of the keys for lines; return what was wrong with each, in codes.
+
+    See repair_lines.lua. `dry_run`: only say what is wrong.
+    """
+    codes: list[int] = []
+    for start in range(0, len(suspects), MAX_BATCH):
+        items = [word for one in suspects[start : start + MAX_BATCH] for word in one]
+        codes += await store.run("repair_lines", topic, {"dry": int(dry_run)}, items)
+    return codes
 
 
 async def _operate(

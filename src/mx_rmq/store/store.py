@@ -153,6 +153,7 @@ class Store:
     limit_key = operator_calls.limit_key
     repair_message = operator_calls.repair_message
     repair_topic = operator_calls.repair_topic
+    repair_lines = operator_calls.repair_lines
 
     # the registry of topics
     register_topics = registry.register_topics

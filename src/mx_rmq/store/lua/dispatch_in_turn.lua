@@ -6,7 +6,8 @@
 -- until one of its messages is settled. The whole topic is blocked under the key ''. Whatever was
 -- blocked is judged again here, so waking it too often does no harm.
 -- Someone must come back when the next block ends. That is the caller, unless another worker has
--- been told already: see `wake_at`. A bucket is stored as the time at which it is full.
+-- been told already: see `wake_at`. One that was told but comes too early is told again. A bucket
+-- is stored as the time at which it is full.
 -- Returns  as dispatch_message, but in second place: the ms after which the caller must ask again,
 --          -1: it need not, -2: call dispatch_message, neither keys nor limits are in use
 -- Cost     O(log N) per message and per key looked at, N waiting
@@ -37,7 +38,9 @@ interval, burst = tonumber(interval), tonumber(burst)
 key_most, key_interval, key_burst = tonumber(key_most), tonumber(key_interval), tonumber(key_burst)
 
 local leased = redis.call('HLEN', processing)
-local look_again = (math.floor(at / 60000) + 2) * 60000 -- all at once, in case nothing wakes them
+-- What waits for a free place is looked at on a full minute, in case nothing wakes it before. That
+-- also tells it from what waits for a bucket, which a settled message does not fill.
+local look_again = (math.floor(at / 60000) + 2) * 60000
 local room, closed = paused and 0 or max_count, nil -- closed: when to look at the topic again
 if (tonumber(stop) or 0) > at then
   room, closed = 0, tonumber(stop)
@@ -292,28 +295,29 @@ local later = redis.call('ZRANGEBYSCORE', blocked, string.format('(%.0f', at), '
 local next_block = tonumber(later[1] == '' and later[4] or later[2]) or math.huge
 if later[1] == '' and not later[4] then next_block = math.huge end
 
--- What the messages that fit leave behind.
-local from_lines, running_now, spent, plain_count = {}, {}, 0, 0
+-- What the messages that fit leave behind. One that does not start costs nothing, and its line may
+-- go on: `unused` counts them.
+local from_lines, running_now, spent, plain_count, unused = {}, {}, 0, 0, count - fit
 for n = 1, count do
-  local line = line_at[n]
-  if n > fit then
-    blocked_of[line], member_of[line] = nil, member_at[n]
-  else
-    local cost = cost_at[n] or 1
+  local line, cost, starts = line_at[n], cost_at[n] or 1, n <= fit and records[n] and not held[n]
+  if n <= fit and line == plain then
+    plain_count = plain_count + 1
+  elseif n <= fit then
+    taken_of[line], from_lines[#from_lines + 1] = (taken_of[line] or 0) + 1, member_at[n]
+  end
+  if starts then
     spent = spent + cost
-    if line == plain then
-      plain_count = plain_count + 1
-    else
-      taken_of[line] = (taken_of[line] or 0) + 1
-      if tokens_of[line] then spent_of[line] = (spent_of[line] or 0) + cost end
-      from_lines[#from_lines + 1] = member_at[n]
-      if records[n] and not held[n] then
-        running_now[#running_now + 1] = '0'
-        running_now[#running_now + 1] = prefix_of[line] .. ids[n]
-      end
-    end
+    if tokens_of[line] then spent_of[line] = (spent_of[line] or 0) + cost end
+  else
+    blocked_of[line] = nil
+    if n > fit then member_of[line] = member_at[n] else unused = unused + 1 end
+  end
+  if starts and line ~= plain then
+    running_now[#running_now + 1] = '0'
+    running_now[#running_now + 1] = prefix_of[line] .. ids[n]
   end
 end
+if unused > 0 then closed = nil end
 for n = 1, plain_count do take[level_of[n]] = take[level_of[n]] + 1 end
 turn = (turn + plain_count) % 10
 
@@ -351,9 +355,9 @@ for n = first, #queue do
     turns[#turns + 1], turns[#turns + 2] = text_of(turn_of[line]), key_of[line]
   end
 end
-local ready = #due == 400 or fit < count or unread or first <= #queue
+local ready = #due == 400 or unused > 0 or unread or first <= #queue
 ready = ready or plain_count < plain_left + behind[1] + behind[2] + behind[3]
-if most and leased + fit >= most then closed = closed or look_again end
+if most and leased + count - unused >= most then closed = closed or look_again end
 if closed and plain_count == plain_left and in_lines == #from_lines then closed = nil end
 if closed then
   blocks[#blocks + 1], blocks[#blocks + 2] = closed, ''
@@ -364,10 +368,11 @@ local notes = {}
 if paused then
   ready = false
 elseif next_block < math.huge then
-  wake_at = tonumber(wake_at) or 0
-  if not (wake_at > at and wake_at <= next_block + 1) then
+  local told_time, told = string.match(wake_at or '', '^(%d+) (.*)$')
+  told_time = tonumber(told_time) or 0
+  if told == worker or not (told_time > at and told_time <= next_block + 1) then
     reply[2] = math.ceil(next_block - at)
-    notes = {'wake_at', string.format('%.0f', math.ceil(next_block))}
+    notes = {'wake_at', string.format('%.0f %s', math.ceil(next_block), worker)}
   end
 elseif declared == '' and not any_set and in_lines == #from_lines then
   reply[2] = -2
@@ -394,8 +399,8 @@ for n = 1, fit do
   if not records[n] then gone_ids[#gone_ids + 1] = ids[n] end
 end
 
+if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end -- works at maxmemory
 -- use: store_leases
-if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end
 if #gone_ids > 0 then redis.call('HDEL', keyed, unpack(gone_ids)) end
 if #stale > 0 then redis.call('ZREM', running, unpack(stale)) end
 if #running_now > 0 then

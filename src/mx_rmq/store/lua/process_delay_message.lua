@@ -9,7 +9,7 @@
 local max_count = tonumber(ARGV.max_count) -- how many of each level at most
 -- use: clock, history
 
-local moves, moved, dropped = {}, {}, 0
+local moves, moved, dropped, gone = {}, {}, 0, {}
 local any_keyed = redis.pcall('HLEN', keyed)
 any_keyed = type(any_keyed) == 'number' and any_keyed > 0
 local joining, wake, held_lines, plain = {}, true, {}, 0
@@ -26,13 +26,17 @@ for _, level in ipairs(levels) do
       if redis.call('HEXISTS', payload, id) == 1 then
         moved[#moved + 1] = id
         if place and string.find(place, '^[^\t]') then
-          joining[#joining + 1] = {id, place}
+          joining[#joining + 1], joining[#joining + 2] = id, place
           held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
         else
           behind[#behind + 1], plain = id, plain + 1
         end
       else
         dropped = dropped + 1
+        if place then
+          gone[#gone + 1] = id
+          held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
+        end
       end
     end
     moves[#moves + 1] = {level[1], level[2], due, behind}
@@ -49,6 +53,7 @@ for _, move in ipairs(moves) do
   if #behind > 0 then redis.call('LPUSH', waiting, unpack(behind)) end
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
+if #gone > 0 then redis.call('HDEL', keyed, unpack(gone)) end
 if #held_lines > 0 then redis.call('ZREM', running, unpack(held_lines)) end
 -- use: join_lines
 if (plain > 0 or ready) and not closed and rung == 0 then redis.call('RPUSH', doorbell, '1') end

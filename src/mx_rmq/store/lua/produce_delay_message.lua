@@ -12,10 +12,10 @@ local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_m
 local soonest, due_times, with_place = math.huge, {high = {}, normal = {}, low = {}}, {}
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
-  local level = due_times[kinds[ARGV[i + 1]].priority]
+  local n = (i - each) / width + 1
+  local level, place = due_times[kind_at[n].priority], place_at[n]
   level[#level + 1], level[#level + 2] = due, ARGV[i]
   soonest = math.min(soonest, due)
-  local place = own_places[ARGV[i + 1]]
   if place then with_place[#with_place + 1], with_place[#with_place + 2] = ARGV[i], place end
 end
 

@@ -15,7 +15,7 @@ local leaving = held
 local joining, wake, in_line = {}, true, {}
 for n, id in ipairs(with_key) do
   if string.find(places[n], '^[^\t]') then
-    joining[#joining + 1], in_line[id] = {id, places[n]}, true
+    joining[#joining + 1], joining[#joining + 2], in_line[id] = id, places[n], true
   end
 end
 -- use: line_ends

@@ -24,7 +24,7 @@ redis.call('LLEN', behind)
 local rings = redis.call('LLEN', doorbell)
 local leaving, joining, wake, own_place = {id}, {}, true, redis.call('HGET', keyed, '!' .. id)
 local in_line = own_place and string.find(own_place, '^[^\t]')
-if in_line and not delayed then joining = {{id, own_place}} end
+if in_line and not delayed then joining = {id, own_place} end
 -- use: earlier, freed_keys, line_ends
 
 redis.call('ZREM', expire_monitor, id)

@@ -18,14 +18,14 @@
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
-local id, how = ids[1], ARGV[each + 1]
-local priority, ttl, window = kinds[how].priority, kinds[how].ttl, kinds[how].window
+local id, kind_of = ids[1], kind_at[1]
+local priority, ttl, window = kind_of.priority, kind_of.ttl, kind_of.window
 local due = tonumber(ARGV[each + 4]) or now + tonumber(ARGV[each + 3])
 local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease
 local waits = answer == 'l' and not lease
 -- use: waiting_place
-local own_place, leaving, joining, wake = own_places[how], {waits and id or nil}, {}, true
+local own_place, leaving, joining, wake = place_at[1], {waits and id or nil}, {}, true
 local has_line = own_place and string.find(own_place, '^[^\t]')
 local same_line = place and string.gsub(place, '^([^\t]*\t%d)%d*', '%1') == own_place
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
@@ -35,7 +35,7 @@ if waits and not later and not delayed then
     or not in_line and not own_place and not place and (list == behind or not list and deep)
 end
 if has_line and not in_hand and not later and not stays then
-  joining = {{id, own_place}}
+  joining = {id, own_place}
   if only_one == string.match(own_place, '^[^\t]*') then only_one = false end -- it comes back
 end
 -- use: freed_keys, line_ends

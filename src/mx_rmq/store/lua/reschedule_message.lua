@@ -34,7 +34,7 @@ local leaving, joining, wake = {waits and id or nil}, {}, true
 -- use: earlier, freed_keys
 local own_line = place and string.find(place, '^[^\t]')
 local unnumbered = own_line and string.gsub(place, '^([^\t]*\t%d)%d*', '%1')
-if waits and not later and own_line then joining = {{id, unnumbered}} end
+if waits and not later and own_line then joining = {id, unnumbered} end
 -- use: line_ends
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
 redis.call('LLEN', behind)

@@ -1,12 +1,12 @@
 -- admission: when the new messages expire, and whether the cap lets them in.
--- needs: fresh, kinds, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
+-- needs: fresh, each, width, kind_at, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low, cancelled, lines, answer
 -- defines: max_pending, expiries, full
 
 local max_pending = tonumber(ARGV.max_pending) -- cap on waiting messages, 0: none
 local expiries = {}
 for n = 1, #fresh do
-  local ttl = kinds[ARGV[fresh[n] + 1]].ttl
+  local ttl = kind_at[(fresh[n] - each) / width + 1].ttl
   if ttl then
     expiries[#expiries + 1] = now + ttl
     expiries[#expiries + 1] = ARGV[fresh[n]]

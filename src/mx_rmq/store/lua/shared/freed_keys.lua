@@ -1,6 +1,7 @@
 -- freed_keys: the messages among `leaving` that have keys, with their places in line. If such a key
--- is blocked, it can be looked at again; so can the whole topic, ''. One cheap read if no keys and
--- no limits are in use.
+-- is blocked until a place becomes free, it can be looked at again; so can the whole topic, ''. Its
+-- time is then a full minute: see dispatch_in_turn. One cheap read if no keys and no limits are in
+-- use.
 -- needs: leaving, keyed, blocked, running, doorbell
 -- defines: with_key, places, freed, waking, to_ring
 
@@ -19,7 +20,8 @@ if #leaving > 0 and redis.call('EXISTS', keyed, blocked) > 0 then
     local keys = {''}
     for n = 1, #places do keys[n + 1] = string.match(places[n], '^[^\t]*') end
     for n, time in ipairs(redis.call('ZMSCORE', blocked, unpack(keys))) do
-      if time then waking[#waking + 1], waking[#waking + 2] = '0', keys[n] end
+      local for_a_place = time and time % 60000 == 0
+      if for_a_place then waking[#waking + 1], waking[#waking + 2] = '0', keys[n] end
     end
   end
   to_ring = #waking > 0 and redis.call('LLEN', doorbell) == 0

@@ -1,7 +1,6 @@
--- line_ends: where the messages in `joining` (id, place) join their lines: behind the others, unless
+-- line_ends: where messages (`joining`: id, place, id, …) join their lines: behind the others, unless
 -- they keep a number from before. A key that has no turn gets one, a round from now. A blocked key
 -- stays blocked, or is looked at again if `wake` is set. `ready`: whether one of them may start.
--- New messages of one key have the same place until they are numbered, so it is parsed once.
 -- needs: joining, wake, now, keyed, lines, ring, blocked
 -- defines: members, numbered, entering, roused, ready
 
@@ -9,33 +8,30 @@ local members, numbered, entering, roused, ready = {}, {}, {}, {}, false
 if #joining > 0 then
   local seq = math.max(tonumber(redis.call('HGET', keyed, '!')) or 0, now * 1000)
   local turn = (tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2]) or 0) + 1
-  local keys, begins, ends, tens = {}, {}, {}, nil
+  local keys, seen_keys, tens = {}, {}, nil
   local digits = {[0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9'}
   turn = string.format('%.17g', turn)
-  for n = 1, #joining do
-    local id, place = joining[n][1], joining[n][2]
-    local ending = ends[place]
-    if ending == nil then
-      local key, gap, number = string.match(place, '^([^\t]*)\t%d()(%d*)')
-      keys[#keys + 1], ending = key, number == '' and string.sub(place, gap)
-      begins[place], ends[place] = ending and string.sub(place, 1, gap - 1), ending
-    end
-    if ending then
+  for n = 1, #joining, 2 do
+    local id, place = joining[n], joining[n + 1]
+    local key, level, number, cost = string.match(place, '^([^\t]*)(\t%d)(%d*)(.*)')
+    if number == '' then
       seq = seq + 1
       local digit = seq % 10
       if digit == 0 then tens = nil end -- formatting is slow
       tens = tens or string.format('%015.0f', (seq - digit) / 10)
-      place = begins[place] .. tens .. digits[digit] .. ending
+      place = key .. level .. tens .. digits[digit] .. cost
       numbered[#numbered + 1], numbered[#numbered + 2] = id, place
     end
-    members[#members + 1], members[#members + 2] = '0', place .. id
+    members[n], members[n + 1] = '0', place .. id
+    if not seen_keys[key] then seen_keys[key], keys[#keys + 1] = true, key end
   end
   if #numbered > 0 then
     numbered[#numbered + 1], numbered[#numbered + 2] = '!', string.format('%.0f', seq)
   end
   redis.call('ZCARD', lines)
   local turns = redis.call('ZMSCORE', ring, unpack(keys))
-  local times = redis.call('ZCARD', blocked) > 0 and redis.call('ZMSCORE', blocked, unpack(keys)) or {}
+  local times, any_blocked = {}, redis.call('ZCARD', blocked) > 0
+  if any_blocked then times = redis.call('ZMSCORE', blocked, unpack(keys)) end
   for n = 1, #keys do
     local time = times[n]
     ready = ready or not time or wake

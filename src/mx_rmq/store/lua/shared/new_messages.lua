@@ -1,15 +1,17 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
--- letter per message: see produce_normal_message.
+-- letter per message: see produce_normal_message. `kind_at` and `place_at` go by the number of the
+-- message in the call.
 -- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low
 -- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, kinds,
--- defines: own_places, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
+-- defines: kind_at, place_at, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
 -- defines: surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local kinds, own_places, longest = {[''] = {maker = 0, priority = 'normal', window = 0}}, {}, 0
+local kinds, longest = {[''] = {maker = 0, priority = 'normal', window = 0}}, 0
+local kind_at, place_at = {}, {}
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
@@ -29,10 +31,10 @@ for i = each, #ARGV, width do
       }
       kinds[terms], longest = kind, math.max(longest, kind.window)
     end
-    if tab then kinds[how], own_places[how] = kind, string.sub(how, tab + 1) end
+    if tab then place_at[#ids + 1] = string.sub(how, tab + 1) end
   end
   if kind.own then any_own = true else generated[#generated + 1] = id end
-  ids[#ids + 1] = id
+  ids[#ids + 1], kind_at[#ids + 1] = id, kind
 end
 local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
 if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
@@ -53,7 +55,7 @@ for first = 1, #generated, 64 do
 end
 for n = 1, #ids do
   local i, id, status = each + (n - 1) * width, ids[n], '1'
-  local kind = kinds[ARGV[i + 1]]
+  local kind = kind_at[n]
   local own, maker, asks = kind.own, kind.maker, kind.asks
   local made, refused, freed
   if maker > 0 then
