@@ -315,7 +315,7 @@ def held_back(
 
 
 def _time(at: float | None, lines: TopicLines) -> float | None:
-    """Return a time of the lines by the server's clock, in seconds; None: for ever."""
+    """Return a time of the lines by the server's clock, in seconds; None: forever."""
     return None if at is None or at >= FOREVER else (at - lines.ahead) / 1000
 
 
