@@ -50,12 +50,15 @@ class Stage:
     keyed: bool = False
     """Whether the messages have keys: a and b the same, c another."""
 
+    def drafts(self, **fields: Any) -> list[Message]:
+        new = drafts(own=True, **fields)
+        return with_keys(new) if self.keyed else new
+
     async def pending(self) -> None:
-        await self.store.produce_normal_message(self.topic, drafts(own=True, keyed=self.keyed))
+        await self.store.produce_normal_message(self.topic, self.drafts())
 
     async def delayed(self) -> None:
-        new = drafts(own=True, keyed=self.keyed, delay=DELAY)
-        await self.store.produce_delay_message(self.topic, new)
+        await self.store.produce_delay_message(self.topic, self.drafts(delay=DELAY))
 
     async def due(self) -> None:
         await self.delayed()
@@ -80,7 +83,7 @@ class Stage:
         self.clock.advance(LEASE + 1)
 
     async def expiring(self) -> None:
-        new = drafts(own=True, keyed=self.keyed, ttl=DELAY)
+        new = self.drafts(ttl=DELAY)
         await self.store.produce_normal_message(self.topic, new[:2])
         later = msgspec.structs.replace(new[2], delay=2 * DELAY)
         await self.store.produce_delay_message(self.topic, [later])
@@ -122,12 +125,19 @@ class Case:
         return self.name
 
 
-def drafts(*, own: bool, keyed: bool = False, **fields: Any) -> list[Message]:
+def drafts(*, own: bool, **fields: Any) -> list[Message]:
     """Return a message of each priority, with ids a, b, c or with none."""
-    keys = [{"key": key, "cost": 2} if keyed else {} for key in "kkl"]
     return [
-        draft(id, id=id if own else None, priority=priority, **key, **fields)
-        for id, priority, key in zip("abc", MIXED, keys, strict=True)
+        draft(id, id=id if own else None, priority=priority, **fields)
+        for id, priority in zip("abc", MIXED, strict=True)
+    ]
+
+
+def with_keys(messages: list[Message]) -> list[Message]:
+    """Return the same messages with keys: the first two with the same one."""
+    return [
+        msgspec.structs.replace(one, key=key, cost=2)
+        for one, key in zip(messages, "kkl", strict=True)
     ]
 
 
@@ -156,8 +166,8 @@ def _produce(*, delay: bool, own: bool, keyed: bool = False) -> Case:
     name = "produce_delay_message" if delay else "produce_normal_message"
 
     async def act(store: Store, topic: str, _: None) -> list[Placed]:
-        later = {"delay": DELAY} if delay else {}
-        produced = await getattr(store, name)(topic, drafts(own=own, keyed=keyed, **later))
+        new = drafts(own=own, delay=DELAY) if delay else drafts(own=own)
+        produced = await getattr(store, name)(topic, with_keys(new) if keyed else new)
         return [placed for _, placed in produced]
 
     ids = ("own ids" if own else "generated ids") + ", keyed" * keyed

@@ -13,6 +13,7 @@ from hashlib import sha1
 from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.lab.fairness import TOPIC, Witness
 from tests.lab.lines import NUMBERS, UNSET, InForce, Line, Lines, Place, enqueue
 from tests.lab.snapshot import Snapshot
 
@@ -111,6 +112,9 @@ class Model:
     # the ledger
     completed: set[str] = field(default_factory=set)
     highest: dict[str, int] = field(default_factory=dict)
+    witness: Witness = field(default_factory=Witness)
+    at_work: set[str] = field(default_factory=set)
+    """What was dispatched and is not settled, whoever holds it now."""
 
     def apply(self, call: Call) -> Any:
         """Do what the server must do; return what it must answer.
@@ -508,6 +512,7 @@ class Model:
         spent = sum(line.spent for line in (plain, *judged))
         for level, id in order[: plain.taken]:
             self.pending[level].remove(id)
+        ready = lines.ring.keys() | ({""} if waiting else set())
         for line, id in picks:
             if line is not plain:
                 lines.waiting.remove(id)
@@ -559,7 +564,30 @@ class Model:
             reply += [id, str(token), self.records[id]]
             answer.append(f"{token} {len(id)} {id}")
         self._receipt(call, "".join(answer))
+        left_over = lines.ring.keys() | ({""} if any(self.pending.values()) else set())
+        self._bear_witness(picks, limits, at, ready & left_over)
         return reply
+
+    def _bear_witness(
+        self, picks: list[tuple[Line, str]], limits: InForce, at: float, ready: set[str]
+    ) -> None:
+        """Check what was started against the limits and the turns."""
+        self.at_work.update(id for _, id in picks)
+        for line, id in picks:
+            place = self.lines.places.get(id)
+            cost = place.cost if place else 1
+            self.witness.starts(TOPIC, limits, at, cost)
+            if line.key:
+                self.witness.starts(line.key, line.limits, at, cost)
+                running = [one for one in self.at_work if self._key_of(one) == line.key]
+                most = line.limits.most
+                assert most is None or len(running) <= most, f"{line.key}: {running} run"
+        if picks and limits.most is not None:
+            assert len(self.leases) <= limits.most, f"{len(self.leases)} run"
+        self.witness.turns([line.key for line, _ in picks], ready)
+
+    def _key_of(self, id: str) -> str:
+        return self.lines.places[id].key if id in self.lines.places else ""
 
     def _plain_order(self, room: int) -> list[tuple[str, str]]:
         """Return the messages without a key that may come next, each with its level."""
@@ -757,6 +785,7 @@ class Model:
         return list(mine.values()), answer
 
     def _unlease(self, id: str, *, stays: bool = False) -> None:
+        self.at_work.discard(id)
         del self.leases[id], self.deadlines[id]
         self.rung |= self.lines.free(id, stays=stays)
         self.marks.pop(id, None)

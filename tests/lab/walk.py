@@ -729,6 +729,21 @@ class Walk(RuleBasedStateMachine):
         return await snapshot(self.raw, TOPIC)
 
     @invariant()
+    def every_line_in_which_something_waits_has_a_turn_or_is_blocked(self) -> None:
+        lines = self.model.lines
+        waiting = {lines.places[id].key for id in lines.waiting}
+        assert lines.ring.keys() | lines.blocked.keys() - {""} == waiting
+        assert lines.ring.keys() & lines.blocked.keys() == set()
+
+    @invariant()
+    def what_runs_is_leased_or_holds_its_line_back(self) -> None:
+        model = self.model
+        delayed = {id for level in model.delayed.values() for id in level}
+        assert model.lines.running.keys() <= model.leases.keys() | delayed
+        assert {id for id in model.at_work if model.lines.has_line(id)} <= {*model.lines.running}
+        assert model.lines.places.keys() <= model.records.keys()
+
+    @invariant()
     def the_bytes_of_the_archives_are_noted(self) -> None:
         key = self.store.keys.of(TOPIC).archive_bytes
         noted = self.run(self.raw.hmget(key, "dead", "quarantined", "completed"))

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mx_rmq import Delivery, DuplicateMessage, MessageQueue, NotConfirmed, Reject, Worker
+from mx_rmq import Delivery, DuplicateMessage, Limit, MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
@@ -30,7 +30,7 @@ from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import Cluster
 from tests.lab.crew import until
-from tests.lab.messages import TOPIC, bring, draft, leased, settle, take
+from tests.lab.messages import TOPIC, bring, draft, leased, settle, take, take_in_turn
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import USUAL, Kind, Server, chosen
@@ -49,6 +49,7 @@ PASSWORD = "s3cret"
 PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell"
 DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
 HISTORY = f"mx-rmq:{{{TOPIC}}}:history"
+LINE = f"mx-rmq:{{{TOPIC}}}"
 
 CHANNELS = {"+ping", "+publish", "+subscribe", "+unsubscribe"}
 """Without these, workers learn later of aborts, and callers of results."""
@@ -62,7 +63,7 @@ OLDER = {"+hrandfield", "+hstrlen"}
 LONG = {"+lrem", "+scard", "+sadd", "+smismember", "+srem"}
 """What is needed when a message is cancelled or expires deep in a long list."""
 
-WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
+WHOLE = {"+zrangebylex", "+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
 """What an operator has so that no script which it might run is left half done."""
 
 UNGRANTED = {"client|setinfo", "client", "hexpire"}
@@ -131,6 +132,9 @@ async def produce(mq: MessageQueue) -> None:
         await mq.produce(TOPIC, 1, id=f"delayed-{number}", delay=60)
         await asyncio.sleep(0.06)  # until the server need not remember the ids any more
     await mq.produce_many("another", [1, 2, 3])
+    for delay in (None, 60):
+        await mq.produce("lines", 1, key="k", delay=delay)
+        await mq.produce("lines", 1, cost=2, delay=delay)
 
 
 async def work(mq: MessageQueue) -> None:
@@ -155,6 +159,14 @@ async def work(mq: MessageQueue) -> None:
         delivery.progress(0.5)
         return number
 
+    in_line: list[int] = []
+
+    @mq.handler("lines", per_key=Limit(running=1, rate="100/s"), max_attempts=2, retry=0.01, ttl=99)
+    async def take_turns(number: int) -> None:
+        in_line.append(number)
+        if number == 4 and in_line.count(4) == 1:
+            raise ValueError("again, please")
+
     @mq.cron("* * * * *", topic="tick")
     async def tick() -> None: ...
 
@@ -166,6 +178,9 @@ async def work(mq: MessageQueue) -> None:
         await until(lambda: {0, 2, 3, 4, 5, 6, 7} <= {*handled})
         await until(lambda: handled.count(4) == 2)
         await produce(mq)
+        for number in (2, 3, 4, 5):
+            await mq.produce("lines", number, key="k")
+        await until(lambda: in_line.count(4) == 2 and in_line.count(5) == 1)
         assert await mq.result("kept", await mq.produce("kept", 1), timeout=20) == 1
         assert TOPIC in await mq.admin.topics()  # as /metrics/depth asks
         assert await mq.admin.workers()
@@ -197,6 +212,16 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
     assert await admin.requeue_all(TOPIC, State.DEAD, dry_run=True) == 1
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
+    for key in ("k", None):
+        assert await mq.store.limit_key(TOPIC, key, running=2)
+        assert await mq.store.limit_key(TOPIC, key, running=None)
+    keys, command = mq.store.keys.of(TOPIC), mq.store.caller.command
+    await mq.produce(TOPIC, 1, id="in-line", key="k")
+    await command("ZREM", keys.ring, "k")
+    assert [one.what for one in await admin.repair(TOPIC)] == ["key k: turn given"]
+    assert await admin.reschedule(TOPIC, "in-line", delay=60)
+    assert await admin.abort(TOPIC, "in-line")
+    assert await admin.discard(TOPIC, "in-line")
     await mq.store.caller.command("HSET", PAYLOAD, "stray", "?")
     assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]
     assert [one.id for one in await admin.repair(TOPIC)] == ["stray"]
@@ -375,6 +400,7 @@ async def hear(mq: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
 
 
 KEYS = [
+    *("lines", "ring", "blocked", "keyed"),
     *("payload", "pending", "pending:*", "delay_tasks", "delay_tasks:*", "recent", "receipt:*"),
     "expiry",
     *("doorbell", "doorbell:delay", "dlq:payload", "error:parse:payload"),
@@ -472,8 +498,18 @@ NOT_FOR_PRODUCERS = [
     f"ZRANGE mx-rmq:{{{TOPIC}}}:dlq 0 -1",
     f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
     *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
+    *(f"ZRANGE {LINE}:{key} 0 -1" for key in ("lines", "blocked", "running", "buckets")),
+    *(f"ZRANGEBYLEX {LINE}:{key} - +" for key in ("lines", "ring", "running")),
+    *(f"ZREM {LINE}:{key} x" for key in ("lines", "ring", "blocked", "running", "buckets")),
+    *(f"{command} {LINE}:keyed" for command in ("HGETALL", "HKEYS", "HVALS", "HRANDFIELD")),
+    *(f"HSCAN {LINE}:keyed 0", f"HDEL {LINE}:keyed pending", f"HMGET {LINE}:keyed pending"),
+    *(f"ZADD {LINE}:{key} 0 x" for key in ("blocked", "running", "buckets")),
+    *(f"HSET {LINE}:limits k x", f"HGETALL {LINE}:limits", f"HGET {LINE}:limits k"),
+    f"EVAL return(redis.call('ZRANGE',KEYS[1],0,-1)) 1 {LINE}:lines",
 ]
-NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks|recent|history")
+NOT_ON_6_2 = re.compile(
+    r"payload|pending|topics|delay_tasks|recent|history|:lines|:ring|:blocked|:keyed"
+)
 """What a producer may all the same where keys and commands cannot be granted together."""
 
 
@@ -507,6 +543,7 @@ THEIRS = "theirs-"
 PRYING: dict[str, list[tuple[str | int, ...]]] = {
     "get": [()],
     "set": [("x", "GET", "PX", 600_000)],
+    "exists": [()],
     "pexpire": [(600_000,)],
     "pttl": [()],
     "type": [()],
@@ -540,8 +577,10 @@ PRYING: dict[str, list[tuple[str | int, ...]]] = {
     "zadd": [("GT", "INCR", 0, "ID"), (1, "x")],
     "zcard": [()],
     "zcount": [("-inf", "+inf")],
+    "zlexcount": [("-", "+")],
     "zmscore": [("ID",)],
     "zrange": [(0, -1, "WITHSCORES")],
+    "zrangebylex": [("-", "+")],
     "zrangebyscore": [("-inf", "+inf", "WITHSCORES")],
     "zrem": [("x",)],
     "zremrangebyrank": [(1, 0)],
@@ -564,11 +603,22 @@ async def test_a_producer_can_neither_read_a_foreign_payload_nor_list_foreign_id
             (one,) = await take(store)
             if state is not State.PROCESSING:
                 await settle(store, one, state)
+        declared = "- - - 1 - - 0"
+        for state in (State.PROCESSING, State.DELAYED, State.PENDING):
+            own = draft(SECRET, id=f"{THEIRS}{state.value}-in-line", key=f"k-{state.value}")
+            await store.produce_normal_message(TOPIC, [own])
+            if state is not State.PENDING:
+                taken = {one.id: one for one in await take_in_turn(store, 9, declared)}
+                if state is State.DELAYED:
+                    await settle(store, taken[str(own.id)], state)
+        await store.produce_normal_message(TOPIC, [draft(SECRET, id=f"{THEIRS}last")])
+        await store.limit_key(TOPIC, "k-other", running=1)
     url = await admit("producer", rules)
     keys = [key.decode() for key in await raw.keys("*") if isinstance(key, bytes)]
     assert {key.rpartition("}:")[2] for key in keys} >= {
         *("payload", "pending", "delay_tasks", "recent", "processing", "history", "totals"),
         *("dlq", "dlq:payload", "error:parse:queue", "error:parse:payload"),
+        *("lines", "ring", "keyed", "running", "limits"),
     }
     wanted = (SECRET.encode(), THEIRS.encode())
     answered = 0
@@ -577,7 +627,10 @@ async def test_a_producer_can_neither_read_a_foreign_payload_nor_list_foreign_id
         for key in keys:
             for command, forms in PRYING.items():
                 for form in forms:
-                    words = [THEIRS + "pending" if word == "ID" else word for word in form]
+                    guess = f"{THEIRS}pending" + "-in-line" * key.endswith(":keyed")
+                    if key.endswith(":ring"):  # holds keys, which a producer may list
+                        guess = "x"
+                    words = [guess if word == "ID" else word for word in form]
                     script = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
                     for call in (
                         (command, key, *words),

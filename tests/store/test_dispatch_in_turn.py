@@ -217,7 +217,7 @@ async def test_one_reply_holds_8_mib_and_the_rest_stays_in_line(store: Store, ra
     await store.produce_normal_message(
         TOPIC, [draft(large, id=word, key=word[0]) for word in ("a1", "a2", "b1")]
     )
-    limits = "2 3600000 3 2 3600000 2 0"  # one an hour, after a burst
+    limits = "9 3600000 2 9 3600000 2 0"  # one an hour, after a burst
     before = await snapshot(raw, TOPIC)
     taken = await ask(store, 9, limits)
     assert (ids(taken.messages), taken.wait) == ("a1", None)

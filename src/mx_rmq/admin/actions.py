@@ -165,13 +165,15 @@ class Actions:
             part, least=found.token, recount=found.miscounted, dry_run=dry_run
         )
         repairs = [Repair(part, "", words) for words in done]
-        lines = found.lines
-        await self.store.repair_lines(part, [one.suspect for one in lines], dry_run=dry_run)
-        repairs += [Repair(part, one.id, one.repair) for one in lines]
         for id in found.ids:
             shown = id.decode("utf-8", "backslashreplace")
             done = await self.store.repair_message(part, id, dry_run=dry_run, by=self.by)
             repairs += [Repair(part, shown, words) for words in done]
+        suspects = [one.suspect for one in found.lines]
+        codes = await self.store.repair_lines(part, suspects, dry_run=dry_run)
+        for one, code in zip(found.lines, codes, strict=True):
+            if code:  # not right by now
+                repairs.append(Repair(part, one.id, one._replace(code=code).repair))
         return repairs
 
 

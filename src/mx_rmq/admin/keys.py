@@ -43,8 +43,9 @@ class KeyView:
     rate: Rate | None = None  # in force, set or declared
     weight: float = 1.0
     unattended: float | None = None
-    """Seconds for which it may have been able to start and no worker has looked at it; None: it
-    has a turn, or waits for its limit."""
+    """Seconds for which it could have started and no worker has looked at it; None: it has a turn,
+    or waits for its limit. Workers without room look at nothing."""
+    turnless: bool = False  # it waits, but has no turn and no limit to wait for: that is a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,8 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
     bound = line.set.bound.else_of(lines.per_key)
     oldest = _waited(line.record, lines)
     unattended = None
-    if line.waiting and line.turn is None and line.blocked is None:
+    turnless = bool(line.waiting) and line.turn is None and line.blocked is None
+    if turnless:
         unattended = oldest
     elif line.waiting and line.blocked:  # 0: it was woken, nobody knows when
         unattended = max(0.0, lines.at - line.blocked) / 1000 or None
@@ -132,6 +134,7 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
         rate=rate_in(bound),
         weight=line.set.weight or 1.0,
         unattended=unattended,
+        turnless=turnless,
     )
 
 

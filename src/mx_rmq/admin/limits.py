@@ -15,7 +15,7 @@ from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.limits import MAX_RUNNING, Rate, rate_of
 from mx_rmq.core.partition import number_for, number_of
-from mx_rmq.core.text import shown
+from mx_rmq.core.text import instant, shown
 from mx_rmq.store.line_reads import FOREVER, Bound
 from mx_rmq.store.operator_calls import KEEP, Keep
 from mx_rmq.store.results import decoded
@@ -251,6 +251,21 @@ class Limiter:
             if left > 0:
                 pause = inf if until >= FOREVER else left
                 await self._store.limit_key(part, key, pause=pause, reason=reason, by=self._by)
+
+
+def limit_words(view: LimitView) -> str:
+    """Say what is limited: "running 5, rate 50/s, burst 5"; empty: nothing is."""
+    parts = []
+    if view.running is not None:
+        parts.append(f"running {view.running:,}")
+    if view.rate is not None:
+        parts.append(f"rate {view.rate}, burst {view.rate.at_once:g}")
+    if view.weight is not None:
+        parts.append(f"weight {view.weight:g}")
+    if view.paused:
+        until = "" if view.paused_until is None else f" until {instant(view.paused_until)}"
+        parts.append(f"paused{until}" + (f": {view.reason}" if view.reason else ""))
+    return ", ".join(parts)
 
 
 def set_view(own: SetByOperator, lines: TopicLines) -> LimitView:

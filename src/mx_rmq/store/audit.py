@@ -48,6 +48,7 @@ WRONG_LINES: Final = {
         "in the line of its key, but its place is another",
         "taken out of a place in line that is not its own",
     ),
+    ("place", 2): ("in the line of its key, but no place is noted", "place in line noted again"),
     ("key", 1): ("messages wait in its line, but it has no turn", "turn given"),
     ("key", 2): ("has a turn and is blocked", "no longer blocked"),
     ("key", 3): ("has a turn or is blocked, but nothing waits in its line", "turn removed"),
@@ -226,7 +227,7 @@ class _Reading:
         found = []
         for member in self.lines:
             id = id_in_line(member)
-            if self.places.get(id, b"") + id != member:
+            if id not in self.places or self.places[id] + id != member:
                 found.append(("place", member))
         waiting = {key_in_line(member) for member in self.lines}
         found += [
