@@ -556,4 +556,29 @@ async def test_a_router_declares_limits_that_operators_see(mq: MessageQueue) -> 
     await Worker(mq, concurrency=5).drain()
     found = await mq.admin.limits(T)
     assert (found.declared.running, found.per_key.running, found.overtake) == (20, 1, True)
+    assert (await mq.admin.stats(T)).running_limit is None  # it is idle
+    await fill(mq, a=1)
     assert (await mq.admin.stats(T)).running_limit == 20
+
+
+@on_a_server
+async def test_counting_a_topic_without_keys_or_limits_costs_little(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    command = mq.store.caller.command
+
+    async def noted(name: str, *words: Any, **options: Any) -> Any:
+        sent.append(name)
+        return await command(name, *words, **options)
+
+    await mq.produce(T, 1, delay=60)
+    await mq.admin.stats(T)  # the first time, it also asks how much memory there is
+    monkeypatch.setattr(mq.store.caller, "command", noted)
+    await mq.admin.stats(T)
+    assert sent == ["HGET"]  # how many partitions it has
+    sent.clear()
+    await mq.produce(T, 1)
+    await mq.admin.stats(T)
+    assert not {"ZRANGE", "ZSCORE", "ZRANGEBYLEX"} & set(sent)
+    assert (sent.count("HMGET"), sent.count("ZCARD")) == (1, 1)

@@ -533,13 +533,13 @@ class Model:
             lines.blocked[""] = closed
             blocks = [closed]
         wait = -1
-        wake_at = float(lines.noted.get("wake_at", 0))
+        told_time, _, told = lines.noted.get("wake_at", "0 ").partition(" ")
         if self.paused:
             pass
         elif blocks:
-            if not at < wake_at <= min(blocks) + 1:
+            if told == worker or not at < float(told_time) <= min(blocks) + 1:
                 wait = ceil(min(blocks) - at)
-                lines.noted["wake_at"] = str(ceil(min(blocks)))
+                lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
         elif not (declared or lines.limits or lines.waiting):
             wait = -2
         if declared != lines.noted.get("limits", ""):

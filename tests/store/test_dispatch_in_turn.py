@@ -483,7 +483,7 @@ async def test_a_clock_that_is_set_back_stalls_no_bucket_and_fills_none(
     assert ids(await take_in_turn(store, 9, limits)) == "a1"
     clock.advance(-60 * MINUTE)
     found = await ask(store, 9, limits)
-    assert (found.messages, found.wait) == ([], None)  # the caller was told 1000 before
+    assert (found.messages, found.wait) == ([], 1000)  # told again
     assert (await snapshot(raw, TOPIC)).meta["clock_ahead"] == str(60 * MINUTE)
     clock.advance(1000)
     found = await ask(store, 9, limits)
@@ -505,6 +505,17 @@ async def test_one_worker_is_told_when_to_come_back(store: Store, clock: Clock) 
     clock.advance(601)  # it did not come
     other = await ask(store, 9, limits, worker="w2")
     assert (ids(other.messages), other.wait) == ("a2", 1000)
+
+
+async def test_the_worker_that_was_told_is_told_again_if_it_comes_too_early(
+    store: Store, clock: Clock
+) -> None:
+    limits = "- - - - 1000 1 0"
+    await wait_in_line(store, "a1 a2")
+    assert (await ask(store, 9, limits)).wait == 1000
+    clock.advance(999)  # its timer was early, or the server's clock went back a little
+    assert (await ask(store, 9, limits)).wait == 1
+    assert (await ask(store, 9, limits, worker="w2")).wait is None
 
 
 async def test_who_could_start_sooner_is_told_by_another(store: Store) -> None:

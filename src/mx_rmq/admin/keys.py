@@ -43,8 +43,9 @@ class KeyView:
     rate: Rate | None = None  # in force, set or declared
     weight: float = 1.0
     unattended: float | None = None
-    """Seconds for which it may have been able to start and no worker has looked at it; None: it
-    has a turn, or waits for its limit."""
+    """Seconds for which it could have started and no worker has looked at it; None: it has a turn,
+    or waits for its limit. Workers without room look at nothing."""
+    turnless: bool = False  # it waits, but has no turn and no limit to wait for: that is a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +110,10 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
     bound = line.set.bound.else_of(lines.per_key)
     oldest = _waited(line.record, lines)
     unattended = None
-    if line.waiting and line.turn is None and line.blocked is None:
+    turnless = bool(line.waiting) and line.turn is None and line.blocked is None
+    if turnless:
         unattended = oldest
-    elif line.waiting and line.blocked:  # 0: it was woken, nobody knows when
+    elif line.waiting and line.blocked:  # 0: it was woken, at an unknown time
         unattended = max(0.0, lines.at - line.blocked) / 1000 or None
     return KeyView(
         key=decoded(line.key),
@@ -132,6 +134,7 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
         rate=rate_in(bound),
         weight=line.set.weight or 1.0,
         unattended=unattended,
+        turnless=turnless,
     )
 
 
@@ -155,14 +158,18 @@ def _merged(topic: str, found: Sequence[_PartKeys], limit: int) -> KeyList:
     )
     shown = [replace(one, share=one.waiting / pending if pending else 0.0) for one in order[:limit]]
     waiting = sum(one.lines.keys for one in found)
+    partial = waiting > sum(bool(one.waiting) for one in shown if one.key is not None)
+    # what dispatch has noted, which it does only for keys that it looked at
+    noted = sum(one.lines.blocked for one in found) if partial else 0
+    limited = sum(bool(one.waiting) and one.limited_by is not None for one in shown)
     held = [one.held_back for one in found]
     return KeyList(
         topic=topic,
         at=found[0].lines.now / 1000,
         keys=shown,
         waiting=waiting,
-        blocked=sum(one.lines.blocked for one in found),
-        partial=waiting > sum(bool(one.waiting) for one in shown if one.key is not None),
+        blocked=max(noted, limited),
+        partial=partial,
         held_back=held[0] if all(held) else None,
     )
 

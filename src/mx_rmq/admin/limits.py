@@ -15,7 +15,7 @@ from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.limits import MAX_RUNNING, Rate, rate_of
 from mx_rmq.core.partition import number_for, number_of
-from mx_rmq.core.text import shown
+from mx_rmq.core.text import instant, shown
 from mx_rmq.store.line_reads import FOREVER, Bound
 from mx_rmq.store.operator_calls import KEEP, Keep
 from mx_rmq.store.results import decoded
@@ -253,6 +253,21 @@ class Limiter:
                 await self._store.limit_key(part, key, pause=pause, reason=reason, by=self._by)
 
 
+def limit_words(view: LimitView) -> str:
+    """Say what is limited: "running 5, rate 50/s, burst 5"; empty: nothing is."""
+    parts = []
+    if view.running is not None:
+        parts.append(f"running {view.running:,}")
+    if view.rate is not None:
+        parts.append(f"rate {view.rate}, burst {view.rate.at_once:g}")
+    if view.weight is not None:
+        parts.append(f"weight {view.weight:g}")
+    if view.paused:
+        until = "" if view.paused_until is None else f" until {instant(view.paused_until)}"
+        parts.append(f"paused{until}" + (f": {view.reason}" if view.reason else ""))
+    return ", ".join(parts)
+
+
 def set_view(own: SetByOperator, lines: TopicLines) -> LimitView:
     """Return what an operator has set for a key."""
     paused = own.is_paused(lines.at)
@@ -300,7 +315,7 @@ def held_back(
 
 
 def _time(at: float | None, lines: TopicLines) -> float | None:
-    """Return a time of the lines by the server's clock, in seconds; None: for ever."""
+    """Return a time of the lines by the server's clock, in seconds; None: forever."""
     return None if at is None or at >= FOREVER else (at - lines.ahead) / 1000
 
 

@@ -93,7 +93,9 @@ class Stats:
     overflowed_at: float | None = None  # when an archive last dropped messages to save bytes
     keys_waiting: int = 0  # keys with messages in line
     keys_blocked: int = 0  # how many of them may not start now: limited, snoozed or paused
-    running_limit: int | None = None  # messages that may run at a time; None: no limit
+    running_limit: int | None = None
+    """Messages that may run at a time; None: no limit, or the topic is idle and only its handler
+    declares one."""
     held_back: bool = False  # a limit of the topic, or a pause for a while, lets nothing start now
     pause_reason: str = ""  # why it is paused, if the operator said so
     totals: Totals = field(default_factory=Totals)
@@ -170,8 +172,9 @@ class _PartCount(NamedTuple):
 
 async def _count(store: Store, part: str) -> _PartCount:
     counts = await store.views.counts(part)
-    lines = await store.views.lines.lines(part, waiting=bool(counts.pending))
-    records = await store.views.pages.next_records(part) if counts.pending else []
+    lines = await store.views.lines.counted(part, counts)
+    in_lines = bool(lines.waiting)
+    records = await store.views.pages.next_records(part, lines=in_lines) if counts.pending else []
     ready = [at for at in map(_ready_at, records) if at is not None]
     waited = max(0, lines.now - min(ready)) / 1000 if ready else None
     return _PartCount(counts, lines, waited)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mx_rmq.cli.connection import on_admin, with_topic
-from mx_rmq.cli.output import as_json, print_json, say, when
+from mx_rmq.cli.output import as_json, print_json, say
 
 if TYPE_CHECKING:
     from mx_rmq.admin import Admin, LimitsView, LimitView
@@ -70,15 +70,16 @@ async def limit(
 
 def _print(found: LimitsView, key: str | None, now: float) -> None:
     from mx_rmq.admin.keys import held_back_words
+    from mx_rmq.admin.limits import limit_words
 
     facts = [
-        ("declared", limit_text(found.declared)),
-        ("declared per key", limit_text(found.per_key)),
-        ("set", limit_text(found.set)),
+        ("declared", limit_words(found.declared)),
+        ("declared per key", limit_words(found.per_key)),
+        ("set", limit_words(found.set)),
     ]
     if key is not None and key not in found.keys:
         facts.append((f"key {key}", ""))
-    facts += [(f"key {name}", limit_text(view)) for name, view in found.keys.items()]
+    facts += [(f"key {name}", limit_words(view)) for name, view in found.keys.items()]
     say(f"{found.topic}: {found.running:,} running")
     for name, text in facts:
         say(f"  {name}: {text or 'no limits'}")
@@ -88,21 +89,6 @@ def _print(found: LimitsView, key: str | None, now: float) -> None:
         most = found.in_force
         words = held_back_words(held, found.running, most.running, most.rate, now=now)
         say(f"  nothing starts: {words}")
-
-
-def limit_text(view: LimitView) -> str:
-    """Return limits in words; empty: there are none."""
-    parts = []
-    if view.running is not None:
-        parts.append(f"running {view.running:,}")
-    if view.rate is not None:
-        parts.append(f"rate {view.rate}, burst {view.rate.at_once:g}")
-    if view.weight is not None:
-        parts.append(f"weight {view.weight:g}")
-    if view.paused:
-        until = "" if view.paused_until is None else f" until {when(view.paused_until)}"
-        parts.append(f"paused{until}" + (f": {view.reason}" if view.reason else ""))
-    return ", ".join(parts)
 
 
 def limits_document(found: LimitsView) -> dict[str, Any]:

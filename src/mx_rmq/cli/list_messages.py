@@ -50,8 +50,9 @@ async def list_messages(
 ) -> int:
     """List the messages of TOPIC in a given state, page by page.
 
-    Pending messages are listed in dispatch order, with partitions taking turns; delayed messages by
-    due time; messages in processing by the end of their lease. All others are listed newest first.
+    Pending messages are listed in dispatch order, with partitions taking turns, and then those with
+    a key, line by line; delayed messages by due time; messages in processing by the end of their
+    lease. All others are listed newest first.
     Completed messages are those whose results are kept; the table shows these results.
     --since and --until filter by the time in the table. Exit code 2: failed.
     """

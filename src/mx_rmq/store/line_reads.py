@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.store.keys import TopicKeys
+    from mx_rmq.store.reads import Counts
     from mx_rmq.store.store import Store
 
 SAMPLE: Final = 1000  # messages in lines that `busiest` looks at
@@ -74,7 +75,7 @@ class SetByOperator:
 class TopicLines:
     """The lines of a topic as a whole."""
 
-    now: int  # the server's time; 0: nothing here depends on it
+    now: int  # the server's time; 0: the topic is idle
     ahead: float  # how far the clock of lines is ahead of it
     limit: Bound  # what the handler declares for the topic,
     per_key: Bound  # and for each key
@@ -130,26 +131,35 @@ class LineReads:
         text = await self._caller.command("HGET", self._keys.of(topic).limits, key)
         return SetByOperator.read(text)
 
-    async def lines(self, topic: str, *, waiting: bool = True) -> TopicLines:
-        """Return the lines of a topic. `waiting` False: nothing is pending, so count nothing."""
+    async def lines(self, topic: str) -> TopicLines:
+        """Return the lines of a topic."""
+        return await self._lines(topic, pending=True, limited=True)
+
+    async def counted(self, topic: str, counts: Counts) -> TopicLines:
+        """Return the lines of a topic that was counted: without a call if it is idle and no limit
+        was ever set, with two calls if it uses neither keys nor limits."""
+        limited = "limited" in counts.ever
+        pending = bool(counts.pending or counts.processing)
+        return await self._lines(topic, pending=pending, limited=limited)
+
+    async def _lines(self, topic: str, *, pending: bool, limited: bool) -> TopicLines:
         keys, ask = self._keys.of(topic), self._caller.command
-        meta, text = await asyncio.gather(
-            ask("HMGET", keys.meta, "limits", "clock_ahead", "token", "bucket"),
-            ask("HGET", keys.limits, TOPIC),
-        )
-        in_lines = ring = blocked = 0
+        declared, ahead, token, full_at = (None,) * 4
+        if pending or limited:
+            words = (keys.meta, "limits", "clock_ahead", "token", "bucket")
+            declared, ahead, token, full_at = await ask("HMGET", *words)
+        text = await ask("HGET", keys.limits, TOPIC) if limited else None
+        in_lines = await ask("ZCARD", keys.lines) if pending else 0
+        ring = blocked = 0
         whole: float | None = None
-        if waiting:
-            in_lines, ring, blocked, whole = await asyncio.gather(
-                ask("ZCARD", keys.lines),
+        if pending and (in_lines or declared or limited):
+            ring, blocked, whole = await asyncio.gather(
                 ask("ZCARD", keys.ring),
                 ask("ZCARD", keys.blocked),
                 ask("ZSCORE", keys.blocked, TOPIC),
             )
             blocked -= whole is not None
-        declared, ahead, token, full_at = meta
-        needs_time = waiting or text is not None
-        now = await self._store.time(keys.meta) if needs_time else 0
+        now = await self._store.time(keys.meta) if pending or limited else 0
         limit, per_key, overtake = _declared(declared)
         return TopicLines(
             now=now,

@@ -30,6 +30,9 @@ class Keep(Enum):
 
     KEEP = "keep"
 
+    def __repr__(self) -> str:
+        return self.name
+
 
 KEEP: Final = Keep.KEEP
 

@@ -6,7 +6,8 @@
 -- until one of its messages is settled. The whole topic is blocked under the key ''. Whatever was
 -- blocked is judged again here, so waking it too often does no harm.
 -- Someone must come back when the next block ends. That is the caller, unless another worker has
--- been told already: see `wake_at`. A bucket is stored as the time at which it is full.
+-- been told already: see `wake_at`. One that was told but comes too early is told again. A bucket
+-- is stored as the time at which it is full.
 -- Returns  as dispatch_message, but in second place: the ms after which the caller must ask again,
 --          -1: it need not, -2: call dispatch_message, neither keys nor limits are in use
 -- Cost     O(log N) per message and per key looked at, N waiting
@@ -368,10 +369,11 @@ local notes = {}
 if paused then
   ready = false
 elseif next_block < math.huge then
-  wake_at = tonumber(wake_at) or 0
-  if not (wake_at > at and wake_at <= next_block + 1) then
+  local told_time, told = string.match(wake_at or '', '^(%d+) (.*)$')
+  told_time = tonumber(told_time) or 0
+  if told == worker or not (told_time > at and told_time <= next_block + 1) then
     reply[2] = math.ceil(next_block - at)
-    notes = {'wake_at', string.format('%.0f', math.ceil(next_block))}
+    notes = {'wake_at', string.format('%.0f %s', math.ceil(next_block), worker)}
   end
 elseif declared == '' and not any_set and in_lines == #from_lines then
   reply[2] = -2
