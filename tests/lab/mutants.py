@@ -834,9 +834,15 @@ MUTANTS = [
         "reply[2] = -1",
     ),
     Mutant(
+        "who comes too early is not told again",
+        "dispatch_in_turn",
+        "if told == worker or not (told_time",
+        "if not (told_time",
+    ),
+    Mutant(
         "everybody is told to come back",
         "dispatch_in_turn",
-        "if not (wake_at > at and wake_at <= next_block + 1) then",
+        "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
         "if true then",
     ),
     Mutant(

@@ -422,7 +422,7 @@ class Walk(RuleBasedStateMachine):
             running=KEEP if running == "" else running,
             interval=KEEP if rate == "" else rate and (rate[0], rate[1]),
             weight=KEEP if weight == "" else weight,
-            pause={"": KEEP, "on": inf}.get(pause, pause),
+            pause=KEEP if pause == "" else inf if pause == "on" else pause,
             reason="so",
         )
         self.play(fault, work)
