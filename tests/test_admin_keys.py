@@ -116,6 +116,28 @@ async def test_a_filter_finds_the_messages_of_one_key(mq: MessageQueue) -> None:
 
 
 @on_a_server
+@pytest.mark.parametrize("parts", [1, 4])
+async def test_only_the_line_of_the_key_is_read(mq: MessageQueue, parts: int) -> None:
+    await mq.produce(T, 0)
+    if parts > 1:
+        await mq.admin.grow(T, parts)
+    keys = [f"key-{n:03}" for n in range(200)]
+    await mq.produce_many(T, list(range(1000)), keys=[keys[n % 200] for n in range(1000)])
+    for key in (keys[0], keys[100], keys[199]):
+        wanted = Filter(key=key)
+        page = await mq.admin.list(T, State.PENDING, filter=wanted, look=5)
+        assert [one.key for one in page.messages] == [key] * 5
+        assert (page.looked, page.cursor) == (5, None)
+        assert len(await ids_of(mq, 2, filter=wanted)) == 5
+        seen: list[Any] = []
+        options: Any = {"filter": wanted, "dry_run": True, "progress": seen.append}
+        assert await mq.admin.cancel_all(T, State.PENDING, **options) == 5
+        assert (seen[-1].looked, seen[-1].total) == (5, 5)
+    nothing = await mq.admin.list(T, State.PENDING, filter=Filter(key="key"))
+    assert (nothing.messages, nothing.cursor, nothing.looked) == ([], None, 0)
+
+
+@on_a_server
 async def test_an_empty_key_is_refused_as_a_filter(mq: MessageQueue) -> None:
     with pytest.raises(InvalidInput, match="key='' is empty"):
         Filter(key="")
