@@ -18,8 +18,8 @@
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
-local id, kind_of = ids[1], kind_at[1]
-local priority, ttl, window = kind_of.priority, kind_of.ttl, kind_of.window
+local id, its_kind = ids[1], kind_at[1] or usual_kind
+local priority, ttl, window = its_kind.priority, its_kind.ttl, its_kind.window
 local due = tonumber(ARGV[each + 4]) or now + tonumber(ARGV[each + 3])
 local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease
