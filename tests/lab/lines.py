@@ -199,6 +199,24 @@ class Lines:
         if self.has_line(id):
             self.buckets[f"{self.places[id].key}\t"] = until
 
+    def in_force(self, key: str) -> InForce:
+        """Return the limits of a key, or of the topic, by the last declaration."""
+        limits = declared_limits(self.noted.get("limits", ""))[1 if key else 0]
+        return limits.over(self.limits[key]) if key in self.limits else limits
+
+    def fill_sooner(self, key: str, before: InForce, at: float) -> None:
+        """A rate has changed: a bucket that is full later than the new rate takes is full sooner."""
+        after, sooner = self.in_force(key), 0.0
+        full = self.buckets.get(key, 0) if key else float(self.noted.get("bucket", 0))
+        if before.interval is not None and after.interval is not None:
+            missing = after.burst - before.burst + (full - at) / before.interval
+            sooner = at + max(0, missing) * after.interval
+        if full > at and sooner < full:
+            if key:
+                self.buckets[key] = sooner
+            else:
+                self.noted["bucket"] = f"{sooner:.17g}"
+
     def of_topic(self, declared: str) -> InForce:
         limits = declared_limits(declared)[0]
         return limits.over(self.limits[""]) if "" in self.limits else limits

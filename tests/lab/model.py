@@ -610,9 +610,11 @@ class Model:
             new[4] = f"{self.lines.at(named['now_ms'], self.token) + float(new[4]):.0f}"
         reason = old[5] if named["pause_ms"] == "" else named["reason"]
         text = " ".join([*(mine or was for mine, was in zip(new, old, strict=False)), reason])
+        before = self.lines.in_force(key)
         self.lines.limits.pop(key, None)
         if text != UNSET:
             self.lines.limits[key] = text
+        self.lines.fill_sooner(key, before, self.lines.at(named["now_ms"], self.token))
         if key in self.lines.blocked:
             self.lines.blocked[key] = 0
         self.rung |= any(self.pending.values()) or bool(self.lines.waiting)
