@@ -197,7 +197,8 @@ class Lines:
 
     def hold(self, id: str, until: float) -> None:
         if self.has_line(id):
-            self.buckets[f"{self.places[id].key}\t"] = until
+            name = f"{self.places[id].key}\t"
+            self.buckets[name] = max(until, self.buckets.get(name, 0))
 
     def in_force(self, key: str) -> InForce:
         """Return the limits of a key, or of the topic, by the last declaration."""

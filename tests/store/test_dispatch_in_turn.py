@@ -599,8 +599,8 @@ async def crash(store: Store, clock: Clock, one: Leased) -> None:
     await retry(store, Leased(lost.id, lost.token, lost.record), 0)
 
 
-async def snooze(store: Store, one: Leased, *, key: bool = False) -> None:
-    later = SnoozeLater(codec.decode(one.record), 1000, "later", key=key)
+async def snooze(store: Store, one: Leased, *, key: bool = False, delay: int = 1000) -> None:
+    later = SnoozeLater(codec.decode(one.record), delay, "later", key=key)
     assert await store.snooze_message(TOPIC, "w1", [(one, later)]) == ["1"]
 
 
@@ -723,6 +723,21 @@ async def test_a_snoozed_key_waits_as_long_as_its_message(
     clock.advance(1000)
     await store.process_delay_message(TOPIC, count=9)
     assert ids(await take_in_turn(store, 9)) == "a1 a2"
+
+
+async def test_a_shorter_snooze_does_not_cut_a_longer_one_short(
+    store: Store, clock: Clock
+) -> None:
+    await wait_in_line(store, "a1 a2 a3")
+    long, short = await take_in_turn(store, 2)
+    await snooze(store, long, key=True, delay=MINUTE)
+    await snooze(store, short, key=True)
+    clock.advance(MINUTE - 1)
+    await store.process_delay_message(TOPIC, count=9)
+    assert await take_in_turn(store, 9) == []
+    clock.advance(1)
+    await store.process_delay_message(TOPIC, count=9)
+    assert ids(await take_in_turn(store, 9)) == "a1 a2 a3"
 
 
 # nothing stays behind

@@ -60,7 +60,7 @@ redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
 -- use: add_delayed, free_keys
 if #holds > 0 then
-  redis.call('ZADD', buckets, unpack(holds))
+  redis.call('ZADD', buckets, 'GT', unpack(holds)) -- a longer one stays
   redis.call('PEXPIRE', buckets, hold_ttl)
 end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
