@@ -153,12 +153,13 @@ class Lines:
         """Return the turn of a key that joins the ring now."""
         return min(self.ring.values(), default=0) + 1
 
-    def free(self, id: str, *, stays: bool = False) -> bool:
+    def free(self, id: str, *, started: bool = False, stays: bool = False) -> bool:
         """A message leaves its place: wake its key and the topic; say whether they were blocked."""
         woken = False
         keys = ["", self.places[id].key] if id in self.places else [""]
         for key in keys:
-            if self.blocked.get(key, 1) % 60_000 == 0:  # it waits for a place, not for a bucket
+            # What has started gives back a place, but fills no bucket.
+            if key in self.blocked and (not started or self.blocked[key] % 60_000 == 0):
                 self.blocked[key] = 0
                 woken = True
         if not stays:

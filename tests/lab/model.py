@@ -789,7 +789,7 @@ class Model:
     def _unlease(self, id: str, *, stays: bool = False) -> None:
         self.at_work.discard(id)
         del self.leases[id], self.deadlines[id]
-        self.rung |= self.lines.free(id, stays=stays)
+        self.rung |= self.lines.free(id, started=True, stays=stays)
         self.marks.pop(id, None)
 
     # the monitor's and the scheduler's

@@ -32,7 +32,7 @@ for _, i in ipairs(mine) do
   end
 end
 if #expiries > 0 then redis.call('ZCARD', expiry) end
-local leaving = held
+local leaving, started = held, true
 -- use: earlier, freed_keys
 
 local holds, hold_ttl, out = {}, math.max(600000, redis.call('PTTL', buckets)), {}
