@@ -611,9 +611,11 @@ class Model:
             new[4] = f"{self.lines.at(named['now_ms'], self.token) + float(new[4]):.0f}"
         reason = old[5] if named["pause_ms"] == "" else named["reason"]
         text = " ".join([*(mine or was for mine, was in zip(new, old, strict=False)), reason])
+        before = self.lines.in_force(key)
         self.lines.limits.pop(key, None)
         if text != UNSET:
             self.lines.limits[key] = text
+        self.lines.fill_sooner(key, before, self.lines.at(named["now_ms"], self.token))
         if key in self.lines.blocked:
             self.lines.blocked[key] = 0
         self.rung |= any(self.pending.values()) or bool(self.lines.waiting)
@@ -788,7 +790,7 @@ class Model:
     def _unlease(self, id: str, *, stays: bool = False) -> None:
         self.at_work.discard(id)
         del self.leases[id], self.deadlines[id]
-        self.rung |= self.lines.free(id, stays=stays)
+        self.rung |= self.lines.free(id, started=True, stays=stays)
         self.marks.pop(id, None)
 
     # the monitor's and the scheduler's
