@@ -207,7 +207,7 @@ class Lines:
         return limits.over(self.limits[key]) if key in self.limits else limits
 
     def fill_sooner(self, key: str, before: InForce, at: float) -> None:
-        """A rate has changed: a bucket that is full later than the new rate takes is full sooner."""
+        """A rate has changed: a bucket may be full sooner, never later."""
         after, sooner = self.in_force(key), 0.0
         full = self.buckets.get(key, 0) if key else float(self.noted.get("bucket", 0))
         if before.interval is not None and after.interval is not None:

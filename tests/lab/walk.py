@@ -455,10 +455,10 @@ class Walk(RuleBasedStateMachine):
             self.settle_all("w1", then, "none")
 
     @precondition(lambda self: self.claims)
-    @rule(position=recent, key=st.booleans(), fault=faults)
-    def snooze(self, position: int, key: bool, fault: str) -> None:
+    @rule(position=recent, key=st.booleans(), delay=st.sampled_from([100, 500]), fault=faults)
+    def snooze(self, position: int, key: bool, fault: str, delay: int = 500) -> None:
         worker, one = self._pick(position)
-        later = SnoozeLater(codec.decode(one.record), 500, "later", key)
+        later = SnoozeLater(codec.decode(one.record), delay, "later", key)
         self.play(fault, self.store.snooze_message(TOPIC, worker, [(one, later)]))
 
     @precondition(lambda self: self.claims)
