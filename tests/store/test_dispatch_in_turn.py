@@ -766,9 +766,7 @@ async def test_a_snoozed_key_waits_as_long_as_its_message(
     assert ids(await take_in_turn(store, 9)) == "a1 a2"
 
 
-async def test_a_shorter_snooze_does_not_cut_a_longer_one_short(
-    store: Store, clock: Clock
-) -> None:
+async def test_a_shorter_snooze_does_not_cut_a_longer_one_short(store: Store, clock: Clock) -> None:
     await wait_in_line(store, "a1 a2 a3")
     long, short = await take_in_turn(store, 2)
     await snooze(store, long, key=True, delay=MINUTE)
