@@ -29,8 +29,9 @@ from mx_rmq import (
     Status,
     Worker,
 )
-from mx_rmq import waiters as module
 from mx_rmq.runtime import janitor
+from mx_rmq.waiters import waiters as module
+from mx_rmq.waiters.status_reader import StatusReader
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
 from tests.runtime.stage import until, until_so
@@ -61,14 +62,14 @@ async def mq(server: Server, raw: Redis) -> AsyncIterator[MessageQueue]:
 @pytest.fixture
 def has_read(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Is set once a waiter has read where its message is."""
-    event, read = asyncio.Event(), module._StatusReader.read
+    event, read = asyncio.Event(), StatusReader.read
 
-    async def noted(self: module._StatusReader, id: str) -> Any:
-        found = await read(self, id)
-        event.set()
-        return found
+    def noted(self: StatusReader, id: str) -> Any:
+        answer = read(self, id)
+        answer.add_done_callback(lambda _: event.set())
+        return answer
 
-    monkeypatch.setattr(module._StatusReader, "read", noted)
+    monkeypatch.setattr(StatusReader, "read", noted)
     return event
 
 
@@ -623,17 +624,17 @@ async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
     waiting = asyncio.create_task(mq.result("plain", id))
     parts = mq._open_waiters()._parts
     await until(lambda: "plain" in parts and parts["plain"]._ended is not None)
-    part, cancelled = parts["plain"], asyncio.Event()
-    read_again = part._read_again
+    reader, cancelled = parts["plain"].brief, asyncio.Event()
+    read_all = reader._read_all
 
     async def is_cancelled_first() -> None:
         if not cancelled.is_set():
             cancelled.set()
             raise asyncio.CancelledError
-        await read_again()
+        await read_all()
 
-    await until(lambda: part._reading is not None and part._reading.done())
-    monkeypatch.setattr(part, "_read_again", is_cancelled_first)
+    await until(lambda: reader._task is not None and reader._task.done())
+    monkeypatch.setattr(reader, "_read_all", is_cancelled_first)
     await Worker(mq).drain()
     async with asyncio.timeout(10):
         await cancelled.wait()

@@ -1,4 +1,4 @@
-"""What waiters call: reads only."""
+"""What waiters call, and what scripts publish for them: reads only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mx_rmq.core.status import Kept, ProgressNote, Status
 from mx_rmq.store import quarantine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mx_rmq.store.store import Store
 
@@ -87,3 +87,27 @@ async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
         "HMGET", store.keys.of(topic).totals, *ENDS
     )
     return counts
+
+
+class News(NamedTuple):
+    """What a script publishes about one message."""
+
+    kind: str  # its state, or `progress`
+    id: str
+    kept: bytes | None  # its result with the line before it; None: not included
+
+
+def read_news(data: bytes) -> Iterator[News]:
+    """Yield the news in one message on a topic's channel; ValueError: it is not from a script."""
+    start = 0
+    while start < len(data):
+        end = data.index(b"\n", start)
+        kind, id_length, length = data[start:end].split(b" ")
+        start = end + 1
+        id = data[start : start + int(id_length)].decode("utf-8", "surrogateescape")
+        start += int(id_length)
+        kept = None
+        if int(length) >= 0:
+            kept = data[start : start + int(length)]
+            start += int(length)
+        yield News(kind.decode(), id, kept)

@@ -1,0 +1,174 @@
+"""The waiters of one partition: who waits for which message, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.errors import MxRmqError
+from mx_rmq.core.message import ARCHIVES, State
+from mx_rmq.runtime.loop import FailureLog
+from mx_rmq.store.waiter_calls import Whereabouts, read_news
+from mx_rmq.waiters.status_reader import StatusReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mx_rmq.net.subscription import Subscription
+    from mx_rmq.store import Store
+    from mx_rmq.waiters.status_reader import Answer
+
+MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
+
+_ENDS: Final = frozenset(state.value for state in ARCHIVES)
+
+
+class PartitionWaiters:
+    def __init__(self, store: Store, subscription: Subscription, name: str) -> None:
+        self.name = name
+        self.channel = store.channel_of(name)
+        self.waiting: dict[str, list[Answer]] = {}
+        self.watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self.brief = StatusReader(store, name)
+        self.light = StatusReader(store, name, said=True)
+        self.full = StatusReader(store, name, live=True, said=True)
+        self.fresh: dict[str, bool] = {}
+        """Ids that have no waiter yet: True if their end is still to come and will be heard."""
+        self._store = store
+        self._subscription = subscription
+        self._ended: list[bytes | None] | None = None  # the counts when all last read
+        self._failures = FailureLog("status reader")
+        self._used_at = time.monotonic()
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the server tells us what ends."""
+        return self._subscription.hears(self.channel)
+
+    async def listen(self) -> None:
+        """Let the server tell us what ends, if it can be reached."""
+        await self._subscription.add(self.channel)
+
+    # waiting
+
+    async def wait(self, id: str, seen: set[str]) -> Whereabouts | None:
+        """Return a message once it has ended; None: it is not there.
+
+        If it is live, this partition is added to `seen`.
+        """
+        end: Answer = asyncio.get_running_loop().create_future()
+        waiting = self.waiting.setdefault(id, [])
+        waiting.append(end)
+        try:
+            if not self.is_heard:
+                await self.listen()
+            elif self.fresh.pop(id, False):
+                seen.add(self.name)
+                self._ended = None  # the next check reads it, in case its end was missed
+                return await end
+            if not end.done():
+                try:
+                    found = await self.brief.read(id)
+                except MxRmqError:
+                    if not end.done():
+                        raise
+                    return await end
+                if found is not None and not found.state.is_archive:
+                    seen.add(self.name)
+                elif not end.done():
+                    return found
+            return await end
+        finally:
+            waiting.remove(end)
+            if not waiting:
+                self.waiting.pop(id, None)
+
+    def note_fresh(self, id: str, *, to_come: bool) -> None:
+        """Note that the end of a message is still to come, or that it came without a waiter.
+
+        The end may be heard before its produce is answered: then it is not to come any more.
+        """
+        if to_come and id in self.fresh:
+            return
+        if len(self.fresh) >= MAX_FRESH:
+            self.fresh.clear()  # their waiters read
+        self.fresh[id] = to_come
+
+    def fail(self, error: Exception) -> None:
+        """Fail the calls that wait, and wake those that watch."""
+        for waiting in self.waiting.values():
+            for end in waiting:
+                if not end.done():
+                    end.set_exception(error)
+        self._wake_watching()
+
+    # what the server tells
+
+    def on_message(self, data: bytes) -> None:
+        """Tell waiters what was published."""
+        try:
+            for kind, id, kept in read_news(data):
+                for changed in self.watched.get(id, ()):
+                    changed.set()
+                if kind not in _ENDS:
+                    continue
+                if id not in self.waiting:
+                    self.note_fresh(id, to_come=False)
+                elif kept is not None:
+                    self._tell(id, Whereabouts(State(kind), data=kept))
+                else:
+                    self._read_again([id])
+        except ValueError:  # not from us
+            self.on_gap()
+
+    def on_gap(self) -> None:
+        """Read everything: news may have been missed."""
+        self.fresh.clear()
+        self._read_again(self.waiting)
+        self._wake_watching()
+
+    async def check(self) -> None:
+        """Read everything again if a message of the topic has ended since the last time."""
+        self.fresh.clear()
+        if not self.waiting:
+            self._ended = None
+            return
+        with suppress(MxRmqError):
+            ended = await self._store.ended_so_far(self.name)
+            if ended != self._ended:
+                self._ended = ended
+                self._read_again(self.waiting)
+
+    def is_unused_for(self, seconds: float) -> bool:
+        now = time.monotonic()
+        if self.waiting or self.watched:
+            self._used_at = now
+        return now - self._used_at > seconds
+
+    def _tell(self, id: str, found: Whereabouts | None) -> None:
+        """Tell the waiters of a message that it has ended."""
+        for end in self.waiting.get(id, ()):
+            if not end.done():
+                end.set_result(found)
+
+    def _wake_watching(self) -> None:
+        for watching in self.watched.values():
+            for changed in watching:
+                changed.set()
+
+    def _read_again(self, ids: Iterable[str]) -> None:
+        """Find out whether messages have ended."""
+        for id in ids:
+            self.brief.read(id).add_done_callback(partial(self._has_read, id))
+
+    def _has_read(self, id: str, answer: Answer) -> None:
+        error = answer.exception()
+        if isinstance(error, Exception):
+            self._ended = None  # the next check reads everything again
+            self._failures.log(error)
+        elif (found := answer.result()) is None or found.state.is_archive:
+            self._tell(id, found)
