@@ -101,13 +101,14 @@ def read_news(data: bytes) -> Iterator[News]:
     """Yield the news in one message on a topic's channel; ValueError: it is not from a script."""
     start = 0
     while start < len(data):
-        end = data.index(b"\n", start)
-        kind, id_length, length = data[start:end].split(b" ")
-        start = end + 1
-        id = data[start : start + int(id_length)].decode("utf-8", "surrogateescape")
-        start += int(id_length)
-        kept = None
-        if int(length) >= 0:
-            kept = data[start : start + int(length)]
+        head_end = data.index(b"\n", start)
+        kind, id_length, length = data[start:head_end].split(b" ")
+        id_start = head_end + 1
+        id_end = start = id_start + int(id_length)
+        if length != b"-1":
             start += int(length)
+        if not id_start <= id_end <= start <= len(data):
+            raise ValueError("a length is wrong")
+        id = data[id_start:id_end].decode("utf-8", "surrogateescape")
+        kept = None if length == b"-1" else data[id_end:start]
         yield News(kind.decode(), id, kept)
