@@ -779,3 +779,46 @@ async def test_a_generated_id_that_is_produced_again_has_its_new_result(mq: Mess
         await until_so(lambda: is_completed(mq, id))
         await mq.produce("t", "new", id=id, on_duplicate="replace")
         assert await mq.result("t", id, timeout=30) == "new"
+
+
+async def test_a_waiter_that_skipped_its_read_may_time_out_be_cancelled_or_closed(
+    mq: MessageQueue,
+) -> None:
+    with pytest.raises(ResultTimeout):  # from now on the channel is heard
+        await mq.result("slow", await mq.produce("slow", 0), timeout=0.01)
+    part = mq._open_waiters()._parts["slow"]
+
+    async def wait(seconds: float | None = None) -> asyncio.Task[Any]:
+        id = await mq.produce("slow", 1)
+        assert part.fresh == {id: True}
+        waiting = asyncio.create_task(mq.result("slow", id, timeout=seconds))
+        await until(lambda: id in part.waiting)
+        assert part.fresh == {}
+        return waiting
+
+    with pytest.raises(ResultTimeout, match=r"has no result after 0\.2 s"):
+        await (await wait(0.2))
+    waiting = await wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert part.waiting == {}
+    waiting = await wait()
+    await mq.close()
+    with pytest.raises(NotOpen):
+        await waiting
+
+
+async def test_a_waiter_that_skipped_its_read_learns_that_the_message_was_cancelled(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    with pytest.raises(ResultTimeout):  # from now on the channel is heard
+        await mq.result("slow", await mq.produce("slow", 0), timeout=0.01)
+    part = mq._open_waiters()._parts["slow"]
+    id = await mq.produce("slow", 1)
+    waiting = asyncio.create_task(mq.result("slow", id, timeout=30))
+    await until(lambda: id in part.waiting)
+    await mq.admin.cancel("slow", id)
+    with pytest.raises(ResultUnknown, match=r"has ended without a result: it was cancelled, "):
+        await waiting

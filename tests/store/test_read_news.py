@@ -6,16 +6,17 @@ from itertools import islice
 
 import pytest
 
+from mx_rmq.core.message import State
 from mx_rmq.store.waiter_calls import read_news
 
 
 def test_each_message_is_told_with_its_result_if_that_is_included() -> None:
     data = b"completed 3 5\none12\n34progress 3 -1\ntwodead 5 -1\nthreecompleted 4 0\nfour"
     assert list(read_news(data)) == [
-        ("completed", "one", b"12\n34"),
-        ("progress", "two", None),
-        ("dead", "three", None),
-        ("completed", "four", b""),
+        (State.COMPLETED, "one", b"12\n34"),
+        (None, "two", None),
+        (State.DEAD, "three", None),
+        (State.COMPLETED, "four", b""),
     ]
 
 

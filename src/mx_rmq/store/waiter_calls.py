@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.status import Kept, ProgressNote, Status
 from mx_rmq.store import quarantine
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mx_rmq.store.store import Store
 
 MAX_IDS: Final = 1000  # ids in one call
+_ENDED: Final = {state.encode(): state for state in ARCHIVES}  # by the word that is published
 ENDS: Final = ("completed", "died", "quarantined", "cancelled", "discarded", "repaired")
 
 
@@ -89,16 +90,12 @@ async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
     return counts
 
 
-class News(NamedTuple):
-    """What a script publishes about one message."""
+def read_news(data: bytes) -> Iterator[tuple[State | None, str, bytes | None]]:
+    """Yield what was published on a topic's channel; ValueError: it is not from a script.
 
-    kind: str  # its state, or `progress`
-    id: str
-    kept: bytes | None  # its result with the line before it; None: not included
-
-
-def read_news(data: bytes) -> Iterator[News]:
-    """Yield the news in one message on a topic's channel; ValueError: it is not from a script."""
+    For each message: the state in which it has ended, or None for progress; its id; and its result
+    with the line before it, if that is included.
+    """
     start = 0
     while start < len(data):
         head_end = data.index(b"\n", start)
@@ -110,5 +107,4 @@ def read_news(data: bytes) -> Iterator[News]:
         if not id_start <= id_end <= start <= len(data):
             raise ValueError("a length is wrong")
         id = data[id_start:id_end].decode("utf-8", "surrogateescape")
-        kept = None if length == b"-1" else data[id_end:start]
-        yield News(kind.decode(), id, kept)
+        yield _ENDED.get(kind), id, None if length == b"-1" else data[id_end:start]

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import MxRmqError
-from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.runtime.loop import FailureLog
 from mx_rmq.store.waiter_calls import Whereabouts, read_news
 from mx_rmq.waiters.status_reader import StatusReader
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from mx_rmq.waiters.status_reader import Answer
 
 MAX_FRESH: Final = 10_000  # messages of a partition that have no waiter yet
-
-_ENDS: Final = frozenset(state.value for state in ARCHIVES)
 
 
 class PartitionWaiters:
@@ -40,6 +37,7 @@ class PartitionWaiters:
         """Ids that have no waiter yet: True if their end is still to come and will be heard."""
         self._store = store
         self._subscription = subscription
+        self._loop = asyncio.get_running_loop()
         self._ended: list[bytes | None] | None = None  # the counts when all last read
         self._failures = FailureLog("status reader")
         self._used_at = time.monotonic()
@@ -55,21 +53,15 @@ class PartitionWaiters:
 
     # waiting
 
-    async def wait(self, id: str, seen: set[str]) -> Whereabouts | None:
+    async def wait(self, id: str, live: set[str]) -> Whereabouts | None:
         """Return a message once it has ended; None: it is not there.
 
-        If it is live, this partition is added to `seen`.
+        If it is live, this partition is added to `live`.
         """
-        end: Answer = asyncio.get_running_loop().create_future()
-        waiting = self.waiting.setdefault(id, [])
-        waiting.append(end)
+        end = self._await_end(id)
         try:
             if not self.is_heard:
                 await self.listen()
-            elif self.fresh.pop(id, False):
-                seen.add(self.name)
-                self._ended = None  # the next check reads it, in case its end was missed
-                return await end
             if not end.done():
                 try:
                     found = await self.brief.read(id)
@@ -78,14 +70,44 @@ class PartitionWaiters:
                         raise
                     return await end
                 if found is not None and not found.state.is_archive:
-                    seen.add(self.name)
+                    live.add(self.name)
                 elif not end.done():
                     return found
             return await end
         finally:
-            waiting.remove(end)
-            if not waiting:
-                self.waiting.pop(id, None)
+            self._forget(id, end)
+
+    async def wait_until_told(self, id: str, within: float | None) -> Whereabouts | None:
+        """Return a message once we are told that it has ended; None: it is not there.
+
+        This is what most calls wait for, so it costs less than `wait` in `asyncio.timeout`.
+        """
+        self._ended = None  # the next check reads it, in case its end was missed
+        end = self._await_end(id)
+        timer = None if within is None else self._loop.call_later(within, _time_out, end)
+        try:
+            return await end
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._forget(id, end)
+
+    def _await_end(self, id: str) -> Answer:
+        end: Answer = self._loop.create_future()
+        self.waiting.setdefault(id, []).append(end)
+        return end
+
+    def _forget(self, id: str, end: Answer) -> None:
+        waiting = self.waiting[id]
+        waiting.remove(end)
+        if not waiting:
+            del self.waiting[id]
+
+    # messages that are produced here
+
+    def take_fresh(self, id: str) -> bool:
+        """Return whether the end of a message is still to come and will be heard; forget it."""
+        return self.is_heard and self.fresh.pop(id, False)
 
     def note_fresh(self, id: str, *, to_come: bool) -> None:
         """Note that the end of a message is still to come, or that it came without a waiter.
@@ -111,15 +133,15 @@ class PartitionWaiters:
     def on_message(self, data: bytes) -> None:
         """Tell waiters what was published."""
         try:
-            for kind, id, kept in read_news(data):
+            for state, id, kept in read_news(data):
                 for changed in self.watched.get(id, ()):
                     changed.set()
-                if kind not in _ENDS:
+                if state is None:
                     continue
                 if id not in self.waiting:
                     self.note_fresh(id, to_come=False)
                 elif kept is not None:
-                    self._tell(id, Whereabouts(State(kind), data=kept))
+                    self._tell(id, Whereabouts(state, b"", b"", kept))
                 else:
                     self._read_again([id])
         except ValueError:  # not from us
@@ -172,3 +194,8 @@ class PartitionWaiters:
             self._failures.log(error)
         elif (found := answer.result()) is None or found.state.is_archive:
             self._tell(id, found)
+
+
+def _time_out(end: Answer) -> None:
+    if not end.done():
+        end.set_exception(TimeoutError())

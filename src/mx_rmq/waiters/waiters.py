@@ -62,22 +62,20 @@ class Waiters:
         """Wait for a message to end; return its result."""
         within = None if timeout is None else as_seconds("timeout=", timeout, SHORTEST)
         decode = self._decoder(type)
-        begun, seen = time.monotonic(), set[str]()
+        begun = time.monotonic()
+        part = self._part_of_fresh(topic, id)
         try:
-            async with asyncio.timeout(within):
-                found = await self._look_in(
-                    topic, id, lambda part, id: self._part(part).wait(id, seen)
-                )
-                if found is None:
-                    raise await why_unknown(self._store, topic, id, seen=bool(seen))
+            found = None if part is None else await part.wait_until_told(id, within)
+            if found is None:
+                left = None if within is None else begun + within - time.monotonic()
+                found = await self._find_end(topic, id, left, seen=part is not None)
         except TimeoutError:
             away = was_away(self._store, topic, begun)
             raise ResultTimeout(topic, id, within or 0.0, away=away) from None
-        _, (state, _, _, data) = found
-        if state is not State.COMPLETED:
-            status = found[1].status()
-            raise MessageDied(topic, id, status.state, status.reason, found[1].error())
-        value = Kept.read(data)[1]
+        if found.state is not State.COMPLETED:
+            status = found.status()
+            raise MessageDied(topic, id, status.state, status.reason, found.error())
+        value = Kept.read(found.data)[1]
         try:
             return decode(value)
         except Exception as misfit:
@@ -154,7 +152,29 @@ class Waiters:
         if part is not None:
             part.note_fresh(id, to_come=True)
 
+    def _part_of_fresh(self, topic: str, id: str) -> PartitionWaiters | None:
+        """Return where a message was produced whose end will be heard; None: we do not know."""
+        try:
+            part = self._parts.get(topic)
+            if part is None or not part.take_fresh(id):
+                return None
+        except TypeError:  # not hashable
+            return None
+        self._keep_checking()
+        return part
+
     # where a message is
+
+    async def _find_end(
+        self, topic: str, id: str, within: float | None, *, seen: bool
+    ) -> Whereabouts:
+        """Return a message of any partition once it has ended. `seen`: it was live before."""
+        live: set[str] = set()  # partitions in which it was live since
+        async with asyncio.timeout(within):
+            found = await self._look_in(topic, id, lambda part, id: self._part(part).wait(id, live))
+            if found is None:
+                raise await why_unknown(self._store, topic, id, seen=seen or bool(live))
+        return found[1]
 
     async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, Whereabouts] | None:
         """Look for a message in the partitions of its topic."""
@@ -180,10 +200,13 @@ class Waiters:
         if part is None:
             part = self._parts[name] = PartitionWaiters(self._store, self._subscription, name)
             self._channels[part.channel] = part
+        self._keep_checking()
+        return part
+
+    def _keep_checking(self) -> None:
         if self._checking is None or self._checking.done():
             self._checking = spawn("waiters", self._check_all)
             self._checking.add_done_callback(_log_end)
-        return part
 
     def _decoder(self, type: Any) -> Decode:
         try:
