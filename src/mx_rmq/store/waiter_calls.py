@@ -1,4 +1,4 @@
-"""What waiters call: reads only."""
+"""What waiters call, and what scripts publish for them: reads only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.status import Kept, ProgressNote, Status
 from mx_rmq.store import quarantine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mx_rmq.store.store import Store
 
 MAX_IDS: Final = 1000  # ids in one call
+_ENDED: Final = {state.encode(): state for state in ARCHIVES}  # by the word that is published
 ENDS: Final = ("completed", "died", "quarantined", "cancelled", "discarded", "repaired")
 
 
@@ -86,3 +87,23 @@ async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
         "HMGET", store.keys.of(topic).totals, *ENDS
     )
     return counts
+
+
+def read_news(data: bytes) -> Iterator[tuple[State | None, str, bytes | None]]:
+    """Yield what was published on a topic's channel; ValueError: it is not from a script.
+
+    For each message: the state in which it has ended, or None for progress; its id; and its result
+    with the line before it, if that is included.
+    """
+    start = 0
+    while start < len(data):
+        head_end = data.index(b"\n", start)
+        kind, id_length, length = data[start:head_end].split(b" ")
+        id_start = head_end + 1
+        id_end = start = id_start + int(id_length)
+        if length != b"-1":
+            start += int(length)
+        if not id_start <= id_end <= start <= len(data):
+            raise ValueError("a length is wrong")
+        id = data[id_start:id_end].decode("utf-8", "surrogateescape")
+        yield _ENDED.get(kind), id, None if length == b"-1" else data[id_end:start]
