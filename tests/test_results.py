@@ -622,7 +622,7 @@ async def follow(mq: MessageQueue, how: str, topic: str, id: str) -> object:
     return [status.state async for status in mq.watch(topic, id)][-1]
 
 
-def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+def times_logged(caplog: pytest.LogCaptureFixture, words: str) -> int:
     return sum(words in record.getMessage() for record in caplog.records)
 
 
@@ -641,9 +641,9 @@ async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it
         waiting = asyncio.create_task(follow(mq, how, "slow", id))
         await until_heard(raw, "slow")
         await proxy.close()
-        await until(lambda: said(caplog, "the server is unreachable"))
+        await until(lambda: times_logged(caplog, "the server is unreachable"))
         async with Proxy(server.socket, path):
-            await until(lambda: said(caplog, "the server is back"))
+            await until(lambda: times_logged(caplog, "the server is back"))
             async with MessageQueue(server.url) as other:
 
                 @other.handler("slow", result_ttl=60)
@@ -653,8 +653,8 @@ async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it
                 await Worker(other).drain()
                 async with asyncio.timeout(30):
                     assert await waiting == end
-    assert said(caplog, "the server is unreachable") == 1
-    assert said(caplog, "the server is back") == 1
+    assert times_logged(caplog, "the server is unreachable") == 1
+    assert times_logged(caplog, "the server is back") == 1
 
 
 @pytest.mark.parametrize("how", ["result", "watch"])
@@ -674,13 +674,13 @@ async def test_who_only_waits_says_so_if_the_server_refuses_its_login(
             await allow("off")
             await raw.execute_command("CLIENT", "KILL", "USER", "waiter")  # type: ignore[no-untyped-call]
             line = "the server is unreachable; still trying: the server refused this user"
-            await until(lambda: said(caplog, line))
+            await until(lambda: times_logged(caplog, line))
             await allow("on")
-            await until(lambda: said(caplog, "the server is back"))
+            await until(lambda: times_logged(caplog, "the server is back"))
             assert not waiting.done()
             waiting.cancel()
             await asyncio.wait([waiting])
-        assert said(caplog, "the server is unreachable") == 1
+        assert times_logged(caplog, "the server is unreachable") == 1
     finally:
         await raw.acl_deluser("waiter")
 
@@ -698,12 +698,12 @@ async def test_who_waits_says_so_if_it_cannot_check_whether_news_was_lost(
     totals = mq.store.keys.of("slow").totals
     await raw.rename(totals, "away")
     await raw.set(totals, "no hash")
-    await until(lambda: said(caplog, "the check for results failed"))
+    await until(lambda: times_logged(caplog, "the check for results failed"))
     await raw.rename("away", totals)
     assert not waiting.done()
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert said(caplog, "the check for results failed") == 1
+    assert times_logged(caplog, "the check for results failed") == 1
 
 
 @pytest.mark.parametrize("call", ["result", "status", "watch"])

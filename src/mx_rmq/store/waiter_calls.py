@@ -20,8 +20,8 @@ _ENDED: Final = {state.encode(): state for state in ARCHIVES}  # by the word tha
 ENDS: Final = ("completed", "died", "quarantined", "cancelled", "discarded", "repaired")
 
 
-class Whereabouts(NamedTuple):
-    """Where a message is, and what is known of it."""
+class RawStatus(NamedTuple):
+    """Where a message is, and what the server keeps of it, not decoded yet."""
 
     state: State
     lease: bytes = b""  # `token:worker`; empty unless it is in processing
@@ -58,25 +58,28 @@ class Whereabouts(NamedTuple):
 
 
 async def read_status(
-    store: Store, topic: str, ids: Sequence[str], *, live: bool = False, said: bool = False
-) -> list[Whereabouts | None]:
+    store: Store, topic: str, ids: Sequence[str], *, live: bool = False, with_progress: bool = False
+) -> list[RawStatus | None]:
     """Return where messages are; None: nothing is known of an id, or its result has expired.
 
-    `live`: read the records of live messages. `said`: read their progress.
+    `live`: read the records of live messages. `with_progress`: read their progress.
     """
-    found: list[Whereabouts | None] = []
+    found: list[RawStatus | None] = []
     keys = store.keys.of(topic)
     while len(found) < len(ids):
         some = ids[len(found) : len(found) + MAX_IDS]
-        progress_keys = [keys.progress(id) for id in some] if said else ()
-        named: dict[str, str | bytes | int] = {"live": int(live), "said": int(said)}
+        progress_keys = [keys.progress(id) for id in some] if with_progress else ()
+        named: dict[str, str | bytes | int] = {
+            "live": int(live),
+            "with_progress": int(with_progress),
+        }
         now, *fields = await store.run("read_status", topic, named, some, makers=progress_keys)
         parts = iter(fields)
         for state, at, lease, progress, data in zip(parts, parts, parts, parts, parts, strict=True):
             one = None
             is_over = state == b"completed" and Kept.is_over(data, float(at), int(now))
             if state and not is_over:
-                one = Whereabouts(State(state.decode()), lease, progress, data)
+                one = RawStatus(State(state.decode()), lease, progress, data)
             found.append(one)
     return found
 

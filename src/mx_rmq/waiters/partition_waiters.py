@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.runtime.loop import AWAY, FailureLog
-from mx_rmq.store.waiter_calls import Whereabouts, read_news
+from mx_rmq.store.waiter_calls import RawStatus, read_news
 from mx_rmq.waiters.status_reader import StatusReader
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class PartitionWaiters:
         self.waiting: dict[str, list[Answer]] = {}
         self.watched: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         self.brief = StatusReader(store, name)
-        self.light = StatusReader(store, name, said=True)
-        self.full = StatusReader(store, name, live=True, said=True)
+        self.light = StatusReader(store, name, with_progress=True)
+        self.full = StatusReader(store, name, live=True, with_progress=True)
         self.fresh: dict[str, bool] = {}
         """Ids that have no waiter yet: True if their end is still to come and will be heard."""
         self._store = store
@@ -54,7 +54,7 @@ class PartitionWaiters:
 
     # waiting
 
-    async def wait(self, id: str, live: set[str]) -> Whereabouts | None:
+    async def wait(self, id: str, live: set[str]) -> RawStatus | None:
         """Return a message once it has ended; None: it is not there.
 
         If it is live, this partition is added to `live`.
@@ -78,7 +78,7 @@ class PartitionWaiters:
         finally:
             self._forget(id, end)
 
-    async def wait_until_told(self, id: str, within: float | None) -> Whereabouts | None:
+    async def wait_until_told(self, id: str, within: float | None) -> RawStatus | None:
         """Return a message once we are told that it has ended; None: it is not there.
 
         This is what most calls wait for, so it costs less than `wait` in `asyncio.timeout`.
@@ -142,7 +142,7 @@ class PartitionWaiters:
                 if id not in self.waiting:
                     self.note_fresh(id, to_come=False)
                 elif kept is not None:
-                    self._tell(id, Whereabouts(state, b"", b"", kept))
+                    self._tell(id, RawStatus(state, b"", b"", kept))
                 else:
                     self._read_again([id])
         except ValueError:  # not from us
@@ -181,7 +181,7 @@ class PartitionWaiters:
             self._used_at = now
         return now - self._used_at > seconds
 
-    def _tell(self, id: str, found: Whereabouts | None) -> None:
+    def _tell(self, id: str, found: RawStatus | None) -> None:
         """Tell the waiters of a message that it has ended."""
         for end in self.waiting.get(id, ()):
             if not end.done():

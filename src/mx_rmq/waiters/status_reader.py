@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from mx_rmq.core.errors import MxRmqError, ServerUnavailable
 from mx_rmq.runtime.loop import how_it_ended, spawn
 from mx_rmq.safe_log import get_logger
-from mx_rmq.store.waiter_calls import MAX_IDS, Whereabouts
+from mx_rmq.store.waiter_calls import MAX_IDS, RawStatus
 
 if TYPE_CHECKING:
     from mx_rmq.store import Store
@@ -17,21 +17,23 @@ logger = get_logger(__name__)
 
 UNREAD: Final = "read_status: the task that reads for all waiters was cancelled"
 
-Answer = asyncio.Future[Whereabouts | None]
+Answer = asyncio.Future[RawStatus | None]
 _Asked = dict[str, list[Answer]]  # by id
 
 
 class StatusReader:
     """Reads the messages of one partition.
 
-    `live`: also the records of live messages. `said`: also their progress.
+    `live`: also the records of live messages. `with_progress`: also their progress.
     """
 
-    def __init__(self, store: Store, part: str, *, live: bool = False, said: bool = False) -> None:
+    def __init__(
+        self, store: Store, part: str, *, live: bool = False, with_progress: bool = False
+    ) -> None:
         self._store = store
         self._part = part
         self._live = live
-        self._said = said
+        self._with_progress = with_progress
         self._asked: _Asked = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -62,7 +64,9 @@ class StatusReader:
     async def _read(self, asked: _Asked) -> None:
         ids = list(asked)
         try:
-            found = await self._store.read_status(self._part, ids, live=self._live, said=self._said)
+            found = await self._store.read_status(
+                self._part, ids, live=self._live, with_progress=self._with_progress
+            )
         except MxRmqError as error:
             _fail(asked, error)
             return

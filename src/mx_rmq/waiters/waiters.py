@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mx_rmq.core.durations import Seconds
     from mx_rmq.core.status import Status
     from mx_rmq.store import Store
-    from mx_rmq.store.waiter_calls import Whereabouts
+    from mx_rmq.store.waiter_calls import RawStatus
 
 logger = get_logger(__name__)
 
@@ -175,7 +175,7 @@ class Waiters:
 
     async def _find_end(
         self, topic: str, id: str, within: float | None, *, seen: bool
-    ) -> Whereabouts:
+    ) -> RawStatus:
         """Return a message of any partition once it has ended. `seen`: it was live before."""
         live: set[str] = set()  # partitions in which it was live since
         async with asyncio.timeout(within):
@@ -185,7 +185,7 @@ class Waiters:
                     raise await why_unknown(self._store, topic, id, seen=seen or bool(live))
         return found[1]
 
-    async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, Whereabouts] | None:
+    async def _look_in(self, topic: str, id: str, look: Any) -> tuple[str, RawStatus] | None:
         """Look for a message in the partitions of its topic."""
         check_topic(topic)
         if not isinstance(id, str):
