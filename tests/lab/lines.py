@@ -207,7 +207,7 @@ class Lines:
         return limits.over(self.limits[key]) if key in self.limits else limits
 
     def fill_sooner(self, key: str, before: InForce, at: float) -> None:
-        """A rate has changed: a bucket may be full sooner, never later."""
+        """A rate has changed: a bucket is full no later than the new rate takes to fill it."""
         after, sooner = self.in_force(key), 0.0
         full = self.buckets.get(key, 0) if key else float(self.noted.get("bucket", 0))
         if before.interval is not None and after.interval is not None:
@@ -243,6 +243,14 @@ class Lines:
         stop = max(line.limits.stop, self.buckets.get(f"{line.key}\t", 0))
         if stop > at:
             line.until = stop
+        else:
+            self.end_pause(line.key, at)
+
+    def end_pause(self, key: str, at: float) -> None:
+        """Forget a pause that is over, if nothing else is set."""
+        *others, stop = self.limits.get(key, UNSET).split(" ")[:5]
+        if others == ["-"] * 4 and stop != "-" and float(stop) <= at:
+            del self.limits[key]
 
     def look(self, line: Line, at: float, look_again: float) -> None:
         """See whether the first message of a line may start."""

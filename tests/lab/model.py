@@ -458,6 +458,8 @@ class Model:
         look_again = (at // 60_000 + 2) * 60_000
         limits = lines.of_topic(declared)
         room, closed = 0 if self.paused else call.named["max_count"], None
+        any_set = bool(lines.limits)
+        lines.end_pause("", at)
         if limits.stop > at:
             room, closed = 0, limits.stop
         elif (self.leases and call.named["alone"] == "1") or (
@@ -540,7 +542,7 @@ class Model:
             if told == worker or not at < float(told_time) <= min(blocks) + 1:
                 wait = ceil(min(blocks) - at)
                 lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
-        elif not (declared or lines.limits or lines.waiting):
+        elif not (declared or any_set or lines.waiting):
             wait = -2
         if declared != lines.noted.get("limits", ""):
             lines.noted["limits"] = declared

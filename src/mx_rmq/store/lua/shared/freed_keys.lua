@@ -21,8 +21,9 @@ if #leaving > 0 and redis.call('EXISTS', keyed, blocked) > 0 then
     local keys = {''}
     for n = 1, #places do keys[n + 1] = string.match(places[n], '^[^\t]*') end
     for n, time in ipairs(redis.call('ZMSCORE', blocked, unpack(keys))) do
-      local wakes = time and (not started or time % 60000 == 0)
-      if wakes then waking[#waking + 1], waking[#waking + 2] = '0', keys[n] end
+      if time and (not started or time % 60000 == 0) then
+        waking[#waking + 1], waking[#waking + 2] = '0', keys[n]
+      end
     end
   end
   to_ring = #waking > 0 and redis.call('LLEN', doorbell) == 0
