@@ -848,8 +848,8 @@ MUTANTS = [
     Mutant(
         "a paused key starts",
         "dispatch_in_turn",
-        "if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end",
-        "",
+        "if (stop_of[line] or 0) > at then",
+        "if false then",
     ),
     Mutant(
         "a paused topic starts",
