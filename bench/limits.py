@@ -148,7 +148,7 @@ def _write(found: Found, options: argparse.Namespace) -> None:
 def _table(found: Found, kind: str) -> list[str]:
     rounds = max(len(figures) for workloads in found.values() for figures in workloads.values())
     rows = [
-        f"`python -m bench.limits` on {kind}; medians of {rounds} rounds.",
+        f"`python -m bench.limits` on {kind}; rounds: {rounds}, medians.",
         "",
         f"| | {' | '.join(HEAD)} |",
         "|---|--:|--:|--:|--:|--:|",
