@@ -60,7 +60,7 @@ def tenant(on: Stage, _: float) -> Figures:
 
 
 def rate(on: Stage, seconds: float) -> Figures:
-    """Let a limit of 50 per second work for so long."""
+    """Measure a limit of 50 per second for this many seconds."""
     on.play("produce_many", on.messages)
     with on.workers() as pids:
         _until(on, 1)
@@ -86,7 +86,7 @@ def quiet(on: Stage, _: float) -> Figures:
 
 
 def _until(on: Stage, count: int) -> None:
-    """Wait until so many handlers have started."""
+    """Wait until this many handlers have started."""
     deadline = time.monotonic() + WITHIN
     while sum(1 for at in on.record.entered if at) < count:
         if time.monotonic() > deadline:

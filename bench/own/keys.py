@@ -26,7 +26,7 @@ IDLE_BYTES: Final = 1.0
 """The most that an idle key may take: nothing, but for the noise of the allocator."""
 
 Level = tuple[int, bool]
-"""How many messages wait, and whether each has a key of its own."""
+"""How many messages wait, and whether they have keys."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:
