@@ -25,7 +25,7 @@ LIMIT = "BENCH_LIMIT"
 TENANTS = 100
 AT_A_TIME = 2
 RATE = 50
-"""The limits of bench/limits.py: messages of one tenant at a time, and per second over all."""
+"""What bench/limits.py asks for: this many messages of a tenant at a time, this many per second."""
 
 
 def port() -> int:

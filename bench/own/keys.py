@@ -26,7 +26,7 @@ IDLE_BYTES: Final = 1.0
 """The most that an idle key may take: nothing, but for the noise of the allocator."""
 
 Level = tuple[int, bool]
-"""How many messages wait, and whether they have keys."""
+"""How many messages wait, and whether each has a different key."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:

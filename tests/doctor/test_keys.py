@@ -37,7 +37,7 @@ async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
 async def produce(mq: MessageQueue, key: str, *, ago: float = 0.0, count: int = 1) -> None:
     """Produce messages that have been pending for `ago` seconds."""
     for _ in range(count):
-        await mq.produce(T, 1, key=key, at=time.time() - ago)
+        await mq.produce(T, 1, key=key, at=time.time() - ago if ago else None)
     await mq.store.process_delay_message(T, count=100)
 
 

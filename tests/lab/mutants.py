@@ -229,8 +229,8 @@ MUTANTS = [
     Mutant(
         "produce knows one priority",
         "produce_normal_message",
-        "= own == '1', tonumber(maker), priority",
-        "= own == '1', tonumber(maker), 'normal'",
+        "maker = maker, priority = priority,",
+        "maker = maker, priority = 'normal',",
     ),
     Mutant(
         "produce leaves no receipt",
@@ -686,8 +686,8 @@ MUTANTS = [
     Mutant(
         "a window of its own is ignored",
         "produce_normal_message",
-        "window = tonumber(window) or dedup_ms",
-        "window = dedup_ms",
+        "window, maker = tonumber(window) or dedup_ms,",
+        "window, maker = dedup_ms,",
     ),
     Mutant(
         "a duplicate in processing is called pending",
@@ -707,8 +707,8 @@ MUTANTS = [
     Mutant(
         "a key runs one more than its limit",
         "dispatch_in_turn",
-        "line.places = math.max(0, line.limit - busy)",
-        "line.places = math.max(0, line.limit - busy + 1)",
+        "places_of[line] = math.max(0, limit - busy)",
+        "places_of[line] = math.max(0, limit - busy + 1)",
     ),
     Mutant(
         "a topic runs one more than its limit",
@@ -719,8 +719,8 @@ MUTANTS = [
     Mutant(
         "a topic that is full stays open",
         "dispatch_in_turn",
-        "elseif most and leased >= most or alone",
-        "elseif alone",
+        "if most and leased + count - unused >= most then",
+        "if false then",
     ),
     Mutant(
         "what is dispatched takes up no place of its key",
@@ -729,13 +729,16 @@ MUTANTS = [
         "if false then",
     ),
     Mutant(
-        "turns do not move", "dispatch_in_turn", "line.start + line.taken * line.step", "line.start"
+        "turns do not move",
+        "dispatch_in_turn",
+        "local its_turn = start_of[line] + (taken_of[line] or 0) * (step_of[line] or 1)",
+        "local its_turn = start_of[line]",
     ),
     Mutant(
         "weights are ignored",
         "dispatch_in_turn",
-        "line.step = 1 / (tonumber(weight) or 1)",
-        "line.step = 1",
+        "if weight then step_of[line] = 1 / weight end",
+        "",
     ),
     Mutant(
         "messages without a key starve",
@@ -746,8 +749,14 @@ MUTANTS = [
     Mutant(
         "the turn of messages without a key does not move",
         "dispatch_in_turn",
-        "if plain_count > 0 then to_note('plain_turn'",
-        "if false then to_note('plain_turn'",
+        "if plain_count > 0 or ran_ahead and #plain_ids > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "messages without a key wait for turns of an earlier time",
+        "dispatch_in_turn",
+        "if plain_count > 0 or ran_ahead and",
+        "if plain_count > 0 and",
     ),
     Mutant(
         "the bucket of a topic is never emptied",
@@ -776,8 +785,8 @@ MUTANTS = [
     Mutant(
         "the cost is ignored",
         "dispatch_in_turn",
-        "line.cost = tonumber(string.sub(line.member, #line.key + 20, gap - 1)) or 1",
-        "line.cost = 1",
+        "if cost == 49 and blank == 32 then return 1,",
+        "if cost then return 1,",
     ),
     Mutant(
         "the cost of a message without a key is ignored",
@@ -788,14 +797,14 @@ MUTANTS = [
     Mutant(
         "the rate moves although nothing starts",
         "dispatch_in_turn",
-        "if line.interval and line.spent > 0 then",
-        "if line.interval then",
+        "if interval_ms and spent_of[line] then",
+        "spent_of[line] = spent_of[line] or 0\n  if interval_ms then",
     ),
     Mutant(
         "what costs more than the burst never starts",
         "dispatch_in_turn",
-        "line.interval and math.min(line.cost, line.burst)",
-        "line.interval and line.cost",
+        "math.min(cost_and_id(member, #prefix), burst_of[line] or key_burst)",
+        "cost_and_id(member, #prefix)",
     ),
     Mutant(
         "a blocked line keeps its turn",
@@ -815,7 +824,7 @@ MUTANTS = [
     Mutant(
         "a line that woke up loses its turn",
         "dispatch_in_turn",
-        "and not line.heads and line.woken_at then",
+        "and not page_of[line] and woken_of[line] then",
         "and false then",
     ),
     Mutant(
@@ -825,15 +834,21 @@ MUTANTS = [
         "reply[2] = -1",
     ),
     Mutant(
+        "who comes too early is not told again",
+        "dispatch_in_turn",
+        "if told == worker or not (told_time",
+        "if not (told_time",
+    ),
+    Mutant(
         "everybody is told to come back",
         "dispatch_in_turn",
-        "if not (wake_at > at and wake_at <= next_block + 1) then",
+        "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
         "if true then",
     ),
     Mutant(
         "a paused key starts",
         "dispatch_in_turn",
-        "if line.stop > at then line.blocked = line.stop end",
+        "if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end",
         "",
     ),
     Mutant(
@@ -857,8 +872,8 @@ MUTANTS = [
     Mutant(
         "what an operator set for a key is ignored",
         "dispatch_in_turn",
-        "tonumber(own_most) or line.limit",
-        "line.limit",
+        "limit_of[line], weight = tonumber(own_most),",
+        "limit_of[line], weight = nil,",
     ),
     Mutant(
         "lines that are left ring for nobody",
@@ -949,7 +964,7 @@ MUTANTS = [
     Mutant(
         "a requeued message is in no line",
         "requeue_message",
-        "if in_line then joining = {{id, own_place}} end",
+        "if in_line then joining = {id, own_place} end",
         "",
     ),
     Mutant(

@@ -373,6 +373,8 @@ class Walk(RuleBasedStateMachine):
         drafts = [
             draft(key, key=key, cost=cost, priority=priority, ttl=ttl, delay=delay) for key in keys
         ]
+        if what == "replace" and self.model.leases and len(keys) > 1:
+            id = [*self.model.leases][-1]  # it runs
         if what in ("own", "replace"):
             drafts = [draft("own", id=id, key=keys[0], cost=cost, priority=priority, ttl=ttl)]
         if what == "replace":
@@ -404,19 +406,53 @@ class Walk(RuleBasedStateMachine):
 
     @rule(
         key=st.sampled_from([None, "k", "l"]),
-        running=st.sampled_from([KEEP, None, 0, 1, 2]),
-        interval=st.sampled_from([KEEP, None, (100.0, 1.0), (1000 / 3, 2.0)]),
-        weight=st.sampled_from([KEEP, None, 2.0]),
-        pause=st.sampled_from([KEEP, KEEP, None, 500, inf]),
+        running=st.sampled_from(["", None, 0, 1, 2]),
+        rate=st.sampled_from(["", None, [100.0, 1.0], [1000 / 3, 2.0]]),
+        weight=st.sampled_from(["", None, 2.0]),
+        pause=st.sampled_from(["", "", None, 500, "on"]),
         fault=faults,
     )
     def limit(
-        self, key: str | None, running: Any, interval: Any, weight: Any, pause: Any, fault: str
+        self, key: str | None, running: Any, rate: Any, weight: Any, pause: Any, fault: str
     ) -> None:
+        """Set limits; '' keeps one. All of it has a JSON form, to be noted."""
         work = self.store.limit_key(
-            TOPIC, key, running=running, interval=interval, weight=weight, pause=pause, reason="so"
+            TOPIC,
+            key,
+            running=KEEP if running == "" else running,
+            interval=KEEP if rate == "" else rate and (rate[0], rate[1]),
+            weight=KEEP if weight == "" else weight,
+            pause=KEEP if pause == "" else inf if pause == "on" else pause,
+            reason="so",
         )
         self.play(fault, work)
+
+    @rule(
+        running=st.sampled_from([None, None, 1, 2]),
+        weight=st.sampled_from([None, 2.0]),
+        cost=st.sampled_from([1, 3]),
+        limits=st.sampled_from(DECLARED),
+        count=counts,
+        then=st.sampled_from(["", "", "complete", "release"]),
+    )
+    def take_turns(
+        self,
+        running: int | None,
+        weight: float | None,
+        cost: int,
+        limits: str,
+        count: int,
+        then: str,
+    ) -> None:
+        """Let a few lines take turns twice, whatever was set. Nobody hears the rings."""
+        self.limit(None, None, None, "", None, "none")
+        self.limit("k", running, None, weight, None, "none")
+        for keys in (["k", "l", None, "k"], ["l", None]):
+            self.produce_keyed([*keys], cost, Priority.NORMAL, "some", "a", None, "none")
+            self.dispatch_in_turn("w1", count, limits, 1000, "none", alone=False)
+        self.something_else_happens("doorbells")
+        if then and self.claims:
+            self.settle_all("w1", then, "none")
 
     @precondition(lambda self: self.claims)
     @rule(position=recent, key=st.booleans(), fault=faults)
@@ -672,8 +708,10 @@ class Walk(RuleBasedStateMachine):
         self.play(fault, work)
 
     def _seen(self, position: int) -> tuple[bytes, Message]:
-        """Return the record of a live message, and what it says."""
+        """Return the record of a live message, and what it says; of a replaced one, if it can."""
         ids = [*self.model.records]
+        if position % 2 == 0 and self.model.marks:
+            ids = [*self.model.marks]
         record = self.model.records[ids[-1 - position % len(ids)]]
         return record, codec.decode(record)
 

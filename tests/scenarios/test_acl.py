@@ -63,7 +63,7 @@ OLDER = {"+hrandfield", "+hstrlen"}
 LONG = {"+lrem", "+scard", "+sadd", "+smismember", "+srem"}
 """What is needed when a message is cancelled or expires deep in a long list."""
 
-WHOLE = {"+zrangebylex", "+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
+WHOLE = {"+ltrim", "+pexpire", "+pttl", "+xtrim", "+zadd", "+zmscore"}
 """What an operator has so that no script which it might run is left half done."""
 
 UNGRANTED = {"client|setinfo", "client", "hexpire"}
@@ -191,6 +191,7 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.topics() == [TOPIC]
     assert (await admin.stats(TOPIC)).total == 5
     await admin.workers()
+    assert [one.key for one in (await admin.keys(TOPIC)).keys] == [None]
     for state in State:
         await admin.list(TOPIC, state)
         await admin.list(TOPIC, state, filter=Filter(since=0, until=1, text="x"))
@@ -213,12 +214,26 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.requeue_all(TOPIC, State.DEAD, dry_run=True) == 1
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
     for key in ("k", None):
-        assert await mq.store.limit_key(TOPIC, key, running=2)
-        assert await mq.store.limit_key(TOPIC, key, running=None)
+        await admin.limit(TOPIC, key, running=2, rate="50/s")
+        await admin.limits(TOPIC, key)
+        await admin.limit(TOPIC, key, running=None, rate=None)
+        assert await admin.pause(TOPIC, key, seconds=60)
+        assert await admin.resume(TOPIC, key)
     keys, command = mq.store.keys.of(TOPIC), mq.store.caller.command
     await mq.produce(TOPIC, 1, id="in-line", key="k")
+    assert (await admin.key(TOPIC, "k")).waiting == 1
+    assert "k" in [one.key for one in (await admin.keys(TOPIC)).keys]
     await command("ZREM", keys.ring, "k")
     assert [one.what for one in await admin.repair(TOPIC)] == ["key k: turn given"]
+    assert [one.key for one in (await admin.keys(TOPIC)).keys if one.key] == ["k"]
+    assert (await admin.key(TOPIC, "k")).waiting == 1
+    await admin.limit(TOPIC, "k", running=2)
+    assert await admin.pause(TOPIC, "k", seconds=60)
+    assert (await admin.limits(TOPIC)).keys["k"].paused
+    assert await admin.resume(TOPIC, "k")
+    await admin.limit(TOPIC, "k", running=None)
+    assert (await admin.stats(TOPIC)).keys_waiting == 1
+    assert await admin.cancel_all(TOPIC, State.PENDING, filter=Filter(key="k"), dry_run=True) == 1
     assert await admin.reschedule(TOPIC, "in-line", delay=60)
     assert await admin.abort(TOPIC, "in-line")
     assert await admin.discard(TOPIC, "in-line")
@@ -361,11 +376,11 @@ SPARING = {
     "+zcount": ["delay_tasks"],
     "+hmget": ["archive_bytes"],
     "+get": ["layout"],
-    "+zmscore": ["delay_tasks"],
+    "+zmscore": ["delay_tasks", "blocked"],
     "+hexists": ["processing"],
 }
-"""What is asked for only to spare a ring, to say what fills a server, to warn, and to name the
-state of a duplicate."""
+"""What is asked for only to spare a ring, to say what fills a server, to warn, to name the state of
+a duplicate, and where keys are blocked."""
 
 
 @with_selectors
@@ -381,6 +396,24 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
                     await raw.delete(key)
             with pytest.raises(MxRmqError, match=r"(?i)permission|access"):
                 await play("producer", url)
+
+
+@with_selectors
+async def test_a_producer_may_produce_for_a_key_that_is_blocked(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    async with await Store.open(server.url) as store:
+        await store.limit_key(TOPIC, "k", running=0)
+        await store.produce_normal_message(TOPIC, [draft(key="k")])
+        await take_in_turn(store, 9)
+        assert await raw.zscore(store.keys.of(TOPIC).blocked, "k")
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        await mq.produce(TOPIC, 1, key="k")
+    assert await denied(raw) == set()
+    less = [rule.replace("+zmscore +zscore", "+zscore") for rule in rules_of("producer", kind)]
+    async with queue(await admit("producer", less)) as mq:
+        with pytest.raises(ScriptFailed, match=r"may not run ZMSCORE .*blocked"):
+            await mq.produce(TOPIC, 1, key="k")
 
 
 @each_role

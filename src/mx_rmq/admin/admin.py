@@ -168,7 +168,7 @@ class Admin:
         """Let no message of a topic, or of one of its keys, start; return whether that changed
         anything.
 
-        For so many seconds, or until it is resumed. Messages in processing are not affected.
+        For this many seconds, or until it is resumed. Messages in processing are not affected.
         """
         check_text("reason=", reason)
         if key is not None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.fanout import ask_all
+from mx_rmq.admin.limits import limits_noted
 from mx_rmq.admin.models import is_number
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.history import BEGINNING
@@ -73,6 +74,8 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
             about = f"{verb} {int(delay) / 1000:g} s" + (f": {why}" if why else "")
     if what is What.ABORTED:
         about = about.removeprefix("aborted: ")
+    if what is What.LIMITED:
+        about = limits_noted(about)
     if what is What.RESCHEDULED and is_number(about):
         about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)

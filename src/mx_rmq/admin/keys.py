@@ -113,7 +113,7 @@ def _view(line: KeyLine, lines: TopicLines) -> KeyView:
     turnless = bool(line.waiting) and line.turn is None and line.blocked is None
     if turnless:
         unattended = oldest
-    elif line.waiting and line.blocked:  # 0: it was woken, nobody knows when
+    elif line.waiting and line.blocked:  # 0: it was woken, at an unknown time
         unattended = max(0.0, lines.at - line.blocked) / 1000 or None
     return KeyView(
         key=decoded(line.key),
@@ -158,14 +158,18 @@ def _merged(topic: str, found: Sequence[_PartKeys], limit: int) -> KeyList:
     )
     shown = [replace(one, share=one.waiting / pending if pending else 0.0) for one in order[:limit]]
     waiting = sum(one.lines.keys for one in found)
+    partial = waiting > sum(bool(one.waiting) for one in shown if one.key is not None)
+    # what dispatch has noted, which it does only for keys that it looked at
+    noted = sum(one.lines.blocked for one in found) if partial else 0
+    limited = sum(bool(one.waiting) and one.limited_by is not None for one in shown)
     held = [one.held_back for one in found]
     return KeyList(
         topic=topic,
         at=found[0].lines.now / 1000,
         keys=shown,
         waiting=waiting,
-        blocked=sum(one.lines.blocked for one in found),
-        partial=waiting > sum(bool(one.waiting) for one in shown if one.key is not None),
+        blocked=max(noted, limited),
+        partial=partial,
         held_back=held[0] if all(held) else None,
     )
 

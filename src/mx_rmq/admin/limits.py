@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.admin.fanout import ask_all
@@ -16,7 +16,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.limits import MAX_RUNNING, Rate, rate_of
 from mx_rmq.core.partition import number_for, number_of
 from mx_rmq.core.text import instant, shown
-from mx_rmq.store.line_reads import FOREVER, Bound
+from mx_rmq.store.line_reads import FOREVER, Bound, SetByOperator
 from mx_rmq.store.operator_calls import KEEP, Keep
 from mx_rmq.store.results import decoded
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mx_rmq.store import Store
-    from mx_rmq.store.line_reads import SetByOperator, TopicLines
+    from mx_rmq.store.line_reads import TopicLines
 
     Parts = Callable[[str], Awaitable[list[str]]]
 
@@ -268,6 +268,33 @@ def limit_words(view: LimitView) -> str:
     return ", ".join(parts)
 
 
+def limits_noted(about: str) -> str:
+    """Say what a history entry notes: a key and a space, unless it is about the topic, and what is
+    set for it now."""
+    words = about.split(" ")
+    for start in reversed(range(len(words) - 5)):  # the key may end with numbers
+        if all(word == "-" or _is_number(word) for word in words[start : start + 5]):
+            own = SetByOperator.read(" ".join(words[start:]).encode("utf-8", "surrogateescape"))
+            view = LimitView(
+                running=own.bound.running,
+                rate=rate_in(own.bound),
+                weight=own.weight,
+                paused=own.until is not None,
+                paused_until=None if (own.until or FOREVER) >= FOREVER else (own.until or 0) / 1000,
+                reason=own.reason,
+            )
+            key = f"key {' '.join(words[:start])}: " if start else ""
+            return key + (limit_words(view) or "no limits")
+    return about
+
+
+def _is_number(word: str) -> bool:
+    try:
+        return isfinite(float(word))
+    except ValueError:
+        return False
+
+
 def set_view(own: SetByOperator, lines: TopicLines) -> LimitView:
     """Return what an operator has set for a key."""
     paused = own.is_paused(lines.at)
@@ -315,7 +342,7 @@ def held_back(
 
 
 def _time(at: float | None, lines: TopicLines) -> float | None:
-    """Return a time of the lines by the server's clock, in seconds; None: for ever."""
+    """Return a time of the lines by the server's clock, in seconds; None: forever."""
     return None if at is None or at >= FOREVER else (at - lines.ahead) / 1000
 
 

@@ -33,7 +33,7 @@ for n = 1, #fresh do
     joining[#joining + 1], joining[#joining + 2] = ARGV[i], place
   else
     local kind = kind_at[number]
-    local level = kind and behind[kind.priority] or behind.normal
+    local level = behind[kind and kind.priority or 'normal']
     level[#level + 1] = ARGV[i]
     if place then costly[#costly + 1], costly[#costly + 2] = ARGV[i], place end
   end

@@ -25,7 +25,8 @@ local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease
 local waits = answer == 'l' and not lease
 -- use: waiting_place
-local own_place, leaving, joining, wake = place_at[1], {waits and id or nil}, {}, true
+local own_place, joining, wake = place_at[1], {}, true
+local leaving, started = {waits and id or nil}, false
 local has_line = own_place and string.find(own_place, '^[^\t]')
 local same_line = place and string.gsub(place, '^([^\t]*\t%d)%d*', '%1') == own_place
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
