@@ -511,8 +511,8 @@ MUTANTS = [
     Mutant(
         "an aborted message keeps its place",
         "abort_message",
-        "local waits, leaving = not lease, {id}",
-        "local waits, leaving = false, {id}",
+        "local waits, leaving, started = not lease, {id}, lease",
+        "local waits, leaving, started = false, {id}, lease",
     ),
     Mutant("a resent abort strikes again", "abort_message", _RECEIPT, ""),
     Mutant(
@@ -848,7 +848,7 @@ MUTANTS = [
     Mutant(
         "a paused key starts",
         "dispatch_in_turn",
-        "if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end",
+        "    blocked_of[line] = stop_of[line]\n",
         "",
     ),
     Mutant(
