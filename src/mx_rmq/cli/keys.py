@@ -52,9 +52,10 @@ async def keys(admin: Admin, topic: str, key: str | None, limit: int, as_json: b
     else:
         say("no keys")
     if found.held_back is not None:
-        say(f"nothing starts: {await _why(admin, topic, found.at)}")
+        say(f"the topic is held back: {await _why(admin, topic, found.at)}")
     if found.partial:
-        say(f"{count(found.waiting, 'key')} waiting, {found.blocked:,} of them limited")
+        limited = f"{found.blocked:,} of them limited"
+        say(f"{count(found.waiting, 'key')} waiting, {limited}; not all shown")
     return 0
 
 

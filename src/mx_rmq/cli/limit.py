@@ -88,7 +88,7 @@ def _print(found: LimitsView, key: str | None, now: float) -> None:
     if (held := found.held_back) is not None:
         most = found.in_force
         words = held_back_words(held, found.running, most.running, most.rate, now=now)
-        say(f"  nothing starts: {words}")
+        say(f"  held back: {words}")
 
 
 def limits_document(found: LimitsView) -> dict[str, Any]:
