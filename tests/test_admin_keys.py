@@ -367,8 +367,8 @@ async def test_a_limit_is_in_force_at_once(mq: MessageQueue) -> None:
         ({"weight": 2}, "weight= needs key="),
         ({"key": "a", "weight": 0}, "weight=0 is not a number from 0.001"),
         ({"key": "a", "weight": float("nan")}, "weight=nan is not a number"),
-        ({"key": "", "running": 1}, "key='' is not a text"),
-        ({"key": "a\tb", "running": 1}, "is not a text of 1 to 128 characters"),
+        ({"key": "", "running": 1}, "key='' is not a string"),
+        ({"key": "a\tb", "running": 1}, "is not a string of 1 to 128 characters"),
     ],
 )
 async def test_a_limit_that_makes_no_sense_is_refused(

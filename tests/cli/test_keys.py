@@ -127,7 +127,7 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
         (("--rate", "fast"), "Error: rate='fast' is neither a Rate nor a string such as"),
         (("--weight", "2"), "Error: weight= needs key="),
         (("--key", "a", "--weight", "0"), "Error: weight=0.0 is not a number from 0.001"),
-        (("--key", "", "--running", "1"), "Error: key='' is not a text"),
+        (("--key", "", "--running", "1"), "Error: key='' is not a string"),
     ],
 )
 async def test_a_limit_that_makes_no_sense_is_refused(

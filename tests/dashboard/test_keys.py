@@ -215,7 +215,7 @@ async def test_keys_are_escaped_wherever_they_are_shown(mq: MessageQueue, visito
 async def test_a_key_that_produce_refuses_is_refused(mq: MessageQueue, visitor: Visitor) -> None:
     await mq.produce(TOPIC, 1)
     for path in ("keys", "limits"):
-        assert "is not a text of 1 to 128" in await visitor.page(
+        assert "is not a string of 1 to 128" in await visitor.page(
             f"/topics/{TOPIC}/{path}?key=%09", 400
         )
 

@@ -580,7 +580,7 @@ async def test_a_paused_topic_gives_nothing_and_nobody_need_come_back(
     assert ids(await take_in_turn(store, 9)) == "p1 a1 a2"
 
 
-async def test_what_an_operator_set_outranks_what_is_declared(store: Store) -> None:
+async def test_what_an_operator_set_overrides_what_is_declared(store: Store) -> None:
     await wait_in_line(store, "a1 a2 a3 b1 b2 b3")
     await store.limit_key(TOPIC, "a", running=2)
     assert ids(await take_in_turn(store, 9, STRICT)) == "a1 b1 a2"

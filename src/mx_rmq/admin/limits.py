@@ -67,7 +67,7 @@ class LimitsView:
     declared: LimitView  # by the handler, as of the last dispatch
     per_key: LimitView  # the same for each key
     overtake: bool  # whether a failed message lets the next ones of its key go on
-    set: LimitView  # by an operator, for the topic; outranks what is declared
+    set: LimitView  # by an operator, for the topic; overrides what is declared
     keys: dict[str, LimitView] = field(default_factory=dict)
     """By an operator, for keys: at most about 200 of them."""
     more: bool = False  # whether more keys have limits than are listed
