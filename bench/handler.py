@@ -25,7 +25,7 @@ LIMIT = "BENCH_LIMIT"
 TENANTS = 100
 AT_A_TIME = 2
 RATE = 50
-"""What bench/limits.py asks for: so many messages of a tenant at a time, so many per second."""
+"""What bench/limits.py asks for: this many messages of a tenant at a time, this many per second."""
 
 
 def port() -> int:

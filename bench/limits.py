@@ -86,7 +86,7 @@ def quiet(on: Stage, _: float) -> Figures:
 
 
 def _until(on: Stage, count: int) -> None:
-    """Wait until so many handlers have started."""
+    """Wait until this many handlers have started."""
     deadline = time.monotonic() + WITHIN
     while sum(1 for at in on.record.entered if at) < count:
         if time.monotonic() > deadline:

@@ -15,10 +15,12 @@ from mx_rmq.admin.keys import limited_by
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partition
 from mx_rmq.store.keys import Keys
+from tests.lab.cluster import Cluster
 from tests.runtime.stage import on_a_server, on_servers, queue, until, until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from redis.asyncio import Redis
 
@@ -113,6 +115,28 @@ async def test_a_filter_finds_the_messages_of_one_key(mq: MessageQueue) -> None:
     assert await mq.admin.cancel_all(T, State.PENDING, filter=Filter(key="abc")) == 0
     stats = await mq.admin.stats(T)
     assert (stats.pending, stats.keys_waiting) == (4, 1)
+
+
+@on_a_server
+@pytest.mark.parametrize("parts", [1, 4])
+async def test_only_the_line_of_the_key_is_read(mq: MessageQueue, parts: int) -> None:
+    await mq.produce(T, 0)
+    if parts > 1:
+        await mq.admin.grow(T, parts)
+    keys = [f"key-{n:03}" for n in range(200)]
+    await mq.produce_many(T, list(range(1000)), keys=[keys[n % 200] for n in range(1000)])
+    for key in (keys[0], keys[100], keys[199]):
+        wanted = Filter(key=key)
+        page = await mq.admin.list(T, State.PENDING, filter=wanted, look=5)
+        assert [one.key for one in page.messages] == [key] * 5
+        assert (page.looked, page.cursor) == (5, None)
+        assert len(await ids_of(mq, 2, filter=wanted)) == 5
+        seen: list[Any] = []
+        options: Any = {"filter": wanted, "dry_run": True, "progress": seen.append}
+        assert await mq.admin.cancel_all(T, State.PENDING, **options) == 5
+        assert (seen[-1].looked, seen[-1].total) == (5, 5)
+    nothing = await mq.admin.list(T, State.PENDING, filter=Filter(key="key"))
+    assert (nothing.messages, nothing.cursor, nothing.looked) == ([], None, 0)
 
 
 @on_a_server
@@ -535,6 +559,29 @@ async def test_limits_and_pauses_hold_after_a_topic_has_grown(mq: MessageQueue) 
     assert await mq.admin.resume(T, keys[0])
     assert not any(view.paused for view in (await mq.admin.limits(T)).keys.values())
     assert len((await mq.admin.keys(T)).keys) == 8
+
+
+async def test_limits_hold_over_the_nodes_of_a_cluster(short_path: Path) -> None:
+    async with Cluster(short_path) as cluster, queue(cluster.url) as mq:
+        await mq.produce(T, 0)
+        await mq.admin.grow(T, 6)
+        keys = [f"key-{n}" for n in range(12)]
+        await mq.produce_many(T, list(range(24)), keys=keys * 2)
+        await mq.admin.limit(T, running=12, rate="600/s")
+        await mq.admin.limit(T, keys[0], running=0, weight=2)
+        await mq.admin.pause(T, keys[1], seconds=60, reason="asked to")
+        found = await mq.admin.limits(T)
+        assert (found.set.running, str(found.set.rate)) == (12, "600/s")
+        assert found.keys[keys[0]] == LimitView(running=0, weight=2)
+        every = await mq.admin.keys(T)
+        assert (every.waiting, every.partial) == (12, False)
+        rows = {one.key: one for one in every.keys}
+        assert all(rows[key].waiting == 2 for key in keys)
+        assert rows[keys[0]].limited_by == HeldBack(by="running")
+        assert rows[keys[1]].limited_by is not None
+        assert (await mq.admin.stats(T)).keys_waiting == 12
+        wanted = Filter(key=keys[3])
+        assert await mq.admin.cancel_all(T, State.PENDING, filter=wanted) == 2
 
 
 # what another program wrote

@@ -332,7 +332,7 @@ async def test_every_script_keeps_the_rules_while_it_runs(raw: Redis, server: Se
         await store.tend_topics("w1", turn=1000)
         await store.give_up_turn("w1")
         await store.views.counts(TOPIC)
-        await store.read_status(TOPIC, ["a", "b", "c"], live=True, said=True)
+        await store.read_status(TOPIC, ["a", "b", "c"], live=True, with_progress=True)
         await store.views.history.of(TOPIC, "a")
         await raw.hset(keys.of(TOPIC).payload, "stray", "?")  # a suspect for the audit
         assert await store.views.pages._contents(keys.of(TOPIC).payload, [b"stray"]) == [b"?"]

@@ -29,8 +29,10 @@ from mx_rmq import (
     Status,
     Worker,
 )
-from mx_rmq import waiters as module
 from mx_rmq.runtime import janitor
+from mx_rmq.waiters import partition_waiters
+from mx_rmq.waiters import waiters as module
+from mx_rmq.waiters.status_reader import StatusReader
 from tests.lab.proxy import Proxy
 from tests.lab.servers import Kind, chosen
 from tests.runtime.stage import until, until_so
@@ -61,14 +63,14 @@ async def mq(server: Server, raw: Redis) -> AsyncIterator[MessageQueue]:
 @pytest.fixture
 def has_read(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     """Is set once a waiter has read where its message is."""
-    event, read = asyncio.Event(), module._StatusReader.read
+    event, read = asyncio.Event(), StatusReader.read
 
-    async def noted(self: module._StatusReader, id: str) -> Any:
-        found = await read(self, id)
-        event.set()
-        return found
+    def noted(self: StatusReader, id: str) -> Any:
+        answer = read(self, id)
+        answer.add_done_callback(lambda _: event.set())
+        return answer
 
-    monkeypatch.setattr(module._StatusReader, "read", noted)
+    monkeypatch.setattr(StatusReader, "read", noted)
     return event
 
 
@@ -490,7 +492,7 @@ async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
         return payload
 
     monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
-    monkeypatch.setattr(module, "READ_EVERY", 0.5)
+    monkeypatch.setattr(partition_waiters, "READ_EVERY", 0.5)
     monkeypatch.setattr(module.Waiters, "_on_message", lambda *_: None)
     id = await mq.produce("echo", 1)
     totals = mq.store.keys.of("echo").totals
@@ -499,9 +501,9 @@ async def test_a_topic_that_does_not_count_what_ends_keeps_nobody_waiting(
     else:
         await raw.hset(totals, "completed", "not a number")
     waiting = asyncio.create_task(mq.result("echo", id))
-    waiters = mq._open_waiters()
     await until_heard(raw, "echo")
-    await until(lambda: (reading := waiters._parts["echo"]._reading) is not None and reading.done())
+    part = mq._open_waiters()._parts["echo"]
+    await until(lambda: part._all_read_at and part.brief._task and part.brief._task.done())
     await Worker(mq).drain()
     async with asyncio.timeout(30):
         assert await waiting == 1
@@ -620,7 +622,7 @@ async def follow(mq: MessageQueue, how: str, topic: str, id: str) -> object:
     return [status.state async for status in mq.watch(topic, id)][-1]
 
 
-def said(caplog: pytest.LogCaptureFixture, words: str) -> int:
+def times_logged(caplog: pytest.LogCaptureFixture, words: str) -> int:
     return sum(words in record.getMessage() for record in caplog.records)
 
 
@@ -639,9 +641,9 @@ async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it
         waiting = asyncio.create_task(follow(mq, how, "slow", id))
         await until_heard(raw, "slow")
         await proxy.close()
-        await until(lambda: said(caplog, "the server is unreachable"))
+        await until(lambda: times_logged(caplog, "the server is unreachable"))
         async with Proxy(server.socket, path):
-            await until(lambda: said(caplog, "the server is back"))
+            await until(lambda: times_logged(caplog, "the server is back"))
             async with MessageQueue(server.url) as other:
 
                 @other.handler("slow", result_ttl=60)
@@ -651,8 +653,8 @@ async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it
                 await Worker(other).drain()
                 async with asyncio.timeout(30):
                     assert await waiting == end
-    assert said(caplog, "the server is unreachable") == 1
-    assert said(caplog, "the server is back") == 1
+    assert times_logged(caplog, "the server is unreachable") == 1
+    assert times_logged(caplog, "the server is back") == 1
 
 
 @pytest.mark.parametrize("how", ["result", "watch"])
@@ -672,13 +674,13 @@ async def test_who_only_waits_says_so_if_the_server_refuses_its_login(
             await allow("off")
             await raw.execute_command("CLIENT", "KILL", "USER", "waiter")  # type: ignore[no-untyped-call]
             line = "the server is unreachable; still trying: the server refused this user"
-            await until(lambda: said(caplog, line))
+            await until(lambda: times_logged(caplog, line))
             await allow("on")
-            await until(lambda: said(caplog, "the server is back"))
+            await until(lambda: times_logged(caplog, "the server is back"))
             assert not waiting.done()
             waiting.cancel()
             await asyncio.wait([waiting])
-        assert said(caplog, "the server is unreachable") == 1
+        assert times_logged(caplog, "the server is unreachable") == 1
     finally:
         await raw.acl_deluser("waiter")
 
@@ -696,12 +698,12 @@ async def test_who_waits_says_so_if_it_cannot_check_whether_news_was_lost(
     totals = mq.store.keys.of("slow").totals
     await raw.rename(totals, "away")
     await raw.set(totals, "no hash")
-    await until(lambda: said(caplog, "the check for results failed"))
+    await until(lambda: times_logged(caplog, "the check for results failed"))
     await raw.rename("away", totals)
     assert not waiting.done()
     waiting.cancel()
     await asyncio.wait([waiting])
-    assert said(caplog, "the check for results failed") == 1
+    assert times_logged(caplog, "the check for results failed") == 1
 
 
 @pytest.mark.parametrize("call", ["result", "status", "watch"])
@@ -782,17 +784,17 @@ async def test_a_cancelled_read_of_those_who_wait_is_made_up_for(
     waiting = asyncio.create_task(mq.result("plain", id))
     parts = mq._open_waiters()._parts
     await until(lambda: "plain" in parts and parts["plain"]._ended is not None)
-    part, cancelled = parts["plain"], asyncio.Event()
-    read_again = part._read_again
+    reader, cancelled = parts["plain"].brief, asyncio.Event()
+    read_all = reader._read_all
 
     async def is_cancelled_first() -> None:
         if not cancelled.is_set():
             cancelled.set()
             raise asyncio.CancelledError
-        await read_again()
+        await read_all()
 
-    await until(lambda: part._reading is not None and part._reading.done())
-    monkeypatch.setattr(part, "_read_again", is_cancelled_first)
+    await until(lambda: reader._task is not None and reader._task.done())
+    monkeypatch.setattr(reader, "_read_all", is_cancelled_first)
     await Worker(mq).drain()
     async with asyncio.timeout(10):
         await cancelled.wait()
@@ -959,3 +961,46 @@ async def test_a_generated_id_that_is_produced_again_has_its_new_result(mq: Mess
         await until_so(lambda: is_completed(mq, id))
         await mq.produce("t", "new", id=id, on_duplicate="replace")
         assert await mq.result("t", id, timeout=30) == "new"
+
+
+async def test_a_waiter_that_skipped_its_read_may_time_out_be_cancelled_or_closed(
+    mq: MessageQueue,
+) -> None:
+    with pytest.raises(ResultTimeout):  # from now on the channel is heard
+        await mq.result("slow", await mq.produce("slow", 0), timeout=0.01)
+    part = mq._open_waiters()._parts["slow"]
+
+    async def wait(seconds: float | None = None) -> asyncio.Task[Any]:
+        id = await mq.produce("slow", 1)
+        assert part.fresh == {id: True}
+        waiting = asyncio.create_task(mq.result("slow", id, timeout=seconds))
+        await until(lambda: id in part.waiting)
+        assert part.fresh == {}
+        return waiting
+
+    with pytest.raises(ResultTimeout, match=r"has no result after 0\.2 s"):
+        await (await wait(0.2))
+    waiting = await wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert part.waiting == {}
+    waiting = await wait()
+    await mq.close()
+    with pytest.raises(NotOpen):
+        await waiting
+
+
+async def test_a_waiter_that_skipped_its_read_learns_that_the_message_was_cancelled(
+    mq: MessageQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_EVERY", 0.05)
+    with pytest.raises(ResultTimeout):  # from now on the channel is heard
+        await mq.result("slow", await mq.produce("slow", 0), timeout=0.01)
+    part = mq._open_waiters()._parts["slow"]
+    id = await mq.produce("slow", 1)
+    waiting = asyncio.create_task(mq.result("slow", id, timeout=30))
+    await until(lambda: id in part.waiting)
+    await mq.admin.cancel("slow", id)
+    with pytest.raises(ResultUnknown, match=r"has ended without a result: it was cancelled, "):
+        await waiting

@@ -26,7 +26,7 @@ IDLE_BYTES: Final = 1.0
 """The most that an idle key may take: nothing, but for the noise of the allocator."""
 
 Level = tuple[int, bool]
-"""How many messages wait, and whether each has a key of its own."""
+"""How many messages wait, and whether each has a different key."""
 
 
 async def measure(place: Place, size: Size) -> list[Figure]:
@@ -102,8 +102,8 @@ async def _memory(place: Place, size: Size) -> list[Figure]:
             else:
                 await cycle.produce(high)
             taken[keyed] = (await place.memory() - before) / high
-    async with place.store() as store:
-        cycle = Cycle(store, keys=size.all_keys)
+    async with place.queue(history=0) as mq:
+        cycle = Cycle(mq.store, keys=size.all_keys)
         for first in range(0, size.all_keys, BULK):
             await cycle.produce_each(range(first, min(first + BULK, size.all_keys)))
             for _ in range(0, min(BULK, size.all_keys - first), BATCH):

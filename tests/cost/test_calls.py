@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tests.lab.servers import Server
 
 # A message may cost so much: at most a fifth more than was measured. In the commands is what the
-# history takes: for each step of messages an HINCRBY a call, and an XADD for every 25 of them.
+# history takes: for each step of messages an HINCRBY a call, and an XADD for every 25 of them. How
+# many calls a round trip takes depends on the moment: it may take three times as many.
 LIMITS: Final = {
     #                             script calls  commands inside  functions
     "produce, one caller":   Cost(1,            12,              117),
@@ -37,6 +38,7 @@ LIMITS: Final = {
     "delayed":               Cost(0.026,        1.7,             80),
     "produce_many, keys":    Cost(0.0024,       0.1,             30),
     "drain, 100 keys":       Cost(0.02,         1.15,            50),
+    "round trip":            Cost(0.12,         2.4,             176),
 }  # fmt: skip
 
 GROWTH: Final = 1.1
@@ -195,6 +197,27 @@ async def test_a_topic_without_keys_pays_one_cheap_read_per_call(store: Store, r
 
 def keys(messages: int, over: int) -> list[str | None]:
     return [f"tenant-{number % over}" for number in range(messages)]
+
+
+# results
+
+
+@on_servers
+async def test_the_result_of_a_message_that_was_produced_here_needs_no_call(
+    mq: MessageQueue, raw: Redis, handlers: Handlers
+) -> None:
+    @mq.handler("t", result_ttl=60)
+    async def answer(payload: Any) -> int:
+        return 1
+
+    async def trips(count: int) -> None:
+        for _ in range(count):
+            assert await mq.result("t", await mq.produce("t", PAYLOAD), timeout=60) == 1
+
+    async with handlers.serve(raw, ["t"]):
+        await trips(1)  # from now on the channel is heard
+        callers = asyncio.gather(*(trips(20) for _ in range(100)))
+        assert_within("round trip", await cost_of(raw, 2_000, callers))
 
 
 # growth

@@ -16,6 +16,7 @@ from mx_rmq.core.limits import Limit, Rate, declared
 from mx_rmq.dashboard import Dashboard
 from tests.dashboard.visitor import Visitor
 from tests.lab.messages import TOPIC
+from tests.runtime.stage import until_so
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -210,6 +211,25 @@ async def test_keys_are_escaped_wherever_they_are_shown(mq: MessageQueue, visito
     assert found[0][0].startswith("<script>alert(1)</script>")
     link = re.findall(r'data-row href="([^"]+)"', await visitor.page(f"/topics/{TOPIC}/keys"))[0]
     assert "Key <span" in await visitor.page(html.unescape(link))
+
+
+async def test_the_messages_of_a_key_are_listed_and_cancelled(
+    mq: MessageQueue, visitor: Visitor
+) -> None:
+    await fill(mq, a=3, b=2)
+    page = await visitor.page(f"/topics/{TOPIC}/limits?key=a")
+    (link,) = re.findall(r"<dt>Waiting</dt><dd><a href=\"([^\"]+)\">3</a>", page)
+    found = await visitor.page(html.unescape(link))
+    assert len(rows(found)) == 3
+    (bulk,) = re.findall(r'href="([^"]+act=cancel[^"]+)"', found)
+    assert "with the key “a”" in await visitor.page(html.unescape(bulk))
+    answer = await visitor.submit(html.unescape(bulk), "Cancel them")
+    assert answer.status_code == 200
+    await until_so(lambda: _is_left(mq, 2))
+
+
+async def _is_left(mq: MessageQueue, count: int) -> bool:
+    return (await mq.admin.stats(TOPIC)).pending == count
 
 
 async def test_a_key_that_produce_refuses_is_refused(mq: MessageQueue, visitor: Visitor) -> None:

@@ -153,12 +153,13 @@ class Lines:
         """Return the turn of a key that joins the ring now."""
         return min(self.ring.values(), default=0) + 1
 
-    def free(self, id: str, *, stays: bool = False) -> bool:
+    def free(self, id: str, *, started: bool = False, stays: bool = False) -> bool:
         """A message leaves its place: wake its key and the topic; say whether they were blocked."""
         woken = False
         keys = ["", self.places[id].key] if id in self.places else [""]
         for key in keys:
-            if self.blocked.get(key, 1) % 60_000 == 0:  # it waits for a place, not for a bucket
+            # What has started gives back a place, but fills no bucket.
+            if key in self.blocked and (not started or self.blocked[key] % 60_000 == 0):
                 self.blocked[key] = 0
                 woken = True
         if not stays:
@@ -197,7 +198,26 @@ class Lines:
 
     def hold(self, id: str, until: float) -> None:
         if self.has_line(id):
-            self.buckets[f"{self.places[id].key}\t"] = until
+            name = f"{self.places[id].key}\t"
+            self.buckets[name] = max(until, self.buckets.get(name, 0))
+
+    def in_force(self, key: str) -> InForce:
+        """Return the limits of a key, or of the topic, by the last declaration."""
+        limits = declared_limits(self.noted.get("limits", ""))[1 if key else 0]
+        return limits.over(self.limits[key]) if key in self.limits else limits
+
+    def fill_sooner(self, key: str, before: InForce, at: float) -> None:
+        """A rate has changed: a bucket is full no later than the new rate takes to fill it."""
+        after, sooner = self.in_force(key), 0.0
+        full = self.buckets.get(key, 0) if key else float(self.noted.get("bucket", 0))
+        if before.interval is not None and after.interval is not None:
+            missing = after.burst - before.burst + (full - at) / before.interval
+            sooner = at + max(0, missing) * after.interval
+        if full > at and sooner < full:
+            if key:
+                self.buckets[key] = sooner
+            else:
+                self.noted["bucket"] = f"{sooner:.17g}"
 
     def of_topic(self, declared: str) -> InForce:
         limits = declared_limits(declared)[0]
@@ -223,6 +243,14 @@ class Lines:
         stop = max(line.limits.stop, self.buckets.get(f"{line.key}\t", 0))
         if stop > at:
             line.until = stop
+        else:
+            self.end_pause(line.key, at)
+
+    def end_pause(self, key: str, at: float) -> None:
+        """Forget a pause that is over, if nothing else is set."""
+        *others, stop = self.limits.get(key, UNSET).split(" ")[:5]
+        if others == ["-"] * 4 and stop != "-" and float(stop) <= at:
+            del self.limits[key]
 
     def look(self, line: Line, at: float, look_again: float) -> None:
         """See whether the first message of a line may start."""

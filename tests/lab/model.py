@@ -458,6 +458,8 @@ class Model:
         look_again = (at // 60_000 + 2) * 60_000
         limits = lines.of_topic(declared)
         room, closed = 0 if self.paused else call.named["max_count"], None
+        any_set = bool(lines.limits)
+        lines.end_pause("", at)
         if limits.stop > at:
             room, closed = 0, limits.stop
         elif (self.leases and call.named["alone"] == "1") or (
@@ -540,7 +542,7 @@ class Model:
             if told == worker or not at < float(told_time) <= min(blocks) + 1:
                 wait = ceil(min(blocks) - at)
                 lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
-        elif not (declared or lines.limits or lines.waiting):
+        elif not (declared or any_set or lines.waiting):
             wait = -2
         if declared != lines.noted.get("limits", ""):
             lines.noted["limits"] = declared
@@ -549,7 +551,8 @@ class Model:
         if limits.interval is not None and spent:
             full_at = max(float(lines.noted.get("bucket", 0)), at)
             lines.noted["bucket"] = f"{full_at + spent * limits.interval:.17g}"
-        if plain.taken:
+        ran_ahead = float(lines.noted.get("plain_turn", 0)) > base + 1
+        if plain.taken or (ran_ahead and order):
             lines.noted["plain_turn"] = f"{plain.turn:.17g}"
         self.turn = (self.turn + plain.taken) % 10
         left = plain.taken < waiting or queue
@@ -610,9 +613,11 @@ class Model:
             new[4] = f"{self.lines.at(named['now_ms'], self.token) + float(new[4]):.0f}"
         reason = old[5] if named["pause_ms"] == "" else named["reason"]
         text = " ".join([*(mine or was for mine, was in zip(new, old, strict=False)), reason])
+        before = self.lines.in_force(key)
         self.lines.limits.pop(key, None)
         if text != UNSET:
             self.lines.limits[key] = text
+        self.lines.fill_sooner(key, before, self.lines.at(named["now_ms"], self.token))
         if key in self.lines.blocked:
             self.lines.blocked[key] = 0
         self.rung |= any(self.pending.values()) or bool(self.lines.waiting)
@@ -787,7 +792,7 @@ class Model:
     def _unlease(self, id: str, *, stays: bool = False) -> None:
         self.at_work.discard(id)
         del self.leases[id], self.deadlines[id]
-        self.rung |= self.lines.free(id, stays=stays)
+        self.rung |= self.lines.free(id, started=True, stays=stays)
         self.marks.pop(id, None)
 
     # the monitor's and the scheduler's

@@ -749,8 +749,14 @@ MUTANTS = [
     Mutant(
         "the turn of messages without a key does not move",
         "dispatch_in_turn",
-        "if plain_count > 0 then to_note('plain_turn'",
-        "if false then to_note('plain_turn'",
+        "if plain_count > 0 or ran_ahead and #plain_ids > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "messages without a key wait for turns of an earlier time",
+        "dispatch_in_turn",
+        "if plain_count > 0 or ran_ahead and",
+        "if plain_count > 0 and",
     ),
     Mutant(
         "the bucket of a topic is never emptied",
@@ -828,9 +834,15 @@ MUTANTS = [
         "reply[2] = -1",
     ),
     Mutant(
+        "who comes too early is not told again",
+        "dispatch_in_turn",
+        "if told == worker or not (told_time",
+        "if not (told_time",
+    ),
+    Mutant(
         "everybody is told to come back",
         "dispatch_in_turn",
-        "if not (wake_at > at and wake_at <= next_block + 1) then",
+        "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
         "if true then",
     ),
     Mutant(

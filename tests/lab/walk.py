@@ -373,6 +373,8 @@ class Walk(RuleBasedStateMachine):
         drafts = [
             draft(key, key=key, cost=cost, priority=priority, ttl=ttl, delay=delay) for key in keys
         ]
+        if what == "replace" and self.model.leases and len(keys) > 1:
+            id = [*self.model.leases][-1]  # it runs
         if what in ("own", "replace"):
             drafts = [draft("own", id=id, key=keys[0], cost=cost, priority=priority, ttl=ttl)]
         if what == "replace":
@@ -420,7 +422,7 @@ class Walk(RuleBasedStateMachine):
             running=KEEP if running == "" else running,
             interval=KEEP if rate == "" else rate and (rate[0], rate[1]),
             weight=KEEP if weight == "" else weight,
-            pause={"": KEEP, "on": inf}.get(pause, pause),
+            pause=KEEP if pause == "" else inf if pause == "on" else pause,
             reason="so",
         )
         self.play(fault, work)
@@ -706,8 +708,10 @@ class Walk(RuleBasedStateMachine):
         self.play(fault, work)
 
     def _seen(self, position: int) -> tuple[bytes, Message]:
-        """Return the record of a live message, and what it says."""
+        """Return the record of a live message, and what it says; of a replaced one, if it can."""
         ids = [*self.model.records]
+        if position % 2 == 0 and self.model.marks:
+            ids = [*self.model.marks]
         record = self.model.records[ids[-1 - position % len(ids)]]
         return record, codec.decode(record)
 

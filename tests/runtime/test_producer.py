@@ -70,6 +70,21 @@ async def test_a_lone_caller_is_sent_at_once(mq: MessageQueue, raw: Redis) -> No
 
 
 @on_servers
+async def test_callers_that_come_back_together_share_one_call(mq: MessageQueue, raw: Redis) -> None:
+    async def calls_of(callers: int) -> int:
+        before = (await commands(raw))["evalsha"]
+        await asyncio.gather(*(mq.produce("t", number) for number in range(callers)))
+        return (await commands(raw))["evalsha"] - before
+
+    await calls_of(100)
+    assert await calls_of(100) == 1
+    (channel,) = [one for one in mq._open_producer()._channels.values() if one.name == "t"]
+    assert channel.shared
+    assert await calls_of(1) == 1
+    assert not channel.shared  # so that the next lone one is sent at once
+
+
+@on_servers
 async def test_what_one_caller_produces_keeps_its_order(mq: MessageQueue) -> None:
     async def caller(name: str) -> None:
         for number in range(20):

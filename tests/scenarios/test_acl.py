@@ -191,7 +191,7 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.topics() == [TOPIC]
     assert (await admin.stats(TOPIC)).total == 5
     await admin.workers()
-    assert (await admin.keys(TOPIC)).waiting == 0
+    assert [one.key for one in (await admin.keys(TOPIC)).keys] == [None]
     for state in State:
         await admin.list(TOPIC, state)
         await admin.list(TOPIC, state, filter=Filter(since=0, until=1, text="x"))
@@ -225,6 +225,15 @@ async def operate(mq: MessageQueue) -> None:
     assert "k" in [one.key for one in (await admin.keys(TOPIC)).keys]
     await command("ZREM", keys.ring, "k")
     assert [one.what for one in await admin.repair(TOPIC)] == ["key k: turn given"]
+    assert [one.key for one in (await admin.keys(TOPIC)).keys if one.key] == ["k"]
+    assert (await admin.key(TOPIC, "k")).waiting == 1
+    await admin.limit(TOPIC, "k", running=2)
+    assert await admin.pause(TOPIC, "k", seconds=60)
+    assert (await admin.limits(TOPIC)).keys["k"].paused
+    assert await admin.resume(TOPIC, "k")
+    await admin.limit(TOPIC, "k", running=None)
+    assert (await admin.stats(TOPIC)).keys_waiting == 1
+    assert await admin.cancel_all(TOPIC, State.PENDING, filter=Filter(key="k"), dry_run=True) == 1
     assert await admin.reschedule(TOPIC, "in-line", delay=60)
     assert await admin.abort(TOPIC, "in-line")
     assert await admin.discard(TOPIC, "in-line")

@@ -91,7 +91,7 @@ async def test_a_topic_lives_through_everything_on_each_node_of_a_cluster(
             await store.get_next_delay_task(topic)
             await store.survey_topics([topic])
             await store.undated_messages(topic, 1, 0)
-            await store.read_status(topic, ["a", "b"], live=True, said=True)
+            await store.read_status(topic, ["a", "b"], live=True, with_progress=True)
             assert await store.views.history.of(topic, "nobody") == []
             ids = await store.views.pages.entries(topic, State.PENDING, (0, 0, 0), 10)
             await store.views.pages.read(topic, State.PENDING, ids)

@@ -142,6 +142,17 @@ async def test_messages_without_a_key_do_not_starve_and_starve_nobody(store: Sto
     assert Counter(one.id[0] for one in taken) == {"p": 10, "a": 10}
 
 
+async def test_messages_without_a_key_do_not_wait_for_turns_of_an_earlier_time(
+    store: Store,
+) -> None:
+    await store.produce_normal_message(TOPIC, [draft(id=f"p{n}") for n in range(20)])
+    await store.produce_normal_message(TOPIC, [draft(id=f"a{n}", key="a") for n in range(20)])
+    assert len(await take_in_turn(store, 40)) == 40  # the ring is empty, and starts again
+    await store.produce_normal_message(TOPIC, [draft(id=f"b{n}", key="b") for n in range(20)])
+    await wait_in_line(store, "p20")
+    assert "p20" in [one.id for _ in range(3) for one in await take_in_turn(store)]
+
+
 async def test_a_key_gets_turns_by_its_weight(store: Store) -> None:
     await store.limit_key(TOPIC, "a", weight=3.0)
     new = [draft(id=f"{key}{n}", key=key) for key in "abc" for n in range(40)]
@@ -439,6 +450,36 @@ async def test_a_message_that_costs_more_than_the_burst_starts_when_it_is_full(
     assert ids((await ask(store, 9, limits)).messages) == "a3"
 
 
+@pytest.mark.parametrize("limits", ["- 1000 5 - - - 0", "- - - - 1000 5 0"], ids=["topic", "key"])
+@pytest.mark.parametrize("how", ["cancel", "abort", "expire", "reschedule", "replace"])
+async def test_a_cheap_message_starts_when_the_costly_one_before_it_is_removed(
+    store: Store, raw: Redis, clock: Clock, how: str, limits: str
+) -> None:
+    await wait_in_line(store, "a1", cost=4)
+    await wait_in_line(store, "a2", cost=5, ttl=500)
+    await wait_in_line(store, "a3")
+    assert ids(await take_in_turn(store, 9, limits)) == "a1"
+    assert await take_in_turn(store, 9, limits) == []
+    await rings(store, raw)
+    record = await store.views.record(TOPIC, "a2") or b""
+    if how == "cancel":
+        assert await store.cancel_message(TOPIC, "a2")
+    elif how == "abort":
+        assert await store.abort_message(TOPIC, message=codec.decode(record), seen=record)
+    elif how == "expire":
+        clock.advance(500)
+        (expired,) = (await store.expire_message(TOPIC, "w1", count=9, recovery=LEASE)).messages
+        assert await rings(store, raw)
+        await settle(store, Leased(expired.id, expired.token, expired.record), State.DEAD)
+    elif how == "reschedule":
+        again = codec.decode(record)
+        assert await store.reschedule_message(TOPIC, message=again, seen=record, delay=MINUTE)
+    else:
+        await store.replace_message(TOPIC, draft("new", id="a2", key="a", delay=MINUTE))
+    assert how == "expire" or await rings(store, raw)
+    assert ids(await take_in_turn(store, 9, limits)) == "a3"
+
+
 async def test_each_key_has_a_bucket_of_its_own(store: Store, raw: Redis, clock: Clock) -> None:
     limits = "- - - - 500 1 0"
     await wait_in_line(store, "a1 a2 b1 b2 p1 p2")
@@ -599,8 +640,8 @@ async def crash(store: Store, clock: Clock, one: Leased) -> None:
     await retry(store, Leased(lost.id, lost.token, lost.record), 0)
 
 
-async def snooze(store: Store, one: Leased, *, key: bool = False) -> None:
-    later = SnoozeLater(codec.decode(one.record), 1000, "later", key=key)
+async def snooze(store: Store, one: Leased, *, key: bool = False, delay: int = 1000) -> None:
+    later = SnoozeLater(codec.decode(one.record), delay, "later", key=key)
     assert await store.snooze_message(TOPIC, "w1", [(one, later)]) == ["1"]
 
 
@@ -723,6 +764,19 @@ async def test_a_snoozed_key_waits_as_long_as_its_message(
     clock.advance(1000)
     await store.process_delay_message(TOPIC, count=9)
     assert ids(await take_in_turn(store, 9)) == "a1 a2"
+
+
+async def test_a_shorter_snooze_does_not_cut_a_longer_one_short(store: Store, clock: Clock) -> None:
+    await wait_in_line(store, "a1 a2 a3")
+    long, short = await take_in_turn(store, 2)
+    await snooze(store, long, key=True, delay=MINUTE)
+    await snooze(store, short, key=True)
+    clock.advance(MINUTE - 1)
+    await store.process_delay_message(TOPIC, count=9)
+    assert await take_in_turn(store, 9) == []
+    clock.advance(1)
+    await store.process_delay_message(TOPIC, count=9)
+    assert ids(await take_in_turn(store, 9)) == "a1 a2 a3"
 
 
 # nothing stays behind

@@ -96,6 +96,42 @@ async def test_a_blocked_key_is_looked_at_again(store: Store, raw: Redis, key: s
     assert len(await take_in_turn(store, 9, declared)) == 1
 
 
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_faster_rate_counts_at_once(store: Store, clock: Clock, key: str | None) -> None:
+    await store.limit_key(TOPIC, key, interval=(3_600_000.0, 1.0))
+    await pending(store, 3, key="k")
+    assert len(await take_in_turn(store, 9)) == 1
+    await store.limit_key(TOPIC, key, interval=(10.0, 1.0))
+    clock.advance(10)
+    assert len(await take_in_turn(store, 9)) == 1
+    await store.limit_key(TOPIC, key, interval=None)
+    assert len(await take_in_turn(store, 9)) == 1
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_faster_rate_forgives_no_debt(store: Store, clock: Clock, key: str | None) -> None:
+    await store.limit_key(TOPIC, key, interval=(3_600_000.0, 1.0))
+    await pending(store, 2, key="k", cost=5)
+    assert len(await take_in_turn(store, 9)) == 1
+    await store.limit_key(TOPIC, key, interval=(10.0, 2.0))
+    clock.advance(59)  # it has -4 tokens, and starts when there are 2
+    assert await take_in_turn(store, 9) == []
+    clock.advance(1)
+    assert len(await take_in_turn(store, 9)) == 1
+
+
+@pytest.mark.parametrize("key", ["k", None])
+async def test_a_rate_that_is_lifted_leaves_no_bucket_for_the_next_one(
+    store: Store, key: str | None
+) -> None:
+    await store.limit_key(TOPIC, key, interval=(3_600_000.0, 1.0))
+    await pending(store, 2, key="k")
+    assert len(await take_in_turn(store, 9)) == 1
+    await store.limit_key(TOPIC, key, interval=None)
+    await store.limit_key(TOPIC, key, interval=(10.0, 1.0))
+    assert len(await take_in_turn(store, 9)) == 1
+
+
 @pytest.mark.parametrize("waiting", ["keyed", "plain", "nothing"])
 async def test_somebody_is_woken_exactly_if_something_waits(
     store: Store, raw: Redis, waiting: str

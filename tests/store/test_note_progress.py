@@ -69,11 +69,11 @@ async def test_those_who_watch_are_told(store: Store, raw: Redis) -> None:
 async def test_the_next_attempt_starts_without_one(store: Store) -> None:
     (one,) = await leased(store)
     await store.note_progress(TOPIC, "w1", [(one, b'{"share":0.5,"note":"half"}')], keep=KEEP)
-    (found,) = await store.read_status(TOPIC, [one.id], live=True, said=True)
+    (found,) = await store.read_status(TOPIC, [one.id], live=True, with_progress=True)
     assert found is not None
     assert (found.status().progress, found.status().note) == (0.5, "half")
     await settle(store, one, State.PENDING)
     await take(store)
-    (found,) = await store.read_status(TOPIC, [one.id], live=True, said=True)
+    (found,) = await store.read_status(TOPIC, [one.id], live=True, with_progress=True)
     assert found is not None
     assert (found.status().progress, found.status().note) == (None, "")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def status(store: Store, id: str) -> Status | None:
-    (found,) = await store.read_status(TOPIC, [id], live=True, said=True)
+    (found,) = await store.read_status(TOPIC, [id], live=True, with_progress=True)
     return None if found is None else found.status()
 
 
@@ -44,7 +44,7 @@ async def test_every_state_is_told(store: Store, state: State | None) -> None:
 async def test_a_progress_of_the_wrong_type_hides_no_status(store: Store, raw: Redis) -> None:
     one, other = await leased(store, 2)
     await raw.rpush(store.keys.of(TOPIC).progress(one.id), "not a string")
-    found = await store.read_status(TOPIC, [one.id, other.id], live=True, said=True)
+    found = await store.read_status(TOPIC, [one.id, other.id], live=True, with_progress=True)
     assert [each and each.status() for each in found] == [Status(State.PROCESSING, 1)] * 2
 
 
@@ -91,7 +91,7 @@ async def test_long_answers_come_in_several_calls(store: Store) -> None:
 
 async def test_thousands_of_ids_are_read(store: Store) -> None:
     ids = await pending(store, 1000)
-    found = await store.read_status(TOPIC, [*ids, "never", *ids], said=True)
+    found = await store.read_status(TOPIC, [*ids, "never", *ids], with_progress=True)
     assert [one is None for one in found].index(True) == 1000
     assert len(found) == 2001
 

@@ -304,7 +304,7 @@ class Admin:
             return None
         part, view = found[0], message_view(*found)
         if view.state is State.PROCESSING:
-            (now,) = await self._store.read_status(part, [id], said=True)
+            (now,) = await self._store.read_status(part, [id], with_progress=True)
             if now is not None:
                 report = ProgressNote.read(now.progress, now.lease)
                 view = replace(view, progress=report.share, note=report.note)

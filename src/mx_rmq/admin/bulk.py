@@ -67,6 +67,7 @@ class Span(NamedTuple):
     size: int
     low: float  # ms
     high: float
+    key: bytes = b""  # only the line of this key
 
     @property
     def where(self) -> tuple[str, State, int]:
@@ -124,6 +125,11 @@ class Bulk:
         self._began[part] = await self.now(part)
         low, high = times(self.filter or Filter(), self.state)
         spans = []
+        if self.state is State.PENDING and self.filter and self.filter.key is not None:
+            key = self.filter.key.encode("utf-8", "surrogateescape")
+            _, size = await self.pages.line_of(part, key)
+            newest = await self.pages.last_place(part)
+            return [Span(part, self.state, IN_LINES, size, low, newest, key)]
         for level in range(levels(self.state)):
             where = part, self.state, level
             size, latest = await self.pages.count(*where, low, high), high
@@ -207,7 +213,7 @@ async def _ids_in_lines(pages: Pages, span: Span) -> AsyncIterator[list[ListedId
     """
     place: bytes | None = b""
     while span.size and place is not None:
-        ids, place = await pages.in_lines(span.part, place, span.high, STEP)
+        ids, place = await pages.in_lines(span.part, span.key, place, span.high, STEP)
         if ids:
             yield ids
 

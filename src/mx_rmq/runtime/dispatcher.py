@@ -61,7 +61,6 @@ class Dispatcher:
         """When to ask again for messages that a limit holds back."""
         self._then: dict[TopicSlots, float] = {}
         """When to ask again after that: the server counts on us at the latest time it named."""
-        self._refill: asyncio.Handle | None = None
         self._unanswered_at = float("-inf")
         """When a call last ended without an answer. It may have leased messages to us."""
         self._stopped = False
@@ -243,18 +242,6 @@ class Dispatcher:
     def _resume(self, topic: TopicSlots) -> None:
         del self._paused[topic]
         self.wake(topic.name)
-
-    def ended(self, topic: TopicSlots) -> None:
-        """Refill soon: a handler of a topic with limits has ended, so its slot is free.
-
-        Other topics take messages ahead instead, and wait until this one is settled.
-        """
-        if self._refill is None and topic in self._slots.backlog:
-            self._refill = asyncio.get_running_loop().call_soon(self._fill_soon, topic)
-
-    def _fill_soon(self, topic: TopicSlots) -> None:
-        self._refill = None
-        self.fill(topic)
 
     def freed(self, topic: TopicSlots) -> None:
         """Refill: a message of this topic was settled, so there is room for more, of any topic."""

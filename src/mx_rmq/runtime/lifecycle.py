@@ -121,8 +121,6 @@ class Lifecycle:
         if outcome is None or self._closed:
             return
         held.outcome = outcome
-        if held.topic.limited:
-            self._dispatcher.ended(held.topic)
         group = held.topic.name, type(outcome)
         self._waiting[group].append(held)
         if group not in self._flushing and group not in self._died:

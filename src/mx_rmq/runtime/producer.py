@@ -1,7 +1,9 @@
 """The producer: concurrent produce calls share script calls.
 
 While a call to a topic is under way, further messages for the topic wait and go out together in the
-next call. A lone message is sent at once.
+next call. A lone message is sent at once. After a call with several messages, the next message
+waits for one turn of the event loop: their callers often come back together, as when all of them
+wait for results.
 """
 
 from __future__ import annotations
@@ -64,13 +66,14 @@ class Stored(NamedTuple):
 class _Channel:
     """Sends messages to one topic or partition by one script, one call at a time."""
 
-    __slots__ = ("busy", "confirm", "name", "script", "waiting")
+    __slots__ = ("busy", "confirm", "name", "script", "shared", "waiting")
 
     def __init__(self, name: str, script: str, confirm: Confirm | None) -> None:
         self.name = name
         self.script = script
         self.confirm = confirm
         self.busy = False  # a call is under way or about to be made
+        self.shared = False  # the last call had several messages
         self.waiting: deque[_Waiting] = deque()
 
 
@@ -119,9 +122,12 @@ class Producer:
         if channel is None:
             channel = _Channel(name, _SCRIPTS[delayed], confirm)
             self._channels[name, delayed, confirm] = channel
-        if channel.busy:
+        if channel.busy or channel.shared:
             answer: asyncio.Future[Produced] = asyncio.get_running_loop().create_future()
             channel.waiting.append((message, policy, answer))
+            if not channel.busy:
+                channel.busy = True
+                self._continue(channel)  # in the next turn of the event loop
             produced = await answer
         else:
             channel.busy = True
@@ -348,6 +354,7 @@ class Producer:
                     if size > MAX_CALL_BYTES:
                         break
                     batch.append(waiting.popleft())
+                channel.shared = len(batch) > 1
                 await self._send_batch(channel, batch)
                 await asyncio.sleep(0)  # let answered callers produce again and join the next batch
         finally:

@@ -110,7 +110,7 @@ class TopicKeys:
         return f"{self._base}:receipt:{lane}"
 
     def progress(self, id: str) -> str:
-        """Return the key of what a handler said about its progress: token, a space, JSON."""
+        """Return the key of the progress that a handler reported: token, a space, JSON."""
         return f"{self._base}:progress:{id}"
 
     @property

@@ -270,13 +270,13 @@ class LineReads:
 
     async def _count(self, keys: TopicKeys, key: bytes) -> tuple[int, int, bytes | None]:
         """Return how many messages of a key wait and run, and its first place in line."""
-        least, beyond = _range(key)
+        least, beyond = line_range(key)
         waiting = await self._caller.command("ZLEXCOUNT", keys.lines, least, beyond)
         running = await self._caller.command("ZLEXCOUNT", keys.running, least, beyond)
         return waiting, running, await self._head(keys, key) if waiting else None
 
     async def _head(self, keys: TopicKeys, key: bytes) -> bytes | None:
-        words = (keys.lines, *_range(key), "LIMIT", 0, 1)
+        words = (keys.lines, *line_range(key), "LIMIT", 0, 1)
         found = await self._caller.command("ZRANGEBYLEX", *words)
         return found[0] if found else None
 
@@ -289,7 +289,7 @@ class LineReads:
         return [None if member is None else next(read) for member in members]
 
 
-def _range(key: bytes) -> tuple[bytes, bytes]:
+def line_range(key: bytes) -> tuple[bytes, bytes]:
     """Return the bounds of what belongs to a key, in `lines` and in `running`."""
     return b"[" + key + b"\t", b"(" + key + b"\n"
 

@@ -14,7 +14,7 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.status import Kept
-from mx_rmq.store.line_reads import LineReads
+from mx_rmq.store.line_reads import LineReads, line_range
 from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
@@ -54,6 +54,7 @@ class ListedId(NamedTuple):
     partition: int
     id: bytes
     at: float | None  # its score in the index, ms; None if pending
+    key: bytes = b""  # whose line it is in; empty if it is in none
 
 
 class Pages:
@@ -157,8 +158,8 @@ class Pages:
         last = start + count - 1
         if state is State.PENDING and level == IN_LINES:
             members = await self._caller.command("ZRANGE", key, start, last)
-            ids = [(id_in_line(member), None) for member in members]
-        elif state is State.PENDING:  # from the right, where ids are taken
+            return [_in_line(topic, position, one) for position, one in enumerate(members, start)]
+        if state is State.PENDING:  # from the right, where ids are taken
             found = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
             ids = [(id, None) for id in reversed(found)]
         else:
@@ -170,22 +171,29 @@ class Pages:
         ]
 
     async def in_lines(
-        self, topic: str, after: bytes, newest: float, count: int
+        self, topic: str, key: bytes, after: bytes, newest: float, count: int
     ) -> tuple[list[ListedId], bytes | None]:
         """Return some ids of messages with a key, line by line, and the last place that was read.
 
-        `after`: that of the step before, empty for the first; None: there are no more. Those that
-        joined their line after `newest` are left out: see `last_place`.
+        `key`: only its line; empty: all. `after`: the place of the step before, empty for the
+        first; None: there are no more. Those that joined their line after `newest` are left out:
+        see `last_place`.
         """
-        key = self._keys.of(topic).lines
-        start = b"(" + after if after else b"-"
-        members = await self._caller.command("ZRANGEBYLEX", key, start, "+", "LIMIT", 0, count)
+        start, end = line_range(key) if key else (b"-", b"+")
+        words = (b"(" + after if after else start, end, "LIMIT", 0, count)
+        members = await self._caller.command("ZRANGEBYLEX", self._keys.of(topic).lines, *words)
         found = [
-            ListedId(0.0, IN_LINES, position, number_of(topic), id_in_line(member), None)
+            _in_line(topic, position, member)
             for position, member in enumerate(members)
             if number_in_line(member) <= newest
         ]
         return found, members[-1] if members else None
+
+    async def line_of(self, topic: str, key: bytes) -> tuple[int, int]:
+        """Return how many messages are in the lines before that of a key, and how many in it."""
+        lines, (start, end) = self._keys.of(topic).lines, line_range(key)
+        before = await self._caller.command("ZLEXCOUNT", lines, "-", b"(" + start[1:])
+        return before, await self._caller.command("ZLEXCOUNT", lines, start, end)
 
     async def last_place(self, topic: str) -> float:
         """Return the number of the last message that joined a line."""
@@ -308,6 +316,11 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
             return (keys.expire_monitor,)
         case State.DEAD | State.QUARANTINED | State.COMPLETED:
             return (keys.archive_of(state)[0],)
+
+
+def _in_line(topic: str, position: int, member: bytes) -> ListedId:
+    id, key = id_in_line(member), member.partition(b"\t")[0]
+    return ListedId(0.0, IN_LINES, position, number_of(topic), id, None, key)
 
 
 def number_in_line(member: bytes) -> int:

@@ -1,4 +1,4 @@
-"""What waiters call: reads only."""
+"""What waiters call, and what scripts publish for them: reads only."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
-from mx_rmq.core.message import State
+from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.status import Kept, ProgressNote, Status
 from mx_rmq.store import quarantine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mx_rmq.store.store import Store
 
 MAX_IDS: Final = 1000  # ids in one call
+_ENDED: Final = {state.encode(): state for state in ARCHIVES}  # by the word that is published
 ENDS: Final = ("completed", "died", "quarantined", "cancelled", "discarded", "repaired")
 
 
-class Whereabouts(NamedTuple):
-    """Where a message is, and what is known of it."""
+class RawStatus(NamedTuple):
+    """Where a message is, and what the server keeps of it, not decoded yet."""
 
     state: State
     lease: bytes = b""  # `token:worker`; empty unless it is in processing
@@ -57,25 +58,28 @@ class Whereabouts(NamedTuple):
 
 
 async def read_status(
-    store: Store, topic: str, ids: Sequence[str], *, live: bool = False, said: bool = False
-) -> list[Whereabouts | None]:
+    store: Store, topic: str, ids: Sequence[str], *, live: bool = False, with_progress: bool = False
+) -> list[RawStatus | None]:
     """Return where messages are; None: nothing is known of an id, or its result has expired.
 
-    `live`: read the records of live messages. `said`: read their progress.
+    `live`: read the records of live messages. `with_progress`: read their progress.
     """
-    found: list[Whereabouts | None] = []
+    found: list[RawStatus | None] = []
     keys = store.keys.of(topic)
     while len(found) < len(ids):
         some = ids[len(found) : len(found) + MAX_IDS]
-        progress_keys = [keys.progress(id) for id in some] if said else ()
-        named: dict[str, str | bytes | int] = {"live": int(live), "said": int(said)}
+        progress_keys = [keys.progress(id) for id in some] if with_progress else ()
+        named: dict[str, str | bytes | int] = {
+            "live": int(live),
+            "with_progress": int(with_progress),
+        }
         now, *fields = await store.run("read_status", topic, named, some, makers=progress_keys)
         parts = iter(fields)
         for state, at, lease, progress, data in zip(parts, parts, parts, parts, parts, strict=True):
             one = None
             is_over = state == b"completed" and Kept.is_over(data, float(at), int(now))
             if state and not is_over:
-                one = Whereabouts(State(state.decode()), lease, progress, data)
+                one = RawStatus(State(state.decode()), lease, progress, data)
             found.append(one)
     return found
 
@@ -86,3 +90,23 @@ async def ended_so_far(store: Store, topic: str) -> list[bytes | None]:
         "HMGET", store.keys.of(topic).totals, *ENDS
     )
     return counts
+
+
+def read_news(data: bytes) -> Iterator[tuple[State | None, str, bytes | None]]:
+    """Yield what was published on a topic's channel; ValueError: it is not from a script.
+
+    For each message: the state in which it has ended, or None for progress; its id; and its result
+    with the line before it, if that is included.
+    """
+    start = 0
+    while start < len(data):
+        head_end = data.index(b"\n", start)
+        kind, id_length, length = data[start:head_end].split(b" ")
+        id_start = head_end + 1
+        id_end = start = id_start + int(id_length)
+        if length != b"-1":
+            start += int(length)
+        if not id_start <= id_end <= start <= len(data):
+            raise ValueError("a length is wrong")
+        id = data[id_start:id_end].decode("utf-8", "surrogateescape")
+        yield _ENDED.get(kind), id, None if length == b"-1" else data[id_end:start]

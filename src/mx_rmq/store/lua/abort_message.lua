@@ -19,7 +19,7 @@ if not same then return current and 'c' or '0' end
 
 local lease = redis.call('HGET', processing, id)
 redis.call('ZCARD', expire_monitor)
-local waits, leaving = not lease, {id}
+local waits, leaving, started = not lease, {id}, lease
 -- use: waiting_place, freed_keys
 redis.call('ZCARD', ring)
 

@@ -19,7 +19,7 @@ elseif redis.call('HEXISTS', payload, id) == 0 then
 end
 local waits = answer == '1'
 
-local leaving = {waits and id or nil}
+local leaving, started = {waits and id or nil}, false
 -- use: waiting_place, freed_keys, taken_id
 redis.call('ZCARD', ring)
 if not waits then marked, taken_until = false, false end

@@ -12,7 +12,7 @@ local each, width = ARGV.each, 2 -- per message: id, token
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
-local leaving = held
+local leaving, started = held, true
 -- use: freed_keys
 
 redis.call('ZREM', expire_monitor, unpack(held))

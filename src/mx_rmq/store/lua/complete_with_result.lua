@@ -18,7 +18,7 @@ local each, width = ARGV.each, 3 -- per message: id, token, kept
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
-local leaving = held
+local leaving, started = held, true
 -- use: freed_keys
 local kind, recount_ms, arriving, weight = 'completed', math.huge, count, 0
 local old, overwritten = redis.call('ZMSCORE', archive, unpack(held)), {}

@@ -30,6 +30,7 @@ local noted_ahead = tonumber(clock_ahead) or 0
 local most, interval, burst, key_most, key_interval, key_burst =
   string.match(declared, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
 local any_set, as_set = redis.call('HLEN', limits) > 0, '^(%S+) (%S+) (%S+) (%S+) (%S+)'
+local only_a_pause, ended = '^%- %- %- %- %d', {} -- ended: pauses that leave nothing set
 local topic_set = any_set and redis.call('HGET', limits, '') or ''
 local set_most, set_interval, set_burst, _, stop = string.match(topic_set, as_set)
 most = tonumber(set_most) or tonumber(most)
@@ -42,6 +43,7 @@ local leased = redis.call('HLEN', processing)
 -- also tells it from what waits for a bucket, which a settled message does not fill.
 local look_again = (math.floor(at / 60000) + 2) * 60000
 local room, closed = paused and 0 or max_count, nil -- closed: when to look at the topic again
+if string.find(topic_set, only_a_pause) and tonumber(stop) <= at then ended[1] = '' end
 if (tonumber(stop) or 0) > at then
   room, closed = 0, tonumber(stop)
 elseif most and leased >= most or alone == '1' and leased > 0 then
@@ -87,7 +89,7 @@ local costs = interval and #plain_ids > 0 and redis.call('HMGET', keyed, unpack(
 -- fact about lines has one array, often empty: a table per line costs more. 0: the plain line.
 local queue, first, known, line_count, judged = {}, 1, {}, 0, {}
 local key_of, prefix_of, start_of, turn_of, step_of, woken_of = {}, {}, {}, {}, {}, {}
-local limit_of, interval_of, burst_of, full_of, stop_of = {}, {}, {}, {}, {}
+local limit_of, interval_of, burst_of, full_of, stop_of, pauses = {}, {}, {}, {}, {}, {}
 local places_of, tokens_of, blocked_of, taken_of, spent_of = {}, {}, {}, {}, {}
 local page_of, spot_of, member_of = {}, {}, {}
 local base = tonumber(redis.call('ZRANGE', ring, 0, 0, 'WITHSCORES')[2]) or 0
@@ -124,6 +126,7 @@ local function enter(found, from_blocked)
         local own_most, own_interval, own_burst, share, until_ms = string.match(sets[place], as_set)
         limit_of[line], weight = tonumber(own_most), tonumber(share)
         stop_of[line] = math.max(stop_of[line] or 0, tonumber(until_ms) or 0)
+        pauses[line] = string.find(sets[place], only_a_pause)
         if tonumber(own_interval) then
           interval_of[line], burst_of[line] = tonumber(own_interval), tonumber(own_burst)
         end
@@ -226,7 +229,11 @@ local function judge(line)
   end
   find_head(line)
   advance(line)
-  if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end
+  if (stop_of[line] or 0) > at then
+    blocked_of[line] = stop_of[line]
+  elseif pauses[line] then
+    ended[#ended + 1] = key_of[line]
+  end
 end
 
 local due, woken = {}, {}
@@ -239,6 +246,7 @@ end
 if #woken > 0 then enter(due, true) end
 local plain = 0
 turn_of[plain] = math.max(base, math.min(tonumber(plain_turn) or base, base + 1))
+local ran_ahead = (tonumber(plain_turn) or 0) > base + 1 -- of a ring that was empty since
 if #plain_ids > 0 then enqueue(plain) end
 
 local ids, count, line_at, cost_at, member_at = {}, 0, {}, {}, {}
@@ -386,7 +394,9 @@ if clock_ahead ~= noted_ahead then to_note('clock_ahead', clock_ahead) end
 if interval and spent > 0 then
   to_note('bucket', math.max(tonumber(full_at) or 0, at) + spent * interval)
 end
-if plain_count > 0 then to_note('plain_turn', turn_of[plain] - (plain_taken - plain_count)) end
+if plain_count > 0 or ran_ahead and #plain_ids > 0 then
+  to_note('plain_turn', turn_of[plain] - (plain_taken - plain_count))
+end
 
 -- use: next_token, new_leases
 if count > 0 then
@@ -402,6 +412,7 @@ end
 if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end -- works at maxmemory
 -- use: store_leases
 if #gone_ids > 0 then redis.call('HDEL', keyed, unpack(gone_ids)) end
+if #ended > 0 then redis.call('HDEL', limits, unpack(ended)) end
 if #stale > 0 then redis.call('ZREM', running, unpack(stale)) end
 if #running_now > 0 then
   local long = #running_now > 64 and running_count < 128 and string.format('\t%65s', '')

@@ -31,7 +31,8 @@ if #ids == 0 then return reply end
 
 -- Where they wait: `sought` are those that must be in a list.
 local held = redis.call('HMGET', processing, unpack(ids))
-local delays, sought, any_pending, leaving, from_lines = {}, {}, false, {}, {}
+local delays, sought, any_pending, from_lines = {}, {}, false, {}
+local leaving, started = {}, false
 for i = 1, fit do sought[ids[i]] = records[i] and not held[i] or nil end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   local due, here = redis.pcall('ZMSCORE', key, unpack(ids, 1, fit)), {}

@@ -18,7 +18,7 @@ if budget > 0 then record = string.sub(record, 1, math.max(0, budget - 201 - #in
 local answer, arriving, kept, kind = '1', 1, info .. '\n' .. record, 'quarantined'
 local weight, recount_ms, overwritten = #kept, math.huge, {}
 
-local leaving = {id}
+local leaving, started = {id}, true
 -- use: freed_keys, archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 

@@ -60,7 +60,7 @@ for i = 1, fit do
   end
 end
 
-local leaving = orphans
+local leaving, started = orphans, true
 -- use: freed_keys
 redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
 -- use: free_keys, forget_keys

@@ -18,7 +18,7 @@ redis.call('HLEN', payload)
 local answer, arriving, kept, kind = '1', 1, record, 'dead'
 local weight, recount_ms, overwritten = #kept, math.huge, {}
 
-local leaving = {id}
+local leaving, started = {id}, true
 -- use: freed_keys, archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 

@@ -6,9 +6,9 @@
 -- Cost     O(1) per message
 -- keys: processing expire_monitor
 
-local keep_ms = tonumber(ARGV.keep_ms) -- how long it is kept, unless it is said again
+local keep_ms = tonumber(ARGV.keep_ms) -- how long it is kept, unless it is reported again
 local channel = ARGV.channel           -- where those who watch listen
-local each, width = ARGV.each, 3 -- per message: id, token, said
+local each, width = ARGV.each, 3 -- per message: id, token, progress (JSON)
 -- use: held_messages
 if count == 0 then return answer end
 

@@ -13,7 +13,7 @@ local soonest, due_times, with_place = math.huge, {high = {}, normal = {}, low =
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
   local n = (i - each) / width + 1
-  local level, place = due_times[kind_at[n].priority], place_at[n]
+  local level, place = due_times[(kind_at[n] or usual_kind).priority], place_at[n]
   level[#level + 1], level[#level + 2] = due, ARGV[i]
   soonest = math.min(soonest, due)
   if place then with_place[#with_place + 1], with_place[#with_place + 2] = ARGV[i], place end

@@ -32,7 +32,8 @@ for n = 1, #fresh do
   if place and string.byte(place) ~= 9 then -- a tab: it has no key
     joining[#joining + 1], joining[#joining + 2] = ARGV[i], place
   else
-    local level = behind[kind_at[number].priority]
+    local kind = kind_at[number]
+    local level = behind[kind and kind.priority or 'normal']
     level[#level + 1] = ARGV[i]
     if place then costly[#costly + 1], costly[#costly + 2] = ARGV[i], place end
   end

@@ -8,9 +8,9 @@
 -- keys: payload | delay_tasks* | processing | dlq dlq_payload error_parse_queue error_parse_payload
 -- keys: results results_payload
 
-local live = ARGV.live -- '1': read the records of live messages, too
-local said = ARGV.said -- '1': read their progress; its keys follow those above
-local each = ARGV.each -- per message: id
+local live = ARGV.live                   -- '1': read the records of live messages, too
+local with_progress = ARGV.with_progress -- '1': read their progress; its keys follow those above
+local each = ARGV.each                   -- per message: id
 -- use: clock
 
 local archives = {
@@ -28,7 +28,7 @@ for i = each, #ARGV do
       if redis.call('ZSCORE', key, id) then state = 'delayed' end
     end
     if live == '1' then data = redis.call('HGET', payload, id) end
-    if said == '1' and lease ~= '' then
+    if with_progress == '1' and lease ~= '' then
       progress = redis.pcall('GET', KEYS[#KEYS - #ARGV + i])
       if type(progress) ~= 'string' then progress = '' end -- none, or a key of the wrong type
     end

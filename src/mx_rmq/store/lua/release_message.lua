@@ -10,7 +10,7 @@ local each, width = ARGV.each, 4 -- per message: id, token, level, expires_ms
 -- use: clock, first_answer, history, held_messages
 if count == 0 then return answer end
 
-local leaving = held
+local leaving, started = held, true
 -- use: freed_keys
 local joining, wake, in_line = {}, true, {}
 for n, id in ipairs(with_key) do

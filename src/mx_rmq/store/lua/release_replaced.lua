@@ -22,7 +22,8 @@ local delayed = soonest > now
 if delayed then due_times[priority] = {soonest, id} end
 redis.call('LLEN', behind)
 local rings = redis.call('LLEN', doorbell)
-local leaving, joining, wake, own_place = {id}, {}, true, redis.call('HGET', keyed, '!' .. id)
+local leaving, started, joining, wake = {id}, true, {}, true
+local own_place = redis.call('HGET', keyed, '!' .. id)
 local in_line = own_place and string.find(own_place, '^[^\t]')
 if in_line and not delayed then joining = {id, own_place} end
 -- use: earlier, freed_keys, line_ends

@@ -18,14 +18,15 @@
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
-local id, kind_of = ids[1], kind_at[1]
-local priority, ttl, window = kind_of.priority, kind_of.ttl, kind_of.window
+local id, its_kind = ids[1], kind_at[1] or usual_kind
+local priority, ttl, window = its_kind.priority, its_kind.ttl, its_kind.window
 local due = tonumber(ARGV[each + 4]) or now + tonumber(ARGV[each + 3])
 local lease = redis.call('HGET', processing, id)
 local in_hand = answer == 'l' and lease
 local waits = answer == 'l' and not lease
 -- use: waiting_place
-local own_place, leaving, joining, wake = place_at[1], {waits and id or nil}, {}, true
+local own_place, joining, wake = place_at[1], {}, true
+local leaving, started = {waits and id or nil}, false
 local has_line = own_place and string.find(own_place, '^[^\t]')
 local same_line = place and string.gsub(place, '^([^\t]*\t%d)%d*', '%1') == own_place
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]

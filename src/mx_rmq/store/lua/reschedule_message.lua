@@ -30,7 +30,7 @@ local later = waits and due > now
 waits = waits and (later or delayed) -- whether it leaves its place
 local soonest, due_times = due, {high = {}, normal = {}, low = {}}
 if later then due_times[priority] = {due, id} end
-local leaving, joining, wake = {waits and id or nil}, {}, true
+local leaving, started, joining, wake = {waits and id or nil}, false, {}, true
 -- use: earlier, freed_keys
 local own_line = place and string.find(place, '^[^\t]')
 local unnumbered = own_line and string.gsub(place, '^([^\t]*\t%d)%d*', '%1')

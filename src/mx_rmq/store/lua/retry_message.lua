@@ -32,7 +32,7 @@ for _, i in ipairs(mine) do
   end
 end
 if #expiries > 0 then redis.call('ZCARD', expiry) end
-local leaving = held
+local leaving, started = held, true
 -- use: earlier, freed_keys
 
 local holds, hold_ttl, out = {}, math.max(600000, redis.call('PTTL', buckets)), {}
@@ -60,7 +60,7 @@ redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
 -- use: add_delayed, free_keys
 if #holds > 0 then
-  redis.call('ZADD', buckets, unpack(holds))
+  redis.call('ZADD', buckets, 'GT', unpack(holds)) -- a longer one stays
   redis.call('PEXPIRE', buckets, hold_ttl)
 end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end

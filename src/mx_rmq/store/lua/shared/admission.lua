@@ -1,12 +1,13 @@
 -- admission: when the new messages expire, and whether the cap lets them in.
--- needs: fresh, each, width, kind_at, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
+-- needs: fresh, each, width, kind_at, any_ttl, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low, cancelled, lines, answer
 -- defines: max_pending, expiries, full
 
 local max_pending = tonumber(ARGV.max_pending) -- cap on waiting messages, 0: none
 local expiries = {}
-for n = 1, #fresh do
-  local ttl = kind_at[(fresh[n] - each) / width + 1].ttl
+for n = 1, any_ttl and #fresh or 0 do
+  local kind = kind_at[(fresh[n] - each) / width + 1]
+  local ttl = kind and kind.ttl
   if ttl then
     expiries[#expiries + 1] = now + ttl
     expiries[#expiries + 1] = ARGV[fresh[n]]

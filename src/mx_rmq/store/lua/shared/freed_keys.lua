@@ -1,8 +1,9 @@
 -- freed_keys: the messages among `leaving` that have keys, with their places in line. If such a key
 -- is blocked until a place becomes free, it can be looked at again; so can the whole topic, ''. Its
--- time is then a full minute: see dispatch_in_turn. One cheap read if no keys and no limits are in
--- use.
--- needs: leaving, keyed, blocked, running, doorbell
+-- time is then a full minute: see dispatch_in_turn. If they have not `started`, it can be looked at
+-- in any case: it may be blocked because one of them costs more than the next. One cheap read if no
+-- keys and no limits are in use.
+-- needs: leaving, started, keyed, blocked, running, doorbell
 -- defines: with_key, places, freed, waking, to_ring
 
 local with_key, places, freed, waking, to_ring = {}, {}, {}, {}, false
@@ -20,8 +21,9 @@ if #leaving > 0 and redis.call('EXISTS', keyed, blocked) > 0 then
     local keys = {''}
     for n = 1, #places do keys[n + 1] = string.match(places[n], '^[^\t]*') end
     for n, time in ipairs(redis.call('ZMSCORE', blocked, unpack(keys))) do
-      local for_a_place = time and time % 60000 == 0
-      if for_a_place then waking[#waking + 1], waking[#waking + 2] = '0', keys[n] end
+      if time and (not started or time % 60000 == 0) then
+        waking[#waking + 1], waking[#waking + 2] = '0', keys[n]
+      end
     end
   end
   to_ring = #waking > 0 and redis.call('LLEN', doorbell) == 0

@@ -1,17 +1,17 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
 -- letter per message: see produce_normal_message. `kind_at` and `place_at` go by the number of the
--- message in the call.
+-- message in the call; nil: the usual kind, no place.
 -- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low
--- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, kinds,
--- defines: kind_at, place_at, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
+-- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, usual_kind,
+-- defines: kinds, kind_at, place_at, any_ttl, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
 -- defines: surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local kinds, longest = {[''] = {maker = 0, priority = 'normal', window = 0}}, 0
-local kind_at, place_at = {}, {}
+local usual_kind = {maker = 0, priority = 'normal', window = 0}
+local kinds, kind_at, place_at, any_ttl, longest = {[''] = usual_kind}, {}, {}, false, 0
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
@@ -30,11 +30,13 @@ for i = each, #ARGV, width do
         window = own == '1' and window or 0, asks = tonumber(asked),
       }
       kinds[terms], longest = kind, math.max(longest, kind.window)
+      any_ttl = any_ttl or kind.ttl
     end
     if tab then place_at[#ids + 1] = string.sub(how, tab + 1) end
   end
   if kind.own then any_own = true else generated[#generated + 1] = id end
-  ids[#ids + 1], kind_at[#ids + 1] = id, kind
+  ids[#ids + 1] = id
+  if kind ~= usual_kind then kind_at[#ids] = kind end
 end
 local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
 if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
@@ -55,7 +57,7 @@ for first = 1, #generated, 64 do
 end
 for n = 1, #ids do
   local i, id, status = each + (n - 1) * width, ids[n], '1'
-  local kind = kind_at[n]
+  local kind = kind_at[n] or usual_kind
   local own, maker, asks = kind.own, kind.maker, kind.asks
   local made, refused, freed
   if maker > 0 then
