@@ -669,7 +669,7 @@ async def test_two_declarations_at_once_do_not_wake_many_keys_all_the_time(
     assert await rings(store, raw)
 
 
-async def test_what_an_operator_set_outranks_what_is_declared(store: Store) -> None:
+async def test_what_an_operator_set_overrides_what_is_declared(store: Store) -> None:
     await wait_in_line(store, "a1 a2 a3 b1 b2 b3")
     await store.limit_key(TOPIC, "a", running=2)
     assert ids(await take_in_turn(store, 9, STRICT)) == "a1 b1 a2"
