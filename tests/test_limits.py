@@ -590,6 +590,10 @@ async def test_wrong_keys_and_costs_are_refused_before_anything_is_sent(mq: Mess
             await mq.produce("t", 1, cost=cost)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="1 keys for 2 payloads"):
         await mq.produce_many("t", [1, 2], keys=["a"])
+    with pytest.raises(InvalidInput, match="keys='ab' is not a list, with one per payload"):
+        await mq.produce_many("t", [1, 2], keys="ab")
+    with pytest.raises(InvalidInput, match="ids='ab' is not a list, with one per payload"):
+        await mq.produce_many("t", [1, 2], ids="ab")
     assert await mq.admin.topics() == []
 
 

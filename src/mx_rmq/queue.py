@@ -263,10 +263,11 @@ class MessageQueue(Router):
         """
         check_options("produce_many", options, ProduceOptions, "ids", "keys")
         payloads = payload_list(payloads)
-        if ids is not None and len(ids) != len(payloads):
-            raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
-        if keys is not None and len(keys) != len(payloads):
-            raise InvalidInput(f"{len(keys)} keys for {len(payloads)} payloads")
+        for name, given in (("ids", ids), ("keys", keys)):
+            if isinstance(given, str | bytes):
+                raise InvalidInput(f"{name}={shown(given)} is not a list, with one per payload")
+            if given is not None and len(given) != len(payloads):
+                raise InvalidInput(f"{len(given)} {name} for {len(payloads)} payloads")
         if not payloads:
             return []
         none = [None] * len(payloads)

@@ -72,8 +72,8 @@ async def test_it_says_what_is_left_out_and_what_holds_back_the_topic(
     await fill(mq, a=2, b=1, c=1)
     await mq.admin.pause(T, reason="maintenance")
     *_, held, partial = (await run(server, "keys", T, "--limit", "2")).stdout.splitlines()
-    assert held == "nothing starts: paused: maintenance"
-    assert partial == "3 keys waiting, 0 of them limited"
+    assert held == "the topic is held back: paused: maintenance"
+    assert partial == "3 keys waiting, 0 of them limited; not all shown"
     found = await run_json(server, "keys", T, "--limit", "1")
     assert (len(found["keys"]), found["partial"]) == (1, True)
     assert found["held_back"] == {"by": "paused", "until": None, "reason": "maintenance"}
@@ -124,10 +124,10 @@ async def test_limits_are_set_shown_and_restored(mq: MessageQueue, server: Serve
     [
         (("--running", "many"), "'many' is neither a number nor 'none'."),
         (("--running", "-1"), "Error: running=-1 is not a whole number from 0"),
-        (("--rate", "fast"), "Error: rate='fast' is not a Rate or a text such as"),
+        (("--rate", "fast"), "Error: rate='fast' is neither a Rate nor a string such as"),
         (("--weight", "2"), "Error: weight= needs key="),
         (("--key", "a", "--weight", "0"), "Error: weight=0.0 is not a number from 0.001"),
-        (("--key", "", "--running", "1"), "Error: key='' is not a text"),
+        (("--key", "", "--running", "1"), "Error: key='' is not a string"),
     ],
 )
 async def test_a_limit_that_makes_no_sense_is_refused(

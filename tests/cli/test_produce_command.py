@@ -270,7 +270,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         (["t", "1", "--many"], "--many takes neither PAYLOAD nor --id"),
         (["t", "--many", "--id", "a"], "--many takes neither PAYLOAD nor --id"),
         (["t", "1", "--prefix", "{"], "prefix="),
-        (["t", "1", "--key", ""], "key='' is not a text of 1 to 128"),
+        (["t", "1", "--key", ""], "key='' is not a string of 1 to 128"),
         (["t", "1", "--patience", "-1"], "patience=-1.0 is not a number of seconds"),
         (["t", "1", "--url", "http://x"], "URL 'http://x' must start with one of redis://"),
         (

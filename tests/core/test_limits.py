@@ -43,7 +43,7 @@ def test_what_is_no_rate_is_refused(value: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         Limit(rate=value)
     assert str(caught.value) == (
-        f'rate={value!r} is not a Rate or a text such as "50/s", "100/m" or "1000/h"'
+        f'rate={value!r} is neither a Rate nor a string such as "50/s", "100/m" or "1000/h"'
     )
 
 
@@ -56,7 +56,7 @@ def test_a_rate_counts_in_seconds_or_a_timedelta() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, nan, inf, True, "5", None, 1_000_001, 1e-300, 10**30])
 def test_a_count_is_above_0_and_up_to_a_million_per_second(count: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"Rate count=.* per 1 s is not a number from one"):
+    with pytest.raises(InvalidInput, match=r"Rate count=.* in 1 s is not a number between 1"):
         Rate(count)
     for text in ("0/s", "1000001/s"):
         with pytest.raises(InvalidInput, match="Rate count="):

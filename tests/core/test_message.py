@@ -84,7 +84,7 @@ def test_a_cost_is_a_whole_number_from_1(cost: Any) -> None:
 
 
 def test_a_draft_with_a_wrong_key_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="key='' is not a text"):
+    with pytest.raises(InvalidInput, match="key='' is not a string"):
         draft(key="")
 
 

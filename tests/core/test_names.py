@@ -159,5 +159,5 @@ def test_a_key_that_could_leave_its_line_is_refused(key: Any) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_key(key)
     assert str(caught.value) == (
-        f"key={key!r:.80} is not a text of 1 to 128 characters without control characters"
+        f"key={key!r:.80} is not a string of 1 to 128 characters without control characters"
     )

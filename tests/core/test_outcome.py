@@ -161,6 +161,11 @@ def test_a_snooze_takes_no_other_key() -> None:
         Snooze(60, key="tenant-7")  # type: ignore[arg-type]
 
 
+def test_a_reason_of_snooze_that_is_no_string_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="Snooze reason=True is not a string"):
+        Snooze(60, True)  # type: ignore[arg-type] # key=True was meant
+
+
 def test_a_snooze_that_was_carelessly_subclassed_is_a_failure() -> None:
     class Later(Snooze):
         def __init__(self) -> None: ...

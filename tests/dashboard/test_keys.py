@@ -80,7 +80,9 @@ async def test_the_topic_shows_its_limits_and_what_blocks_it(
     page = await visitor.page(f"/topics/{TOPIC}")
     assert "<dt>Limits</dt><dd>running 1, rate 100/m, burst 1</dd>" in page
     assert "<dt>Held back</dt><dd>running 1 of 1</dd>" in page
-    assert "The whole topic is held back: running" in await visitor.page(f"/topics/{TOPIC}/keys")
+    assert "Nothing of this topic starts now: running" in await visitor.page(
+        f"/topics/{TOPIC}/keys"
+    )
     await mq.admin.pause(TOPIC, seconds=600, reason="<b>")
     page = await visitor.page(f"/topics/{TOPIC}")
     assert re.search(
@@ -114,7 +116,7 @@ async def test_a_form_changes_only_what_the_operator_changed(
     [
         ({"running": "many"}, "is not a whole number from 0"),
         ({"running": "-1"}, "is not a whole number from 0"),
-        ({"rate": "fast"}, "is not a Rate or a text such as"),
+        ({"rate": "fast"}, "is neither a Rate nor a string such as"),
         ({"weight": "2"}, "needs key="),
     ],
 )
@@ -233,7 +235,7 @@ async def _is_left(mq: MessageQueue, count: int) -> bool:
 async def test_a_key_that_produce_refuses_is_refused(mq: MessageQueue, visitor: Visitor) -> None:
     await mq.produce(TOPIC, 1)
     for path in ("keys", "limits"):
-        assert "is not a text of 1 to 128" in await visitor.page(
+        assert "is not a string of 1 to 128" in await visitor.page(
             f"/topics/{TOPIC}/{path}?key=%09", 400
         )
 

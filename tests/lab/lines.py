@@ -219,6 +219,20 @@ class Lines:
             else:
                 self.noted["bucket"] = f"{sooner:.17g}"
 
+    def declare(self, declared: str, at: float) -> list[str]:
+        """Note what a worker declares; if it is new, return the keys to look at again."""
+        was = self.noted.get("limits", "")
+        if declared == was:
+            return []
+        keys = ["", *(key for key in self.buckets if not key.endswith("\t"))]
+        before = {key: self.in_force(key) for key in keys}
+        self.noted |= {"limits": declared, "limits_at": f"{at:.17g}"}
+        for key, old in before.items():
+            new = self.in_force(key)
+            if new.interval is not None and old.interval not in (None, new.interval):
+                self.fill_sooner(key, old, at)
+        return [key for key, time in self.blocked.items() if time > at and key]
+
     def of_topic(self, declared: str) -> InForce:
         limits = declared_limits(declared)[0]
         return limits.over(self.limits[""]) if "" in self.limits else limits

@@ -456,6 +456,7 @@ class Model:
         lines = self.lines
         at = lines.at(now, self.token)
         look_again = (at // 60_000 + 2) * 60_000
+        again = lines.declare(declared, at)
         limits = lines.of_topic(declared)
         room, closed = 0 if self.paused else call.named["max_count"], None
         any_set = bool(lines.limits)
@@ -531,6 +532,7 @@ class Model:
         if plain.taken == waiting and not lines.waiting:
             closed = None
         blocks = [time for time in lines.blocked.values() if time > at]
+        lines.blocked |= dict.fromkeys(again, 0)
         if closed is not None:
             lines.blocked[""] = closed
             blocks = [closed]
@@ -544,8 +546,6 @@ class Model:
                 lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
         elif not (declared or any_set or lines.waiting):
             wait = -2
-        if declared != lines.noted.get("limits", ""):
-            lines.noted["limits"] = declared
         if at - now != float(lines.noted.get("clock_ahead", 0)):
             lines.noted["clock_ahead"] = f"{at - now:.17g}"
         if limits.interval is not None and spent:
@@ -555,7 +555,7 @@ class Model:
         if plain.taken or (ran_ahead and order):
             lines.noted["plain_turn"] = f"{plain.turn:.17g}"
         self.turn = (self.turn + plain.taken) % 10
-        left = plain.taken < waiting or queue
+        left = plain.taken < waiting or queue or again
         if left and closed is None and not self.paused:
             self.rung = True
         if picks:
@@ -605,6 +605,8 @@ class Model:
 
     def limit_key(self, call: Call) -> Any:
         named, key = call.named, call.named["key"]
+        if named["interval"]:
+            self.witness.forget(key or TOPIC)
         old = self.lines.limits.get(key, UNSET).split(" ", 5)
         new = [named[one] for one in ("running", "interval", "burst", "weight", "pause_ms")]
         if new[4] == "on":

@@ -621,7 +621,55 @@ async def test_a_paused_topic_gives_nothing_and_nobody_need_come_back(
     assert ids(await take_in_turn(store, 9)) == "p1 a1 a2"
 
 
-async def test_what_an_operator_set_outranks_what_is_declared(store: Store) -> None:
+@pytest.mark.parametrize("which", ["topic", "key"])
+async def test_a_faster_rate_that_is_declared_counts_at_once(
+    store: Store, clock: Clock, which: str
+) -> None:
+    text = "- {} 1 - - - 0" if which == "topic" else "- - - - {} 1 0"
+    before, after = text.format(3_600_000), text.format(10)
+    await wait_in_line(store, "a1 a2 a3")
+    assert ids(await take_in_turn(store, 9, before)) == "a1"
+    assert await take_in_turn(store, 9, before) == []
+    assert await take_in_turn(store, 9, after) == []
+    clock.advance(10)
+    assert ids(await take_in_turn(store, 9, after)) == "a2"
+
+
+async def test_more_places_that_are_declared_count_at_once(store: Store, raw: Redis) -> None:
+    await wait_in_line(store, "a1 a2 b1 b2")
+    assert len(await take_in_turn(store, 9, STRICT)) == 2
+    await rings(store, raw)
+    assert await take_in_turn(store, 9, "- - - 2 - - 0") == []
+    assert await rings(store, raw)
+    assert ids(await take_in_turn(store, 9, "- - - 2 - - 0")) == "a2 b2"
+
+
+async def test_two_declarations_at_once_do_not_wake_many_keys_all_the_time(
+    store: Store, raw: Redis, clock: Clock
+) -> None:
+    """As while a new release is deployed."""
+    new = [draft(key=f"k{n % 300}") for n in range(600)]
+    await store.produce_normal_message(TOPIC, new)
+    while await take_in_turn(store, 200, STRICT):
+        pass
+    clock.advance(10_000)
+    await rings(store, raw)
+    other = "- - - 1 - - 1"
+    await ask(store, 9, other)
+    assert set((await snapshot(raw, TOPIC)).blocked.values()) == {0}
+    for _ in range(3):
+        await ask(store, 200, other)
+    await rings(store, raw)
+    for limits in (STRICT, other, STRICT):
+        await ask(store, 200, limits)
+        assert not await rings(store, raw)
+    assert 0 not in (await snapshot(raw, TOPIC)).blocked.values()
+    clock.advance(10_000)
+    await ask(store, 200, STRICT)
+    assert await rings(store, raw)
+
+
+async def test_what_an_operator_set_overrides_what_is_declared(store: Store) -> None:
     await wait_in_line(store, "a1 a2 a3 b1 b2 b3")
     await store.limit_key(TOPIC, "a", running=2)
     assert ids(await take_in_turn(store, 9, STRICT)) == "a1 b1 a2"

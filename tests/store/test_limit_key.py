@@ -154,10 +154,10 @@ async def test_a_repeated_call_says_so_and_changes_nothing(store: Store, raw: Re
 
 
 async def test_the_history_says_who_did_it(store: Store, raw: Redis) -> None:
-    await store.limit_key(TOPIC, "k", running=1, by="ann")
+    await store.limit_key(TOPIC, "k", running=1, by="ann", about="key k: running 1")
     assert (await told(raw, TOPIC))[1][b"limited"] == b"1"
     entry = repr(await raw.xrange(store.keys.of(TOPIC).history))
-    assert "k 1 - - - - " in entry
+    assert "key k: running 1" in entry
     assert "ann" in entry
 
 

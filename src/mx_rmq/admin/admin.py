@@ -199,7 +199,7 @@ class Admin:
     ) -> None:
         """Change the limits of a topic, or of one of its keys, at once.
 
-        Only what is given is changed. It outranks what the handler declares; None restores that.
+        Only what is given is changed. It overrides what the handler declares; None restores that.
         `running=0`: nothing starts. `rate` is "50/s", "100/m", "1000/h" or a Rate. `weight`, only
         with a key: how many turns it gets for each turn of the others, 1 unless set. The limits of
         a topic are shared out over its partitions, with at least 1 running in each.

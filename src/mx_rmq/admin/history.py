@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.admin.fanout import ask_all
-from mx_rmq.admin.limits import limits_noted
 from mx_rmq.admin.models import is_number
 from mx_rmq.core.partition import topic_of
 from mx_rmq.store.history import BEGINNING
@@ -59,7 +58,7 @@ class Happening:
     what: What
     ids: tuple[str, ...]
     by: str  # the worker or the operator; empty: a producer, or nothing but time
-    about: str  # the error, the reason, or the worker that went silent
+    about: str  # the error, the reason, the worker that went silent, or what was limited
 
 
 def happening(part: str, entry: HistoryEntry) -> Happening | None:
@@ -74,8 +73,6 @@ def happening(part: str, entry: HistoryEntry) -> Happening | None:
             about = f"{verb} {int(delay) / 1000:g} s" + (f": {why}" if why else "")
     if what is What.ABORTED:
         about = about.removeprefix("aborted: ")
-    if what is What.LIMITED:
-        about = limits_noted(about)
     if what is What.RESCHEDULED and is_number(about):
         about = f"due in {int(about) / 1000:g} s"
     at, topic = entry.at / 1000, topic_of(part)

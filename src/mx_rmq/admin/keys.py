@@ -13,7 +13,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.limits import HeldBack, held_back, held_back_topic, rate_in
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput
-from mx_rmq.core.text import duration
+from mx_rmq.core.text import took
 from mx_rmq.store.results import decoded
 
 if TYPE_CHECKING:
@@ -199,8 +199,8 @@ def held_back_words(
     """Say what holds back a key or a topic, with the limit that does."""
     limit = ""
     if held.by == "running":
-        limit = f" {running or 0:,} of {most or 0:,}"
+        limit = f" {running or 0:,} of {most:,}" if most else " limited to 0"
     elif held.by == "rate" and rate is not None:
         limit = f" {rate}"
-    left = "" if held.until is None else f" for {duration(max(0.0, held.until - now))}"
+    left = "" if held.until is None else f" for {took(max(0.0, held.until - now))}"
     return f"{held.by}{limit}{left}" + (f": {held.reason}" if held.reason else "")

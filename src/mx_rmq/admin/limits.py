@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mx_rmq.admin.fanout import ask_all
@@ -15,8 +15,8 @@ from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.limits import MAX_RUNNING, Rate, rate_of
 from mx_rmq.core.partition import number_for, number_of
-from mx_rmq.core.text import instant, shown
-from mx_rmq.store.line_reads import FOREVER, Bound, SetByOperator
+from mx_rmq.core.text import duration, instant, shown
+from mx_rmq.store.line_reads import FOREVER, Bound
 from mx_rmq.store.operator_calls import KEEP, Keep
 from mx_rmq.store.results import decoded
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mx_rmq.store import Store
-    from mx_rmq.store.line_reads import TopicLines
+    from mx_rmq.store.line_reads import SetByOperator, TopicLines
 
     Parts = Callable[[str], Awaitable[list[str]]]
 
@@ -67,7 +67,7 @@ class LimitsView:
     declared: LimitView  # by the handler, as of the last dispatch
     per_key: LimitView  # the same for each key
     overtake: bool  # whether a failed message lets the next ones of its key go on
-    set: LimitView  # by an operator, for the topic; outranks what is declared
+    set: LimitView  # by an operator, for the topic; overrides what is declared
     keys: dict[str, LimitView] = field(default_factory=dict)
     """By an operator, for keys: at most about 200 of them."""
     more: bool = False  # whether more keys have limits than are listed
@@ -101,7 +101,7 @@ class Limiter:
         rate = rate if rate is KEEP or rate is None else rate_of(rate)
         weight = _check_weight(given["weight"])
         if key is None and weight is not KEEP:
-            raise InvalidInput("weight= needs key=: it says how many turns a key gets")
+            raise InvalidInput("weight= needs key=: it says how many turns that key gets")
 
         def share(number: int, parts: int) -> dict[str, Any]:
             number, parts = (number, parts) if key is None else (0, 1)
@@ -111,13 +111,15 @@ class Limiter:
                 "weight": weight,
             }
 
-        await self._set(topic, key, share)
+        await self._set(topic, key, share, _change_words(running, rate, weight))
 
     async def pause(self, topic: str, key: str | None, seconds: Seconds | None, why: str) -> bool:
         """Pause a key or a topic; return whether that changed anything."""
         ms = inf if seconds is None else as_seconds("seconds=", seconds, SHORTEST) * 1000
         before = await self._sets(topic, key)
-        await self._set(topic, key, lambda _, __: {"pause": ms, "reason": why})
+        words = "paused" if seconds is None else f"paused for {duration(ms / 1000)}"
+        words += f": {why}" if why else ""
+        await self._set(topic, key, lambda _, __: {"pause": ms, "reason": why}, words)
         again = [one.until == FOREVER and one.reason == why for one in before]
         return not (ms == inf and again and all(again))
 
@@ -127,7 +129,7 @@ class Limiter:
         if all(one.until is None for one in before):
             return False
         paused = [await self._is_paused(topic, one) for one in before]
-        await self._set(topic, key, lambda _, __: {"pause": None})
+        await self._set(topic, key, lambda _, __: {"pause": None}, "resumed")
         return any(paused)
 
     async def reshare(self, topic: str, before: int) -> None:
@@ -200,20 +202,25 @@ class Limiter:
         return one.until is not None and one.is_paused((await self._lines.lines(topic)).at)
 
     async def _set(
-        self, topic: str, key: str | None, share: Callable[[int, int], dict[str, Any]]
+        self,
+        topic: str,
+        key: str | None,
+        share: Callable[[int, int], dict[str, Any]],
+        words: str,
     ) -> None:
         """Set something on the partitions that have a key, or on all of them.
 
-        `share` returns what to set, for the number of a partition and how many there are. If the
-        topic grows meanwhile, all of it is done again.
+        `share` returns what to set, for the number of a partition and how many there are. `words`
+        say what changes. If the topic grows meanwhile, all of it is done again.
         """
         parts: list[str] = []
+        about = words if key is None else f"key {key}: {words}"
         while len(now := await self._parts(topic)) > len(parts):
             parts = now
 
             async def one(part: str, count: int = len(parts)) -> None:
                 changes = share(number_of(part), count)
-                await self._store.limit_key(part, key, **changes, by=self._by)
+                await self._store.limit_key(part, key, **changes, by=self._by, about=about)
 
             await ask_all(await self._places(parts, key), one)
 
@@ -241,6 +248,7 @@ class Limiter:
             interval=rate,
             weight=KEEP if one.weight is None else one.weight,
             by=self._by,
+            about=f"key {key}: the same limits as before the topic grew",
         )
         if one.until is not None:
             await self._copy_pause([part], key, one.until, one.reason)
@@ -250,7 +258,14 @@ class Limiter:
             left = until - (await self._lines.lines(part)).at
             if left > 0:
                 pause = inf if until >= FOREVER else left
-                await self._store.limit_key(part, key, pause=pause, reason=reason, by=self._by)
+                await self._store.limit_key(
+                    part,
+                    key,
+                    pause=pause,
+                    reason=reason,
+                    by=self._by,
+                    about=(f"key {key}: " if key else "") + "paused as before the topic grew",
+                )
 
 
 def limit_words(view: LimitView) -> str:
@@ -268,31 +283,20 @@ def limit_words(view: LimitView) -> str:
     return ", ".join(parts)
 
 
-def limits_noted(about: str) -> str:
-    """Say what a history entry notes: a key and a space, unless it is about the topic, and what is
-    set for it now."""
-    words = about.split(" ")
-    for start in reversed(range(len(words) - 5)):  # the key may end with numbers
-        if all(word == "-" or _is_number(word) for word in words[start : start + 5]):
-            own = SetByOperator.read(" ".join(words[start:]).encode("utf-8", "surrogateescape"))
-            view = LimitView(
-                running=own.bound.running,
-                rate=rate_in(own.bound),
-                weight=own.weight,
-                paused=own.until is not None,
-                paused_until=None if (own.until or FOREVER) >= FOREVER else (own.until or 0) / 1000,
-                reason=own.reason,
-            )
-            key = f"key {' '.join(words[:start])}: " if start else ""
-            return key + (limit_words(view) or "no limits")
-    return about
-
-
-def _is_number(word: str) -> bool:
-    try:
-        return isfinite(float(word))
-    except ValueError:
-        return False
+def _change_words(
+    running: int | Keep | None, rate: Rate | Keep | None, weight: float | Keep | None
+) -> str:
+    """Say what an operator changes: "running 2, rate as declared"."""
+    parts = []
+    if running is not KEEP:
+        parts.append("running as declared" if running is None else f"running {running:,}")
+    if isinstance(rate, Rate):
+        parts.append(f"rate {rate}, burst {rate.at_once:g}")
+    elif rate is None:
+        parts.append("rate as declared")
+    if weight is not KEEP:
+        parts.append(f"weight {1 if weight is None else weight:g}")
+    return ", ".join(parts)
 
 
 def set_view(own: SetByOperator, lines: TopicLines) -> LimitView:

@@ -26,12 +26,12 @@ NO_KEY = "(no key)"  # a key of this name is not a problem: the table is for peo
 @as_json
 @on_admin
 async def keys(admin: Admin, topic: str, key: str | None, limit: int, as_json: bool) -> int:
-    """List the keys of TOPIC that have the most messages waiting.
+    """List the keys of TOPIC with the most messages waiting, then those with limits of their own.
 
-    "oldest" is how long a key's next message has waited, "share" the key's part of everything that
-    waits, "limited by" why its next message may not start now. Keys with limits of their own come
-    after them. In a topic with more than 1,000 messages in lines, the keys are found in a random
-    sample of 1,000.
+    "oldest" is how long a key's next message has waited. "share" is the key's part of all messages
+    that wait. "limited by" says why its next message may not start now; if it is empty, the key
+    waits for its turn. If there are too many keys to list and more than 1,000 messages have one,
+    the keys with the most are found in a random sample of 1,000 messages.
     """
     if key is not None:
         view, now = await admin.key(topic, key), await admin.now()
@@ -52,9 +52,10 @@ async def keys(admin: Admin, topic: str, key: str | None, limit: int, as_json: b
     else:
         say("no keys")
     if found.held_back is not None:
-        say(f"nothing starts: {await _why(admin, topic, found.at)}")
+        say(f"the topic is held back: {await _why(admin, topic, found.at)}")
     if found.partial:
-        say(f"{count(found.waiting, 'key')} waiting, {found.blocked:,} of them limited")
+        limited = f"{found.blocked:,} of them limited"
+        say(f"{count(found.waiting, 'key')} waiting, {limited}; not all shown")
     return 0
 
 

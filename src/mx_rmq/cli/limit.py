@@ -27,33 +27,34 @@ def _number(_: click.Context, option: click.Parameter, text: str | None) -> floa
 
 @click.command
 @with_topic
-@click.option("--key", help="Limits of this key; otherwise, of the whole topic.")
+@click.option("--key", help="Limits of this key, not of the whole topic.")
 @click.option(
     "--running",
     metavar="N|none",
     callback=_number,
-    help="How many messages run at the same time. 0: nothing starts.",
+    help="How many messages may run at the same time. 0: nothing starts.",
 )
 @click.option(
     "--rate",
     metavar="RATE|none",
-    help="How many messages start per time: 50/s, 100/m or 1000/h.",
+    help="How many messages may start: 50/s, 100/m or 1000/h.",
 )
 @click.option(
     "--weight",
     metavar="W|none",
     callback=_number,
-    help="With --key: turns that it gets for each turn of the others.",
+    help="With --key: how many turns it gets for each turn of the others.",
 )
 @as_json
 @on_admin
 async def limit(
     admin: Admin, topic: str, key: str | None, as_json: bool, **given: str | float | None
 ) -> int:
-    """Change the limits of TOPIC, or of one of its keys. Without limits, show them.
+    """Show the limits of TOPIC and its keys, or change them.
 
-    Only what you pass is changed, and it is in force at once, for all workers. It outranks what the
-    handler declares; "none" restores that. The partitions of a topic share its limits.
+    Only what you pass changes. It takes effect at once, for all workers, and overrides what the
+    handler declares; "none" restores that. What the handler declares is known once a worker has
+    asked for messages. The partitions of a topic share its limits.
     """
     changes: dict[str, Any] = {
         name: None if value == NONE else value for name, value in given.items() if value is not None
@@ -88,7 +89,7 @@ def _print(found: LimitsView, key: str | None, now: float) -> None:
     if (held := found.held_back) is not None:
         most = found.in_force
         words = held_back_words(held, found.running, most.running, most.rate, now=now)
-        say(f"  nothing starts: {words}")
+        say(f"  held back: {words}")
 
 
 def limits_document(found: LimitsView) -> dict[str, Any]:

@@ -66,7 +66,7 @@ HINT: Final = """write a string as '"text"'"""
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Can be repeated."
 )
-@click.option("--key", help="Whose line the message stands in. Lines take turns.")
+@click.option("--key", help="A tenant, an account: messages of one key wait in one line.")
 @click.option(
     "--cost",
     type=int,

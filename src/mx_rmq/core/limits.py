@@ -44,8 +44,8 @@ class Rate(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "per_seconds", per)
         if not _is_number(self.count) or not per / LONGEST <= self.count <= per * FASTEST:
             raise InvalidInput(
-                f"Rate count={shown(self.count)} per {per:g} s is not a number from one in ten "
-                f"years to {FASTEST:,} per second"
+                f"Rate count={shown(self.count)} in {per:g} s is not a number between 1 in ten "
+                f"years and {FASTEST:,} per second"
             )
         if self.burst is not None and not (_is_number(self.burst) and 1 <= self.burst <= MAX_BURST):
             raise InvalidInput(
@@ -116,7 +116,7 @@ def rate_of(value: Any) -> Rate:
         if unit in _UNITS and count.isascii() and count.replace(".", "", 1).isdigit():
             return Rate(float(count), _UNITS[unit])
     raise InvalidInput(
-        f'rate={shown(value)} is not a Rate or a text such as "50/s", "100/m" or "1000/h"'
+        f'rate={shown(value)} is neither a Rate nor a string such as "50/s", "100/m" or "1000/h"'
     )
 
 

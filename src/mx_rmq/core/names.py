@@ -49,7 +49,7 @@ def check_id(id: str) -> str:
 def check_key(key: str) -> str:
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise InvalidInput(
-            f"key={shown(key)} is not a text of 1 to 128 characters without control characters"
+            f"key={shown(key)} is not a string of 1 to 128 characters without control characters"
         )
     return key
 

@@ -65,6 +65,8 @@ class Snooze(Exception):
             raise InvalidInput(
                 f"Snooze key={shown(key)} is not True or False: it means the message's own key"
             )
+        if not isinstance(reason, str):
+            raise InvalidInput(f"Snooze reason={shown(reason)} is not a string")
         self.key = key
         self.delay = as_seconds("Snooze seconds=", seconds)
         self.reason = reason

@@ -92,9 +92,9 @@ class TopicKeys:
     meta: str = _key("HASH", "meta")
     """token: the last lease token. turn: which priority comes next. paused. dropped: how many ids
     without a record were dropped. tick: the last tick of its cron. result_ttl: how long results
-    are kept, if a handler ever kept any. limits: what the handler declares. bucket: when the
-    topic's bucket is full. plain_turn: the turn of the messages without a key. wake_at: when
-    which worker will ask again. clock_ahead: how far the clock was set back."""
+    are kept, if a handler ever kept any. limits: what the handler declares, limits_at: since
+    when. bucket: when the topic's bucket is full. plain_turn: the turn of the messages without a
+    key. wake_at: when which worker will ask again. clock_ahead: how far the clock was set back."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again

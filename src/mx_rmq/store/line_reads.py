@@ -180,7 +180,8 @@ class LineReads:
         """Return up to `most` keys: those with the most waiting, then those that run.
 
         With more than SAMPLE messages in lines, it looks at that many, chosen at random. So it
-        finds every key that has more than a few per cent of what waits.
+        finds every key that has more than a few per cent of what waits; and every key that waits,
+        if there are no more than `most`.
         """
         keys = self._keys.of(topic)
         found: Counter[bytes] = Counter()
@@ -192,7 +193,12 @@ class LineReads:
                 found = seen
             else:
                 for key in seen:
-                    found.setdefault(key, 0)
+                    found.setdefault(key, -1)
+            if len(members) == SAMPLE and len(found) < most:  # the sample may have missed some
+                for names in (keys.ring, keys.blocked):
+                    for key in await self._caller.command("ZRANGE", names, 0, most):
+                        found.setdefault(key, 0)
+                found.pop(TOPIC, None)
         return [key for key, _ in sorted(found.items(), key=lambda one: (-one[1], one[0]))][:most]
 
     async def all_set(self, topic: str) -> tuple[dict[bytes, SetByOperator], bool]:

@@ -185,10 +185,12 @@ async def limit_key(
     pause: float | Keep | None = KEEP,
     reason: str = "",
     by: str = "",
+    about: str = "",
 ) -> Settled:
     """Set what is given for a key, or for the topic; None restores what the handler declares.
 
     `interval`: ms per unit of cost, and the burst. `pause`: ms from now, `inf` until resumed.
+    `about`: the change in words, for the history.
     """
     ms, burst = interval if isinstance(interval, tuple) else (interval, interval)
     named: dict[str, Value] = {
@@ -200,6 +202,7 @@ async def limit_key(
         "pause_ms": "on" if pause == inf else _setting(pause),
         "reason": brief(reason),
         "by": brief(by),
+        "about": brief(about),
     }
     return Settled((await store.run("limit_key", topic, named)).decode())
 

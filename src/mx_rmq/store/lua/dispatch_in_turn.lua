@@ -8,6 +8,9 @@
 -- Someone must come back when the next block ends. That is the caller, unless another worker has
 -- been told already: see `wake_at`. One that was told but comes too early is told again. A bucket
 -- is stored as the time at which it is full.
+-- If other limits are declared than before, what the old ones block is looked at again, and a faster
+-- rate fills buckets sooner. While workers of two deployments run, that may happen at every call; so
+-- with many keys it happens at most every ten seconds.
 -- Returns  as dispatch_message, but in second place: the ms after which the caller must ask again,
 --          -1: it need not, -2: call dispatch_message, neither keys nor limits are in use
 -- Cost     O(log N) per message and per key looked at, N waiting
@@ -37,6 +40,40 @@ most = tonumber(set_most) or tonumber(most)
 if tonumber(set_interval) then interval, burst = set_interval, set_burst end
 interval, burst = tonumber(interval), tonumber(burst)
 key_most, key_interval, key_burst = tonumber(key_most), tonumber(key_interval), tonumber(key_burst)
+
+-- Other limits than before: the keys to look at again, and the buckets that are full sooner.
+local renewed, old_blocks, refilled = declared ~= (noted_limits or ''), {}, {}
+if renewed then
+  local beyond = string.format('(%.17g', at)
+  local many = redis.call('ZCARD', blocked) + redis.call('ZCOUNT', buckets, beyond, '+inf') > 200
+  local renewed_at = many and tonumber(redis.call('HGET', meta, 'limits_at')) or -math.huge
+  renewed = math.abs(at - renewed_at) >= 10000
+end
+if renewed then
+  local beyond = string.format('(%.17g', at)
+  local _, was, was_burst, _, key_was, key_was_burst =
+    string.match(noted_limits or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
+  local function sooner(full, old, old_burst, new, new_burst)
+    local missing = new_burst - old_burst + (full - at) / old
+    return math.min(full, at + math.max(0, missing) * new)
+  end
+  was, key_was = tonumber(was), tonumber(key_was)
+  local own_rate = tonumber(set_interval)
+  if was and interval and was ~= interval and not own_rate and (tonumber(full_at) or 0) > at then
+    full_at = sooner(tonumber(full_at), was, tonumber(was_burst), interval, burst)
+  end
+  if key_was and key_interval and key_was ~= key_interval then
+    local found = redis.call('ZRANGEBYSCORE', buckets, beyond, '+inf', 'WITHSCORES')
+    for n = 1, #found, 2 do
+      local key, own = found[n], any_set and redis.call('HGET', limits, found[n])
+      if string.sub(key, -1) ~= '\t' and not (own and string.match(own, '^%S+ %d')) then
+        refilled[key] =
+          sooner(tonumber(found[n + 1]), key_was, tonumber(key_was_burst), key_interval, key_burst)
+      end
+    end
+  end
+  old_blocks = redis.call('ZRANGEBYSCORE', blocked, beyond, '+inf')
+end
 
 local leased = redis.call('HLEN', processing)
 -- What waits for a free place is looked at on a full minute, in case nothing wakes it before. That
@@ -120,7 +157,7 @@ local function enter(found, from_blocked)
     if key ~= '' and not known[key] then
       local line, weight = line_count + 1, nil
       line_count, key_of[line], prefix_of[line] = line, key, key .. '\t'
-      if full[place] then full_of[line] = full[place] end
+      if full[place] then full_of[line] = refilled[key] or full[place] end
       if stops[place] then stop_of[line] = tonumber(stops[place]) end
       if sets[place] then
         local own_most, own_interval, own_burst, share, until_ms = string.match(sets[place], as_set)
@@ -363,7 +400,7 @@ for n = first, #queue do
     turns[#turns + 1], turns[#turns + 2] = text_of(turn_of[line]), key_of[line]
   end
 end
-local ready = #due == 400 or unused > 0 or unread or first <= #queue
+local ready = #due == 400 or #old_blocks > 0 or unused > 0 or unread or first <= #queue
 ready = ready or plain_count < plain_left + behind[1] + behind[2] + behind[3]
 if most and leased + count - unused >= most then closed = closed or look_again end
 if closed and plain_count == plain_left and in_lines == #from_lines then closed = nil end
@@ -389,7 +426,11 @@ local function to_note(name, value)
   notes[#notes + 1] = name
   notes[#notes + 1] = type(value) == 'number' and string.format('%.17g', value) or value
 end
-if declared ~= (noted_limits or '') then to_note('limits', declared) end
+if renewed then
+  to_note('limits', declared)
+  to_note('limits_at', at)
+  if full_at then to_note('bucket', tonumber(full_at)) end
+end
 if clock_ahead ~= noted_ahead then to_note('clock_ahead', clock_ahead) end
 if interval and spent > 0 then
   to_note('bucket', math.max(tonumber(full_at) or 0, at) + spent * interval)
@@ -422,6 +463,14 @@ if #running_now > 0 then
 end
 if #out_of_ring > 0 then redis.call('ZREM', ring, unpack(out_of_ring)) end
 if #turns > 0 then redis.call('ZADD', ring, unpack(turns)) end
+for n = 1, #old_blocks, 1000 do
+  local zeros = {}
+  for i = n, math.min(n + 999, #old_blocks) do
+    zeros[#zeros + 1], zeros[#zeros + 2] = '0', old_blocks[i]
+  end
+  redis.call('ZADD', blocked, unpack(zeros))
+end
+for key, full in pairs(refilled) do redis.call('ZADD', buckets, text_of(full), key) end
 redis.call('ZREM', blocked, '', unpack(woken))
 if #blocks > 0 then redis.call('ZADD', blocked, unpack(blocks)) end
 if #fills > 0 then

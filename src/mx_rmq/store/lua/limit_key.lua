@@ -14,6 +14,7 @@ local weight   = ARGV.weight   -- how many turns it gets for each turn of the ot
 local pause_ms = ARGV.pause_ms -- how long nothing starts; 'on': until resumed
 local reason   = ARGV.reason   -- why it is paused
 local by       = ARGV.by       -- who asks for it
+local about    = ARGV.about    -- what is changed, in words, for the history
 -- use: clock, first_answer, history
 
 local last_token, clock_ahead, declared, full_at =
@@ -57,6 +58,6 @@ if moved and key ~= '' then redis.call('ZADD', buckets, string.format('%.17g', s
 if blocked_until then redis.call('ZADD', blocked, 0, key) end
 if waiting > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 
-note('limited', by, {''}, {key == '' and text or key .. ' ' .. text})
+note('limited', by, {''}, {about})
 -- use: receipt
 return answer
