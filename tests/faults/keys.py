@@ -40,8 +40,8 @@ MESSAGES: Final = 4
 WORK: Final = 0.02
 """Seconds that a handler takes."""
 JUMPS: Final = (300.0, 0.0, -300.0, 300.0)
-"""Where the server's clock is set. At the end it is ahead again: what was to be retried while it was
-ahead is due only then."""
+"""Where the server's clock is set. At the end it is ahead again: what was to be retried while it
+was ahead is due only then."""
 HISTORY: Final = 1_000_000
 STUCK: Final = 60.0
 
