@@ -11,7 +11,7 @@ import pytest
 
 from mx_rmq import Delivery, InvalidInput, Limit, MessageQueue, Rate, Router, Snooze, Worker
 from mx_rmq.admin import Filter, HeldBack, LimitView
-from mx_rmq.admin.keys import limited_by
+from mx_rmq.admin.keys import held_back_words, limited_by
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for, partition
 from mx_rmq.store.keys import Keys
@@ -292,6 +292,13 @@ async def test_what_limits_a_key_is_said(mq: MessageQueue) -> None:
     assert limited_by(held, now=found.at).endswith(" s: their API is down")
     assert (free.limited_by, limited_by(free, now=found.at)) == (None, "")
     assert found.blocked == 3
+
+
+def test_what_holds_back_a_key_is_said_in_words() -> None:
+    soon, rate = HeldBack(by="rate", until=100.02), Rate(5)
+    assert held_back_words(soon, 1, None, rate, now=100.0) == "rate 5/s for 20 ms"
+    assert held_back_words(HeldBack(by="running"), 2, 2, None, now=0.0) == "running 2 of 2"
+    assert held_back_words(HeldBack(by="running"), 0, 0, None, now=0.0) == "limited to 0 running"
 
 
 @on_servers

@@ -446,14 +446,16 @@ async def test_order_is_kept_when_a_worker_is_lost(raw: Redis, server: Server) -
 async def test_with_overtake_a_line_goes_on_past_a_failed_message(mq: MessageQueue) -> None:
     runs = Runs()
 
-    @mq.handler("t", per_key=Limit(running=1, overtake=True), retry=0.2)
+    @mq.handler("t", per_key=Limit(running=1, overtake=True), retry=3600)
     async def handle(number: int, delivery: Delivery) -> None:
         await runs.run(delivery, 0.001)
         if number == 0 and delivery.attempt == 1:
             raise ValueError("again")
 
-    await mq.produce_many("t", list(range(4)), keys=["k"] * 4)
-    await Worker(mq).drain(delayed=True)
+    ids = await mq.produce_many("t", list(range(4)), keys=["k"] * 4)
+    await Worker(mq).drain()
+    assert await mq.reschedule("t", ids[0], delay=0)
+    await Worker(mq).drain()
     assert runs.of("k") == [0, 1, 2, 3, 0]
     assert runs.most["k"] == 1
 

@@ -142,7 +142,8 @@ async def test_a_limit_that_makes_no_sense_is_refused(
 async def test_a_key_is_paused_for_a_while_and_resumed(mq: MessageQueue, server: Server) -> None:
     await fill(mq, a=1, b=1)
     words = ("pause", T, "--key", "a", "--for", "10m", "--reason", "their API is down")
-    assert (await run(server, *words)).stdout == "mail, key a: paused\n"
+    said = (await run(server, *words)).stdout
+    assert said == "mail, key a: paused for 10 min 0 s: their API is down\n"
     held = (await mq.admin.key(T, "a")).limited_by
     assert held is not None
     assert held.reason == "their API is down"

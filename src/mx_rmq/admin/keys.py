@@ -197,9 +197,11 @@ def held_back_words(
     held: HeldBack, running: int | None, most: int | None, rate: Rate | None, *, now: float
 ) -> str:
     """Say what holds back a key or a topic, with the limit that does."""
+    if held.by == "running" and not most:
+        return "limited to 0 running"
     limit = ""
     if held.by == "running":
-        limit = f" {running or 0:,} of {most:,}" if most else " limited to 0"
+        limit = f" {running or 0:,} of {most:,}"
     elif held.by == "rate" and rate is not None:
         limit = f" {rate}"
     left = "" if held.until is None else f" for {took(max(0.0, held.until - now))}"

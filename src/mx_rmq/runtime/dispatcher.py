@@ -1,7 +1,7 @@
 """The dispatcher: pending -> local slots, in batches, never more than there is room for.
 
-If a limit holds back the messages of a topic, nothing asks for them until they may start: the
-server names one worker that asks again at that time. The end of a handler rings the doorbell.
+If a limit holds back the messages of a topic, no worker asks for them until they may start: the
+server chooses one that asks again at that time. When a message is settled, the doorbell rings.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Dispatcher:
         self._timers: dict[TopicSlots, asyncio.TimerHandle] = {}
         """When to ask again for messages that a limit holds back."""
         self._then: dict[TopicSlots, float] = {}
-        """When to ask again after that: the server counts on us at the latest time it named."""
+        """When to ask again after that: the server relies on us at the last time that it named."""
         self._unanswered_at = float("-inf")
         """When a call last ended without an answer. It may have leased messages to us."""
         self._stopped = False

@@ -40,21 +40,21 @@ class TopicKeys:
     pending: str = _key("LIST", "pending")
     pending_low: str = _key("LIST", "pending:low")
 
-    # messages with a key wait in its line instead; lines take turns
+    # a message with a key waits in the line of that key instead; lines take turns
     lines: str = _key("ZSET", "lines")
     """KEY tab LEVEL SEQ COST ID, all with score 0: pending messages, in the order of each line.
     LEVEL is 1 to 3, SEQ has 16 digits."""
-    ring: str = _key("ZSET", "ring")  # key -> its turn; the least comes next
+    ring: str = _key("ZSET", "ring")  # key -> its turn; the lowest comes next
     blocked: str = _key("ZSET", "blocked")
     """key -> when to look at it again; "" -> the whole topic. Times are those of `line_clock.lua`,
-    here and below. Whatever is in here is judged again by each dispatch that looks at it."""
+    here and below. A dispatch that looks at a key checks its limits again."""
     keyed: str = _key("HASH", "keyed")
     """id -> KEY tab LEVEL SEQ COST, of live messages with a key; SEQ is missing before a message
     first joins its line. Without a KEY: a message that only has a cost. !id -> the same for a new
     record that waits for the end of the old one. ! -> the last SEQ."""
     running: str = _key("ZSET", "running")
-    """KEY tab ID, all with score 0: messages in processing, and those whose next attempt is delayed
-    and for which their line waits."""
+    """KEY tab ID, all with score 0: messages in processing, and failed ones for whose next attempt
+    their line waits."""
     limits: str = _key("HASH", "limits")
     """key -> what an operator has set: RUNNING INTERVAL BURST WEIGHT UNTIL REASON, "-" if not set;
     "" -> the same for the whole topic."""

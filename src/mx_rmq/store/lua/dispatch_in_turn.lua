@@ -1,13 +1,13 @@
 -- dispatch_in_turn: pending -> processing, in turn and within limits
--- Does what dispatch_message does where messages have keys or the topic is limited. Each key has a
--- line. The line with the least turn gives its next message, then its turn moves back by 1/weight.
--- Messages without a key are one line among the others. A line is blocked if its key has no free
--- place, too few tokens in its bucket, or a pause: it leaves the ring until that time has come, or
--- until one of its messages is settled. The whole topic is blocked under the key ''. Whatever was
--- blocked is judged again here, so waking it too often does no harm.
--- Someone must come back when the next block ends. That is the caller, unless another worker has
--- been told already: see `wake_at`. One that was told but comes too early is told again. A bucket
--- is stored as the time at which it is full.
+-- Like dispatch_message, for topics with keys or limits. Each key has a line. The line with the
+-- lowest turn gives its next message, and its turn grows by 1/weight. Messages without a key are one
+-- line among the others. A line is blocked if its key has no free place, too few tokens in its
+-- bucket, or a pause: it leaves the ring until that ends, or until one of its messages is settled.
+-- The whole topic is blocked under the key ''. The limits of blocked lines are checked again here,
+-- so waking one too often does no harm.
+-- One worker must ask again when the next block ends: this one, unless `wake_at` says that another
+-- was told so. A worker that asks too early is told again. A bucket is stored as the time at which
+-- it is full.
 -- Returns  as dispatch_message, but in second place: the ms after which the caller must ask again,
 --          -1: it need not, -2: call dispatch_message, neither keys nor limits are in use
 -- Cost     O(log N) per message and per key looked at, N waiting
@@ -39,8 +39,9 @@ interval, burst = tonumber(interval), tonumber(burst)
 key_most, key_interval, key_burst = tonumber(key_most), tonumber(key_interval), tonumber(key_burst)
 
 local leased = redis.call('HLEN', processing)
--- What waits for a free place is looked at on a full minute, in case nothing wakes it before. That
--- also tells it from what waits for a bucket, which a settled message does not fill.
+-- A line that waits for a free place is checked on a full minute, in case nothing wakes it sooner.
+-- The full minute also marks it: a settled message wakes these lines, not those that wait for a
+-- bucket.
 local look_again = (math.floor(at / 60000) + 2) * 60000
 local room, closed = paused and 0 or max_count, nil -- closed: when to look at the topic again
 if string.find(topic_set, only_a_pause) and tonumber(stop) <= at then ended[1] = '' end
@@ -85,8 +86,8 @@ for level, key in ipairs(levels) do
 end
 local costs = interval and #plain_ids > 0 and redis.call('HMGET', keyed, unpack(plain_ids)) or {}
 
--- The lines that may come next, by turn. queue[first] is the next one. A line is a number, and each
--- fact about lines has one array, often empty: a table per line costs more. 0: the plain line.
+-- The lines that may come next, by turn; queue[first] is the next one. A line is a number, and each
+-- of its properties has its own array, because a table per line costs more. 0: the plain line.
 local queue, first, known, line_count, judged = {}, 1, {}, 0, {}
 local key_of, prefix_of, start_of, turn_of, step_of, woken_of = {}, {}, {}, {}, {}, {}
 local limit_of, interval_of, burst_of, full_of, stop_of, pauses = {}, {}, {}, {}, {}, {}
@@ -104,7 +105,7 @@ local function enqueue(line)
   queue[spot] = line
 end
 
--- Lets keys enter the queue. `found`: key, score, key, score, ... from the ring, or from `blocked`.
+-- Puts keys into the queue. `found`: key, score, key, score, ... from the ring, or from `blocked`.
 local function enter(found, from_blocked)
   local sets, full, stops, text, score = {}, {}, {}, nil, nil
   if any_set or any_bucket then

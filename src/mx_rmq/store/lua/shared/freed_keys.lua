@@ -1,8 +1,8 @@
--- freed_keys: the messages among `leaving` that have keys, with their places in line. If such a key
--- is blocked until a place becomes free, it can be looked at again; so can the whole topic, ''. Its
--- time is then a full minute: see dispatch_in_turn. If they have not `started`, it can be looked at
--- in any case: it may be blocked because one of them costs more than the next. One cheap read if no
--- keys and no limits are in use.
+-- freed_keys: the messages among `leaving` that have keys, with their places in line; and which of
+-- these keys can be checked again: those that are blocked until a place is free, also '', the whole
+-- topic. Their time in `blocked` is a full minute: see dispatch_in_turn. If the messages had not
+-- `started`, all of them: a key may be blocked only because one of these costs more than the next.
+-- One cheap read if neither keys nor limits are in use.
 -- needs: leaving, started, keyed, blocked, running, doorbell
 -- defines: with_key, places, freed, waking, to_ring
 

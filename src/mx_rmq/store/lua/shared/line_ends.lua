@@ -1,5 +1,5 @@
--- line_ends: where messages (`joining`: id, place, id, …) join their lines: behind the others, unless
--- they keep a number from before. A key that has no turn gets one, a round from now. A blocked key
+-- line_ends: where messages (`joining`: id, place, id, …) join their lines: at the end, unless they
+-- have a number from before. A key that has no turn gets one, a round from now. A blocked key
 -- stays blocked, or is looked at again if `wake` is set. `ready`: whether one of them may start.
 -- needs: joining, wake, now, keyed, lines, ring, blocked
 -- defines: members, numbered, entering, roused, ready
