@@ -1,7 +1,7 @@
 -- dispatch_in_turn: pending -> processing, in turn and within limits
 -- Like dispatch_message, for topics with keys or limits. Each key has a line. The line with the
--- lowest turn gives its next message, and its turn grows by 1/weight. Messages without a key are one
--- line among the others. A line is blocked if its key has no free place, too few tokens in its
+-- lowest turn gives its next message, and its turn grows by 1/weight. Messages without a key are
+-- one line among the others. A line is blocked if its key has no free place, too few tokens in its
 -- bucket, or a pause: it leaves the ring until that ends, or until one of its messages is settled.
 -- The whole topic is blocked under the key ''. The limits of blocked lines are checked again here,
 -- so waking one too often does no harm.
