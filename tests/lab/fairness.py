@@ -43,6 +43,10 @@ class Witness:
             given = limits.burst + (at - since) / limits.interval
             assert spent <= given + debt + 1e-3, f"{key!r} spends {spent} where {given} are given"
 
+    def forget(self, key: str) -> None:
+        """An operator has changed a rate: what a bucket holds then is another question."""
+        self._starts.pop(key, None)
+
     def turns(self, order: Sequence[str], ready: set[str]) -> None:
         """Lines had turns in this order; those in `ready` could have had one all the time."""
         self._passed = {key: passed for key, passed in self._passed.items() if key in ready}

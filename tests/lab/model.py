@@ -605,6 +605,8 @@ class Model:
 
     def limit_key(self, call: Call) -> Any:
         named, key = call.named, call.named["key"]
+        if named["interval"]:
+            self.witness.forget(key or TOPIC)
         old = self.lines.limits.get(key, UNSET).split(" ", 5)
         new = [named[one] for one in ("running", "interval", "burst", "weight", "pause_ms")]
         if new[4] == "on":

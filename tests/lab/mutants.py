@@ -511,8 +511,8 @@ MUTANTS = [
     Mutant(
         "an aborted message keeps its place",
         "abort_message",
-        "local waits, leaving = not lease, {id}",
-        "local waits, leaving = false, {id}",
+        "local waits, leaving, started = not lease, {id}, lease",
+        "local waits, leaving, started = false, {id}, lease",
     ),
     Mutant("a resent abort strikes again", "abort_message", _RECEIPT, ""),
     Mutant(
@@ -848,8 +848,8 @@ MUTANTS = [
     Mutant(
         "a paused key starts",
         "dispatch_in_turn",
-        "if (stop_of[line] or 0) > at then blocked_of[line] = stop_of[line] end",
-        "",
+        "if (stop_of[line] or 0) > at then",
+        "if false then",
     ),
     Mutant(
         "a paused topic starts",
@@ -904,6 +904,24 @@ MUTANTS = [
         "complete_message",
         "if #waking > 0 then redis.call('ZADD', blocked, unpack(waking)) end\n",
         "",
+    ),
+    Mutant(
+        "what was cancelled wakes only what waits for a place",
+        "cancel_message",
+        "(not started or time % 60000 == 0)",
+        "time % 60000 == 0",
+    ),
+    Mutant(
+        "a shorter snooze ends a longer one",
+        "retry_message",
+        "redis.call('ZADD', buckets, 'GT', unpack(holds))",
+        "redis.call('ZADD', buckets, unpack(holds))",
+    ),
+    Mutant(
+        "a faster rate leaves the bucket as it was",
+        "limit_key",
+        "local moved = full > at and sooner < full",
+        "local moved = false",
     ),
     Mutant(
         "a completion rings for no line",

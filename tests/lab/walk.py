@@ -455,11 +455,22 @@ class Walk(RuleBasedStateMachine):
             self.settle_all("w1", then, "none")
 
     @precondition(lambda self: self.claims)
-    @rule(position=recent, key=st.booleans(), fault=faults)
-    def snooze(self, position: int, key: bool, fault: str) -> None:
+    @rule(position=recent, key=st.booleans(), delay=st.sampled_from([100, 500]), fault=faults)
+    def snooze(self, position: int, key: bool, fault: str, delay: int = 500) -> None:
         worker, one = self._pick(position)
-        later = SnoozeLater(codec.decode(one.record), 500, "later", key)
+        later = SnoozeLater(codec.decode(one.record), delay, "later", key)
         self.play(fault, self.store.snooze_message(TOPIC, worker, [(one, later)]))
+
+    @precondition(lambda self: self.model.lines.running)
+    @rule(delays=st.permutations([100, 500]))
+    def snooze_a_key_twice(self, delays: list[int]) -> None:
+        leases, running = self.model.leases, self.model.lines.running
+        good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
+        keyed = [(name, one) for name, one in good if one.id in running]
+        alike = [two for two in keyed if running[two[1].id] == running[keyed[0][1].id]]
+        for (worker, one), delay in zip(alike, delays, strict=False):
+            later = SnoozeLater(codec.decode(one.record), delay, "later", key=True)
+            self.run(self.store.snooze_message(TOPIC, worker, [(one, later)]))
 
     @precondition(lambda self: self.claims)
     @rule(

@@ -1,5 +1,6 @@
 -- admission: when the new messages expire, and whether the cap lets them in.
--- needs: fresh, each, width, kind_at, any_ttl, now, expiry, pending_high, pending, pending_low, delay_tasks_high,
+-- needs: fresh, each, width, kind_at, any_ttl, now, expiry, pending_high, pending, pending_low,
+-- needs: delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low, cancelled, lines, answer
 -- defines: max_pending, expiries, full
 
