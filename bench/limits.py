@@ -60,7 +60,7 @@ def tenant(on: Stage, _: float) -> Figures:
 
 
 def rate(on: Stage, seconds: float) -> Figures:
-    """Let a limit of 50 per second work for so long."""
+    """Measure a limit of 50 per second for this many seconds."""
     on.play("produce_many", on.messages)
     with on.workers() as pids:
         _until(on, 1)
@@ -148,7 +148,7 @@ def _write(found: Found, options: argparse.Namespace) -> None:
 def _table(found: Found, kind: str) -> list[str]:
     rounds = max(len(figures) for workloads in found.values() for figures in workloads.values())
     rows = [
-        f"`python -m bench.limits` on {kind}; medians of {rounds} rounds.",
+        f"`python -m bench.limits` on {kind}; rounds: {rounds}, medians.",
         "",
         f"| | {' | '.join(HEAD)} |",
         "|---|--:|--:|--:|--:|--:|",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.limits import Limit, Rate
-from mx_rmq.runtime.dispatcher import Dispatcher
+from mx_rmq.runtime.dispatcher import TRIES, Dispatcher
 from tests.lab.messages import TOPIC, pending
 from tests.runtime.stage import handler, on_servers, slots_for, take_in, until, until_so
 
@@ -190,6 +190,49 @@ async def test_timers_end_with_the_dispatcher(desk: Desk) -> None:
     assert desk.dispatcher.waits(desk.topic) is None
     desk.dispatcher._ask_after(desk.topic, 1.0)
     assert desk.dispatcher.waits(desk.topic) is None
+
+
+@having(limit=Limit(rate="1/h"))
+async def test_a_worker_that_stops_leaves_the_coming_back_to_another_at_once(
+    desk: Desk, raw: Redis
+) -> None:
+    await pending(desk.store, 3)
+    assert await desk.dispatcher.take(TOPIC)
+    await until(lambda: desk.dispatcher.waits(desk.topic) is not None)
+    await raw.delete(f"mx-rmq:{{{TOPIC}}}:doorbell")
+    await desk.dispatcher.stop(5)
+    await until_so(lambda: raw.llen(f"mx-rmq:{{{TOPIC}}}:doorbell"))
+    answer = await desk.store.dispatch_in_turn(
+        TOPIC, "w2", count=9, lease=30_000, limits=desk.topic.limits
+    )
+    assert (answer.wait or 0) > 3_000_000
+
+
+@having(limit=Limit(rate="1/h"))
+async def test_an_answer_that_comes_while_the_worker_stops_rings_for_another(
+    desk: Desk, raw: Redis
+) -> None:
+    await desk.dispatcher.stop(5)
+    await pending(desk.store, 1)
+    await raw.delete(f"mx-rmq:{{{TOPIC}}}:doorbell")
+    desk.dispatcher._ask_after(desk.topic, 1.0)
+    await until_so(lambda: raw.llen(f"mx-rmq:{{{TOPIC}}}:doorbell"))
+
+
+@having(limit=Limit(rate="1/h"), concurrency=30)
+async def test_what_may_start_now_is_asked_for_though_many_topics_have_no_room(desk: Desk) -> None:
+    for number in range(TRIES + 1):
+        full = handler(f"full{number}", limit=Limit(running=9), concurrency=1)
+        other = desk.slots.add(full, full.topic, desk.topic.clock)
+        take_in(desk.slots, other, 1)
+        desk.start_ready()
+        desk.slots.backlog[other] = None
+    desk.dispatcher._ask_after(desk.topic, 0.0)
+    await until(lambda: desk.calls, within=10)
+    for held in list(desk.slots.held):
+        desk.slots.finished(held)
+        desk.slots.forget(held)
+    desk.slots.backlog.clear()
 
 
 @having(per_key=Limit(running=1))

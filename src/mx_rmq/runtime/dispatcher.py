@@ -196,6 +196,7 @@ class Dispatcher:
         at = loop.time() + seconds
         timer = self._timers.get(topic)
         if self._stopped:
+            self._spawn_ring(topic)  # another worker comes back instead
             return
         if timer is not None and timer.when() <= at:
             self._then[topic] = at
@@ -213,6 +214,9 @@ class Dispatcher:
             self._timers[topic] = loop.call_at(then, self._ask_now, topic)
         if self.on_hold or topic in self._paused or not self._slots.room(topic):
             self._spawn_ring(topic)
+        else:
+            self._slots.backlog[topic] = None
+            self._fill_topic(topic)  # `fill` may not get to it, if many others have no room
         self.wake(topic.name)
 
     def waits(self, topic: TopicSlots) -> float | None:
@@ -296,8 +300,13 @@ class Dispatcher:
                 restart()
 
     async def stop(self, seconds: float) -> None:
-        """Ask for nothing more; wait up to `seconds` for answers under way."""
+        """Ask for nothing more; wait up to `seconds` for answers under way.
+
+        Where we were to come back, we ring for another worker now: handlers may still run for long.
+        """
         self._stopped = True
+        for topic in self._timers:
+            self._spawn_ring(topic)
         for timer in (*self._paused.values(), *self._timers.values()):
             timer.cancel()
         self._timers.clear()
