@@ -41,8 +41,8 @@ async def produce(mq: MessageQueue, key: str, *, ago: float = 0.0, count: int = 
     await mq.store.process_delay_message(T, count=100)
 
 
-async def findings(mq: MessageQueue) -> list[Finding]:
-    return await check_keys(mq.admin, await mq.admin.stats(T))
+async def findings(mq: MessageQueue, *, served: bool = True) -> list[Finding]:
+    return await check_keys(mq.admin, await mq.admin.stats(T), served=served)
 
 
 async def test_nothing_is_said_of_keys_that_are_well(mq: MessageQueue) -> None:
@@ -51,7 +51,7 @@ async def test_nothing_is_said_of_keys_that_are_well(mq: MessageQueue) -> None:
     await mq.admin.pause(T, "c")
     assert await findings(mq) == []
     await mq.produce("plain", 1)
-    assert await check_keys(mq.admin, await mq.admin.stats("plain")) == []
+    assert await check_keys(mq.admin, await mq.admin.stats("plain"), served=True) == []
 
 
 async def test_a_key_without_a_turn_is_stuck_even_while_others_run(
@@ -78,6 +78,7 @@ async def test_a_key_that_nobody_looks_at_after_its_limit_ended_is_stuck(
     await raw.zadd(keys.blocked, {"a": round(time.time() * 1000) - 100_000})
     (one,) = await findings(mq)
     assert one.note == "stuck keys"
+    assert await findings(mq, served=False) == []  # that there is no worker is said elsewhere
     await mq.admin.pause(T)  # then nobody should
     assert await findings(mq) == []
     await mq.admin.resume(T)

@@ -22,13 +22,13 @@ LONG: Final = 3600.0  # seconds that a message may wait for a paused key without
 NAMED: Final = 3  # keys named in one finding
 
 
-async def check_keys(admin: Admin, stats: Stats) -> list[Finding]:
-    """Check the keys and the limits of a topic."""
+async def check_keys(admin: Admin, stats: Stats, *, served: bool) -> list[Finding]:
+    """Check the keys and the limits of a topic. `served`: whether it has a live worker."""
     if not stats.pending:
         return []
     topic = stats.topic
     found = await admin.keys(topic, limit=CHECKED)
-    free = not (stats.paused or stats.processing or found.held_back)
+    free = served and not (stats.paused or stats.processing or found.held_back)
     stuck = []
     for one in found.keys:
         if one.key is not None and _is_stuck(one, free=free):

@@ -45,7 +45,7 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
                 found = found or [unreachable(topic, why)]
             elif stats is not None:
                 found += check_stats(stats, served=topic in served, now=await admin.now())
-                found += await check_keys(admin, stats)
+                found += await check_keys(admin, stats, served=topic in served)
                 found += [one async for one in _newer(admin, stats)]
                 found += [one async for one in _growing(admin, stats)]
                 found = found or [_well(stats, audited=audit)]
