@@ -20,6 +20,12 @@ MESSAGES = "BENCH_MESSAGES"
 SLEEP = "BENCH_SLEEP"
 PORT = "BENCH_PORT"
 RESULTS = "BENCH_RESULTS"
+LIMIT = "BENCH_LIMIT"
+
+TENANTS = 100
+AT_A_TIME = 2
+RATE = 50
+"""What bench/limits.py asks for: this many messages of a tenant at a time, this many per second."""
 
 
 def port() -> int:
@@ -30,6 +36,18 @@ def port() -> int:
 def keeps_results() -> bool:
     """Say whether results are kept in this measurement."""
     return os.environ.get(RESULTS) == "1"
+
+
+def limit() -> str:
+    """Return what is limited in this measurement: "tenant", "rate", "quiet" (nothing) or ""."""
+    return os.environ.get(LIMIT, "")
+
+
+def tenant(index: int) -> str:
+    """Return whose message this is. In "quiet", only the last one is of another tenant."""
+    if limit() == "quiet":
+        return "quiet" if index == int(os.environ[MESSAGES]) - 1 else "noisy"
+    return f"tenant-{index % TENANTS}"
 
 
 def record() -> Record:

@@ -268,6 +268,8 @@ def paths(crowd: Crowd) -> list[tuple[str, str, int]]:
     found = [
         ("overview", "/", 200),
         ("topic", f"/topics/{TOPIC}", 200),
+        ("keys of a topic", f"/topics/{TOPIC}/keys", 200),
+        ("limits of a topic", f"/topics/{TOPIC}/limits", 200),
         ("dead letters of all topics", "/dead", 200),
         ("the same, by a rare error", f"/dead?error={RARE_ERROR}", 200),
         ("the same, by a text that is nowhere", f"/dead?{urlencode({'text': NOTHING})}", 200),

@@ -40,8 +40,10 @@ class Stage:
         messages: int,
         *,
         results: bool,
+        limit: str,
     ) -> None:
         self.system = system
+        self.limit = limit
         self.messages = messages
         self.results = results
         self._environments = environments
@@ -117,6 +119,7 @@ class Stage:
             handler.MESSAGES: str(self.messages),
             handler.SLEEP: str(sleep),
             handler.RESULTS: str(int(self.results)),
+            handler.LIMIT: self.limit,
         }
 
 
@@ -128,13 +131,14 @@ def stage(
     messages: int,
     *,
     results: bool = False,
+    limit: str = "",
 ) -> Iterator[Stage]:
     """Start a server, and set the stage on it."""
     with (
         tempfile.TemporaryDirectory(prefix="mx-rmq-bench-") as directory,
         Server(kind, Path(directory), port=free_port()) as server,
     ):
-        set_up = Stage(system, environments, server, messages, results=results)
+        set_up = Stage(system, environments, server, messages, results=results, limit=limit)
         try:
             yield set_up
         finally:

@@ -125,7 +125,7 @@ KNOWN_KEY = re.compile(
     rb"(payload|(pending|delay_tasks)(:high|:low)?|processing|expire_monitor|dlq(:payload)?|"
     rb"error:parse:(queue|payload)|results(:payload)?|progress:[^ ]+|archive_bytes|"
     rb"doorbell(:delay)?|meta|totals|history|expiry|"
-    rb"cancelled|recent|"
+    rb"cancelled|recent|lines|ring|blocked|keyed|running|limits|buckets|"
     rb"receipt:[0-9a-z]{13})"
 )
 

@@ -441,7 +441,9 @@ async def test_a_page_has_from_one_to_a_thousand_messages(
         await admin.list(TOPIC, State.PENDING, limit=limit)
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "1", "1.2", "-1.0.0", "1.2.3.4", "9" * 30, "1..2"])
+@pytest.mark.parametrize(
+    "cursor", ["", "x", "1", "1.2", "-1.0.0", "1.2.3.0", "1.2.3.4.5", "9" * 30, "1..2"]
+)
 async def test_a_cursor_that_no_page_gave_is_refused(
     store: Store, admin: Admin, cursor: str
 ) -> None:

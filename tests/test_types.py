@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, assert_type
 
-from mx_rmq import ByError, Delays, Delivery, Exponential, MessageQueue
-from mx_rmq import Priority, Router, Status, Topic
+from mx_rmq import ByError, Delays, Delivery, Exponential, Limit, MessageQueue
+from mx_rmq import Priority, Rate, Router, Snooze, Status, Topic
 
 
 @dataclass
@@ -105,6 +105,9 @@ await mq.produce("a", 1, retry=Exponential(cap=60))
 await mq.produce("a", 1, retry=ByError({OSError: 1}))
 await mq.produce("a", 1, at=datetime.now(UTC), ttl=5, headers={"a": "b"}, key="k", id="i")
 await mq.produce("a", 1, priority=Priority.HIGH, max_attempts=2, confirm=None, retry=None)
+mq.handler("a", per_key=Limit(running=1, overtake=True))
+assert_type(Limit(rate="5/s").rate, Rate | None)
+Snooze(5, key=True)
 """
 """What both must accept, besides the right half of each case."""
 
@@ -147,7 +150,10 @@ def producing(start: str, payload: str, wrong: str) -> Iterator[Case]:
     yield Case(f"{start}retry=[5])", f"{start}retry=['5'])")
     yield Case(f"{start}priority='high')", f"{start}priority='hihg')")
     yield Case(f"{start}confirm='fsynced')", f"{start}confirm='synced')")
+    yield Case(f"{start}cost=5)", f"{start}cost='5')")
     name, value = ("ids", "['5']") if "many(" in start else ("id", "'5'")
+    yield Case(f"{start}{name}={value})", f"{start}{name}=5)")
+    name, value = ("keys", "['5', None]") if "many(" in start else ("key", "'5'")
     yield Case(f"{start}{name}={value})", f"{start}{name}=5)")
 
 
@@ -157,6 +163,8 @@ def declaring(start: str, function: str) -> Iterator[Case]:
         ("timeout=5", "timeout='5'"),
         ("retry={OSError: 5}", "retry={OSError: '5'}"),
         ("max_attempts=5", "max_attempts=None"),
+        ("limit=Limit(running=5, rate='50/s')", "limit='50/s'"),
+        ("limit=Limit(rate=Rate(100, 60))", "limit=Limit(rate=50)"),
     ):
         yield Case(f"@{start}{right})\n{function}", f"@{start}{wrong})\n{function}")
 

@@ -166,6 +166,7 @@ const work = (concurrency) => {
   new Worker("bench", process.env.BENCH_RESULTS === "1" ? answer : plain, {
     connection,
     concurrency: concurrency || CONCURRENCY,
+    ...(process.env.BENCH_LIMIT === "rate" ? { limiter: { max: 50, duration: 1000 } } : {}),
   });
 };
 

@@ -11,11 +11,18 @@ from dramatiq import (  # type: ignore[import-not-found]  # in its own environme
     set_broker,
 )
 from dramatiq.brokers.redis import RedisBroker  # type: ignore[import-not-found]  # the same
+from dramatiq.rate_limits import (  # type: ignore[import-not-found]  # the same
+    ConcurrentRateLimiter,
+    WindowRateLimiter,
+)
+from dramatiq.rate_limits.backends import (  # type: ignore[import-not-found]  # the same
+    RedisBackend as LimitBackend,
+)
 from dramatiq.results import Results  # type: ignore[import-not-found]  # the same
 from dramatiq.results.backends import RedisBackend  # type: ignore[import-not-found]  # the same
 
 from bench.adapter import BaseAdapter
-from bench.handler import sync_handler
+from bench.handler import AT_A_TIME, RATE, limit, sync_handler, tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,12 +47,29 @@ class Adapter(BaseAdapter):
     def _actor(self, handle: Callable[[Payload], int | None]) -> Any:
         self.broker = RedisBroker(host="127.0.0.1", port=self.port)
         set_broker(self.broker)
-        options = {}
+        options: dict[str, Any] = {}
         if self.keeps_results:
             self.backend = RedisBackend(host="127.0.0.1", port=self.port)
             self.broker.add_middleware(Results(backend=self.backend))
             options = {"store_results": True, "result_ttl": 60_000}
+        if limit() in ("tenant", "rate"):
+            handle = self._limited(handle)
+            options = {"max_retries": None, "min_backoff": 10, "max_backoff": 100}
         return actor(handle, actor_name="bench", queue_name="bench", **options)
+
+    def _limited(self, handle: Callable[[Payload], int | None]) -> Callable[[Payload], int | None]:
+        """Return a handler that fails where the limit is reached, to be retried."""
+        backend = LimitBackend(host="127.0.0.1", port=self.port)
+        window = WindowRateLimiter(backend, "bench", limit=RATE, window=1)
+
+        def limited(payload: Payload) -> int | None:
+            limiter = window
+            if limit() == "tenant":
+                limiter = ConcurrentRateLimiter(backend, tenant(payload["i"]), limit=AT_A_TIME)
+            with limiter.acquire():
+                return handle(payload)
+
+        return limited
 
     async def open(self) -> None:
         def nothing(payload: Payload) -> None: ...

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from huey import RedisHuey  # type: ignore[import-not-found]  # in its own environment
 
 from bench.adapter import BaseAdapter
-from bench.handler import sync_handler
+from bench.handler import RATE, limit, sync_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +30,9 @@ class Adapter(BaseAdapter):
         )
 
         def bench(payload: Payload) -> int | None:  # it goes by module and name
+            if limit() == "rate":
+                with self.huey.rate_limit("bench", RATE, 1):
+                    return handle(payload)
             return handle(payload)
 
         self.task = self.huey.task()(bench)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bench.adapter import BaseAdapter, run
-from bench.handler import async_handler
-from mx_rmq import MessageQueue, Worker
+from bench.handler import AT_A_TIME, RATE, async_handler, limit, tenant
+from mx_rmq import Limit, MessageQueue, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +33,10 @@ class Adapter(BaseAdapter):
         await self.mq.produce("bench", payload)
 
     async def produce_many(self, payloads: Sequence[Payload]) -> None:
-        await self.mq.produce_many("bench", payloads)
+        keys = None
+        if limit() in ("tenant", "quiet"):
+            keys = [tenant(payload["i"]) for payload in payloads]
+        await self.mq.produce_many("bench", payloads, keys=keys)
 
     async def produce_delayed(self, payload: Payload, delay: float) -> None:
         await self.mq.produce("bench", payload, delay=delay)
@@ -48,7 +51,13 @@ class Adapter(BaseAdapter):
     def work(self, concurrency: int) -> None:
         async def main() -> None:
             mq = MessageQueue(self.url)
-            mq.handler("bench", result_ttl=60 if self.keeps_results else None)(self.handler())
+            declare = mq.handler(
+                "bench",
+                result_ttl=60 if self.keeps_results else None,
+                limit=Limit(rate=f"{RATE}/s") if limit() == "rate" else None,
+                per_key=Limit(running=AT_A_TIME) if limit() == "tenant" else None,
+            )
+            declare(self.handler())
             await Worker(mq, concurrency=concurrency).run()
 
         run(main())

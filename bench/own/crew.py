@@ -37,6 +37,8 @@ class Details(TypedDict, total=False):
 
     handler: str
     concurrency: int
+    running: int
+    rate: str
     every: float
     history: int | None
     metrics: int

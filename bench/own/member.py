@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from mx_rmq.core.limits import Limit
 from mx_rmq.queue import MessageQueue
 from mx_rmq.runtime.loop import loop_factory
 from mx_rmq.worker import Worker
@@ -35,6 +36,7 @@ LARGE: Final = "large"
 LARGE_BYTES: Final = 1_000_000
 BURST: Final = 10
 RESULT_TTL: Final = 60
+TENANT_SECONDS: Final = 0.005
 
 
 class Duty(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +46,13 @@ class Duty(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str
     topics: list[str]
     handler: str = "nothing"
-    """nothing, thread, wait, late or answer; or none: it produces bursts of large payloads."""
+    """nothing, thread, wait, late, answer or tenant; or none: it produces bursts of large payloads.
+    """
     concurrency: int = 200
+    running: int = 0
+    """How many messages of each key may run at a time; 0: any number."""
+    rate: str = ""
+    """How many messages may start per second over all keys; empty: any number."""
     every: float = 0.5
     """Seconds between two bursts."""
     history: int | None = None
@@ -70,6 +77,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """When that was read."""
     noted: list[float] = []
     """What handlers noted: seconds late, or when they began."""
+    late: list[float] = []
+    tenants: list[int] = []
+    """Of the handler `tenant`: how many seconds late each was, and whose message."""
 
 
 class Member:
@@ -78,6 +88,8 @@ class Member:
     def __init__(self, duty: Duty) -> None:
         self._duty = duty
         self._noted = array("d")
+        self._late = array("d")
+        self._tenants = array("l")
         self._cpu = time.process_time()
         self._loop = asyncio.get_running_loop()
         self._go, self._stop = asyncio.Event(), asyncio.Event()
@@ -122,16 +134,27 @@ class Member:
             note(now())
             return int(payload["order"])
 
+        async def tenant(payload: dict[str, Any]) -> None:
+            note(now())
+            self._late.append(now() - payload["due"])
+            self._tenants.append(payload["tenant"])
+            await asyncio.sleep(TENANT_SECONDS)
+
         handlers: dict[str, Callable[..., Any]] = {
             "nothing": nothing,
             "thread": thread,
             "wait": wait,
             "late": late,
             "answer": answer,
+            "tenant": tenant,
         }
-        if self._duty.handler in handlers:
-            kept = RESULT_TTL if self._duty.handler == "answer" else None
-            mq.handler(topic, result_ttl=kept)(handlers[self._duty.handler])
+        duty = self._duty
+        if duty.handler in handlers:
+            kept = RESULT_TTL if duty.handler == "answer" else None
+            limit = Limit(rate=duty.rate) if duty.rate else None
+            per_key = Limit(running=duty.running) if duty.running else None
+            declare = mq.handler(topic, result_ttl=kept, limit=limit, per_key=per_key)
+            declare(handlers[duty.handler])
 
     async def _produce(self, mq: MessageQueue) -> None:
         """Produce bursts of large payloads until told to stop."""
@@ -173,7 +196,11 @@ class Member:
             last=max(noted, default=0.0),
             cpu=time.process_time() - self._cpu,
             seconds=time.monotonic(),
-            noted=list(noted) if self._duty.handler == "late" else [],
+            noted=list(noted)
+            if self._duty.handler in ("late", "tenant") or self._duty.rate
+            else [],
+            late=list(self._late),
+            tenants=list(self._tenants),
         )
 
 

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from bench.own import drain, growth, idle, large, latency, many, memory, produce, round_trip
+from bench.own import (
+    drain,
+    growth,
+    idle,
+    keys,
+    large,
+    latency,
+    many,
+    memory,
+    produce,
+    round_trip,
+    tenants,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,6 +38,8 @@ PARTS: Final[Mapping[str, Callable[[Place, Size], Awaitable[list[Figure]]]]] = {
     "in-flight": growth.measure_in_flight,
     "pending": growth.measure_pending,
     "topics": growth.measure_topics,
+    "keys": keys.measure,
+    "tenants": tenants.measure,
     "many": many.measure,
     "idle": idle.measure,
     "large": large.measure,

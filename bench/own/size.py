@@ -31,6 +31,10 @@ class Size:
     """Batches a turn."""
     in_flight: tuple[int, ...] = (100, 1_000, 10_000)
     pending: tuple[int, ...] = (1_000, 100_000)
+    keys: tuple[int, ...] = (10, 1_000, 10_000, 100_000)
+    """Keys with messages waiting."""
+    all_keys: int = 1_000_000
+    """Keys that a topic has seen, most of them idle."""
     topics: tuple[int, ...] = (1, 20, 200)
     spread: int = 60_000
     """Messages that are spread over the topics."""
@@ -40,11 +44,19 @@ class Size:
     """Seconds that an idle worker is watched."""
     bursts: int = 8
     """How often ten large payloads come."""
+    quiet: int = 100
+    """Messages of a quiet tenant, one by one, behind those of a noisy one."""
+    limited: float = 30.0
+    """Seconds for which a rate is measured."""
+    skew: int = 50
+    """Messages of each quiet tenant; the noisy one has a thousand times as many."""
 
     @property
     def bytes(self) -> int:
         """The most memory it takes on the server."""
-        messages = max(sum(self.pending), self.stored, self.drained * 2, self.produced * 3)
+        messages = max(
+            sum(self.pending), 2 * sum(self.keys), self.stored, self.drained * 2, self.produced * 3
+        )
         return ROOM + BYTES_A_MESSAGE * messages
 
 
@@ -60,11 +72,16 @@ QUICK: Final = Size(
     rounds=10,
     in_flight=(100, 1_000),
     pending=(1_000, 20_000),
+    keys=(10, 1_000),
+    all_keys=10_000,
     topics=(1, 50),
     spread=10_000,
     many=(10, 200),
     idle=2.0,
     bursts=2,
+    quiet=20,
+    limited=2.0,
+    skew=5,
 )
 LONG: Final = 5_000_000
 """Pending messages of the longest run: about 2 GB."""

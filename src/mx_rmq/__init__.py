@@ -38,6 +38,7 @@ if _typing.TYPE_CHECKING:
         WorkerBroken,
         WrongType,
     )
+    from mx_rmq.core.limits import Limit, Rate
     from mx_rmq.core.message import Priority, State
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.core.outcome import HandlerTimeout, NotAwaited, Reject, Retry, Snooze
@@ -61,6 +62,7 @@ __all__ = [
     "Exponential",
     "HandlerTimeout",
     "InvalidInput",
+    "Limit",
     "MessageDied",
     "MessageQueue",
     "Middleware",
@@ -78,6 +80,7 @@ __all__ = [
     "Priority",
     "ProduceUnknown",
     "QueueFull",
+    "Rate",
     "Reject",
     "ResultTimeout",
     "ResultUnknown",
@@ -101,6 +104,8 @@ if not _typing.TYPE_CHECKING:  # a type checker would then accept any name
     _MODULES = {
         "Delivery": "core.delivery",
         "Depends": "core.dependencies",
+        "Limit": "core.limits",
+        "Rate": "core.limits",
         "Priority": "core.message",
         "State": "core.message",
         "Middleware": "core.middleware",

@@ -17,9 +17,8 @@ from mx_rmq.core.errors import InvalidInput, NotOpen
 from mx_rmq.core.events import ServerBack, ServerLost
 from mx_rmq.core.message import VERSION, Message
 from mx_rmq.core.middleware import around_produce
-from mx_rmq.core.names import check_id, check_options
+from mx_rmq.core.names import check_id, check_key, check_options
 from mx_rmq.core.outgoing import Outgoing, ProduceOptions, check_each, payload_list
-from mx_rmq.core.partition import check_key
 from mx_rmq.core.text import shown
 from mx_rmq.net.url import check_url
 from mx_rmq.router import Router
@@ -221,8 +220,8 @@ class MessageQueue(Router):
         """Produce a message and return its id. Once this returns, the message is not lost.
 
         If a custom `id` is already taken, no second message is stored, and the id is returned;
-        `on_duplicate` can change that. Messages with the same `key` go to the same partition of the
-        topic.
+        `on_duplicate` can change that. Messages with the same `key` stand in one line; lines take
+        turns.
         """
         if self._via_middleware is not None:
             outgoing = Outgoing.of(topic, payload, options, id=id, key=key)
@@ -240,11 +239,10 @@ class MessageQueue(Router):
                 topic=topic,
                 payload=encode_payload(payload, limit),
                 id="" if id is None else check_id(id),
+                key=None if key is None else check_key(key),
             )
-        if key is not None:
-            check_key(key)
         heard = self._waiters is not None and id is None and self._waiters.hears(topic)
-        made = (await producer.produce(topic, message, key=key, confirm=confirm, policy=policy)).id
+        made = (await producer.produce(topic, message, confirm=confirm, policy=policy)).id
         if heard and self._waiters is not None:
             self._waiters.produced(topic, made)
         return made
@@ -255,7 +253,7 @@ class MessageQueue(Router):
         payloads: Iterable[Any],
         *,
         ids: Sequence[str] | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Sequence[str | None] | None = None,
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages of one topic, in order, and return their ids.
@@ -265,10 +263,11 @@ class MessageQueue(Router):
         """
         check_options("produce_many", options, ProduceOptions, "ids", "keys")
         payloads = payload_list(payloads)
-        if ids is not None and len(ids) != len(payloads):
-            raise InvalidInput(f"{len(ids)} ids for {len(payloads)} payloads")
-        if keys is not None and len(keys) != len(payloads):
-            raise InvalidInput(f"{len(keys)} keys for {len(payloads)} payloads")
+        for name, given in (("ids", ids), ("keys", keys)):
+            if isinstance(given, str | bytes):
+                raise InvalidInput(f"{name}={shown(given)} is not a list, with one per payload")
+            if given is not None and len(given) != len(payloads):
+                raise InvalidInput(f"{len(given)} {name} for {len(payloads)} payloads")
         if not payloads:
             return []
         none = [None] * len(payloads)
@@ -285,18 +284,15 @@ class MessageQueue(Router):
                 message,
                 payload=encode_payload(payload, limit),
                 id="" if id is None else check_id(id),
+                key=None if key is None else check_key(key),
             )
-            for payload, id, _ in each
+            for payload, id, key in each
         )
-        if keys is not None:
-            keys = check_each(check_key(key) for key in keys)
         confirm = self.settings.confirmation(template.confirm)
         policies: Sequence[DuplicatePolicy | None] = none
         if "on_duplicate" in options or "dedup" in options:
             policies = check_each(replace(template, id=id).duplicate_policy() for id in ids or none)
-        return await produce_many(
-            producer, messages, keys or none, [confirm] * len(messages), policies
-        )
+        return await produce_many(producer, messages, [confirm] * len(messages), policies)
 
     async def reschedule(
         self,
@@ -354,15 +350,12 @@ class MessageQueue(Router):
         producer = self._open_producer()
         limit = self.settings.max_payload
         messages = check_each(one.message(limit) for one in outgoing)
-        keys = check_each(None if one.key is None else check_key(one.key) for one in outgoing)
         confirms = check_each(self.settings.confirmation(one.confirm) for one in outgoing)
         policies = check_each(one.duplicate_policy() for one in outgoing)
         if len(outgoing) > 1:
-            return await produce_many(producer, messages, keys, confirms, policies)
-        (message,), (key,), (confirm,), (policy,) = messages, keys, confirms, policies
-        produced = await producer.produce(
-            message.topic, message, key=key, confirm=confirm, policy=policy
-        )
+            return await produce_many(producer, messages, confirms, policies)
+        (message,), (confirm,), (policy,) = messages, confirms, policies
+        produced = await producer.produce(message.topic, message, confirm=confirm, policy=policy)
         return [produced.id]
 
 

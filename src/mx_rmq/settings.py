@@ -213,6 +213,8 @@ class WorkerSettings:
     """The port where `mx-rmq worker` serves metrics and health; 0: none."""
     metrics_host: str = "127.0.0.1"
     """The address that this port is opened on."""
+    metrics_keys: int = field(default=0, metadata=_range(0, 10))
+    """How many keys of each topic the metrics name, those with the most waiting; 0: none."""
 
     def __post_init__(self) -> None:
         _validate(self)

@@ -69,7 +69,7 @@ class SyncQueue:
         payloads: Iterable[Any],
         *,
         ids: Sequence[str] | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Sequence[str | None] | None = None,
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages, return their ids. Same options as `mq.produce_many`."""

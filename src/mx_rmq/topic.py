@@ -94,7 +94,7 @@ class Topic(Generic[P, R]):
         payloads: Iterable[P],
         *,
         ids: Sequence[str] | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Sequence[str | None] | None = None,
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages and return their ids. Same options as `mq.produce_many`."""
@@ -175,7 +175,7 @@ class SyncTopic(Generic[P, R]):
         payloads: Iterable[P],
         *,
         ids: Sequence[str] | None = None,
-        keys: Sequence[str] | None = None,
+        keys: Sequence[str | None] | None = None,
         **options: Unpack[ProduceOptions],
     ) -> list[str]:
         """Produce many messages and return their ids. Same options as `mq.produce_many`."""

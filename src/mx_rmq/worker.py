@@ -62,6 +62,7 @@ class Worker:
         name: str | None = None,
         metrics_port: int | None = None,
         metrics_host: str | None = None,
+        metrics_keys: int | None = None,
     ) -> None:
         if not isinstance(mq, MessageQueue):
             raise InvalidInput(f"Worker takes a MessageQueue, not {shown(mq)}")
@@ -73,6 +74,7 @@ class Worker:
             name=name,
             metrics_port=metrics_port,
             metrics_host=metrics_host,
+            metrics_keys=metrics_keys,
         )
         self.name = check_worker(self.settings.name) if self.settings.name else _name()
         self.mq = mq

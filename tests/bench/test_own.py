@@ -18,6 +18,7 @@ from bench.own.figure import Figure, at_least, at_most, growth, share
 from bench.own.load import PAYLOAD_BYTES, payload
 from bench.own.parts import PARTS
 from bench.own.size import QUICK
+from bench.own.tenants import jain, most_in, while_all_wait
 from tests.cli import running as commands
 from tests.cli.running import until
 from tests.lab.servers import Kind, Server
@@ -293,3 +294,20 @@ def test_growth_is_the_middle_ratio_and_not_the_ratio_of_the_middles() -> None:
 def test_shares() -> None:
     values = [float(number) for number in range(100, 0, -1)]
     assert (share(values, 0.5), share(values, 0.99), share([7.0], 0.99)) == (51.0, 100.0, 7.0)
+
+
+# tenants
+
+
+def test_jains_index_is_one_if_all_have_the_same() -> None:
+    assert jain([5, 5, 5]) == 1
+    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
+
+
+def test_the_most_in_a_window_is_counted_wherever_it_lies() -> None:
+    assert most_in([0.0, 0.9, 1.0, 1.1, 1.85, 3.0], 1.0) == 4
+    assert most_in([0.0, 1.0, 2.0], 1.0) == 1
+
+
+def test_shares_are_counted_until_one_has_nothing_left() -> None:
+    assert while_all_wait([0, 1, 0, 1, 0, 0], {0: 9, 1: 2}) == {0: 2, 1: 2}

@@ -118,6 +118,11 @@ async def test_stats_as_json_are_one_document(store: Store, server: Server) -> N
         "completed_budget": 67_108_864,
         "completed": 0,
         "overflowed_at": None,
+        "keys_waiting": 0,
+        "keys_blocked": 0,
+        "running_limit": None,
+        "held_back": False,
+        "pause_reason": "",
     }
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from mx_rmq import MessageQueue
 from mx_rmq.cli import main
+from mx_rmq.core import codec
 from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_for
 from tests.conftest import assert_clean
@@ -213,6 +214,15 @@ async def test_messages_of_a_key_go_to_the_same_partition(shell: Shell, mq: Mess
     assert {one.partition for one in messages} == {number_for("ann", 8)}
 
 
+async def test_a_key_and_a_cost_reach_the_message(shell: Shell, raw: Redis) -> None:
+    assert shell.produce("orders", "1", "--key", "ann", "--cost", "3").returncode == 0
+    assert shell.produce("orders", "--many", "--cost", "2", piped="2\n3\n").returncode == 0
+    stored: list[bytes] = await raw.hvals("mx-rmq:{orders}:payload")  # type: ignore[assignment]
+    records = [codec.decode(one) for one in stored]
+    assert sorted((one.cost, one.key) for one in records) == [(2, None), (2, None), (3, "ann")]
+    assert shell.refused("orders", "1", "--cost", "0").startswith("Error: cost=0 is not a whole")
+
+
 async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
     shell: Shell, mq: MessageQueue
 ) -> None:
@@ -260,7 +270,7 @@ async def test_a_message_that_is_not_confirmed_is_stored_and_its_id_told(
         (["t", "1", "--many"], "--many takes neither PAYLOAD nor --id"),
         (["t", "--many", "--id", "a"], "--many takes neither PAYLOAD nor --id"),
         (["t", "1", "--prefix", "{"], "prefix="),
-        (["t", "1", "--key", ""], "key='' is not a string"),
+        (["t", "1", "--key", ""], "key='' is not a string of 1 to 128"),
         (["t", "1", "--patience", "-1"], "patience=-1.0 is not a number of seconds"),
         (["t", "1", "--url", "http://x"], "URL 'http://x' must start with one of redis://"),
         (

@@ -24,6 +24,7 @@ from mx_rmq.core import codec
 from mx_rmq.core.delivery import Delivery
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.handler import Handler
+from mx_rmq.core.limits import Limit, Rate
 from mx_rmq.core.payload import unreadable
 from mx_rmq.core.retry import ByError, Delays, Exponential
 
@@ -380,6 +381,31 @@ def test_a_timeout_is_a_finite_number_above_nought(value: Any) -> None:
 def test_a_wrong_retry_policy_is_refused_where_it_stands() -> None:
     assert refused(plain, retry=[-1]).startswith(
         f"handler {HERE}.plain of topic 'order.created': retry delay -1 is not a number of seconds"
+    )
+
+
+def test_limits_are_declared_with_the_handler() -> None:
+    made = handler(plain, limit=Limit(running=200, rate="50/s"), per_key=Limit(running=1))
+    assert made.limits_of(0, 1) == "200 20 5 1 - - 0"
+    assert made.limits_of(3, 4) == "50 80 1.25 1 - - 0"
+    assert handler(plain, limit=None, per_key=None).limits_of(0, 1) == ""
+
+
+@pytest.mark.parametrize("option", ["limit", "per_key"])
+@pytest.mark.parametrize("value", [5, "50/s", Rate(5), Limit, {"running": 1}], ids=str)
+def test_a_limit_is_a_limit(option: str, value: Any) -> None:
+    assert refused(plain, **{option: value}) == (
+        f"handler {HERE}.plain of topic 'order.created': {option}={value!r} is not a Limit, "
+        'such as Limit(running=10, rate="50/s")'
+    )
+
+
+def test_only_the_messages_of_a_key_overtake_each_other() -> None:
+    overtaking = Limit(running=1, overtake=True)
+    assert handler(plain, per_key=overtaking).limits_of(0, 1) == "- - - 1 - - 1"
+    assert refused(plain, limit=overtaking) == (
+        f"handler {HERE}.plain of topic 'order.created': overtake=True belongs to per_key: only "
+        "keys have lines"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import MAX_ERRORS, VERSION, Failure, Message, Priority, State
 from mx_rmq.core.text import end_of, ends_of
@@ -38,6 +39,8 @@ def test_a_new_message_has_never_been_tried() -> None:
         retry={"base": 2},
         ttl=9,
         headers={"k": "v"},
+        key="tenant-7",
+        cost=3,
     )
     assert message == Message(
         v=VERSION,
@@ -56,6 +59,8 @@ def test_a_new_message_has_never_been_tried() -> None:
         reason="",
         delay=0,
         due=7,
+        key="tenant-7",
+        cost=3,
     )
 
 
@@ -69,6 +74,29 @@ def test_a_number_of_a_draft_is_whole_and_in_range(field: str, least: int) -> No
     for bad in (least - 1, 1.5, nan, inf, True, "1", 2**53):
         with pytest.raises(InvalidInput, match=f"{field}={bad!r} is not a whole number"):
             draft(**{field: bad})
+
+
+@pytest.mark.parametrize("cost", [0, -1, 1.5, True, "2", None, 10**9 + 1])
+def test_a_cost_is_a_whole_number_from_1(cost: Any) -> None:
+    assert draft(cost=10**9).cost == 10**9
+    with pytest.raises(InvalidInput, match=f"cost={cost!r} is not a whole number from 1 to"):
+        draft(cost=cost)
+
+
+def test_a_draft_with_a_wrong_key_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="key='' is not a string"):
+        draft(key="")
+
+
+def test_a_message_keeps_its_key_and_its_cost_whatever_happens_to_it() -> None:
+    message = new(key="k", cost=7)
+    for after in (message.failed(failure(1)), message.crashed(failure(1)), message.revived()):
+        assert (after.key, after.cost) == ("k", 7)
+    assert codec.decode(codec.encode(message)) == message
+
+
+def test_a_plain_record_has_neither_key_nor_cost() -> None:
+    assert {b"key", b"cost"}.isdisjoint(codec.encode(new()).split(b'"'))
 
 
 @pytest.mark.parametrize("priority", ["urgent", "HIGH", "", None, 1, ["high"], {}])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.errors import InvalidInput, MxRmqError
-from mx_rmq.core.names import check_id, check_prefix, check_topic, check_worker
+from mx_rmq.core.names import check_id, check_key, check_prefix, check_topic, check_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,3 +135,29 @@ def test_the_error_says_what_is_wrong_and_stays_short(
     assert len(str(caught.value)) < 200
     assert isinstance(caught.value, ValueError)
     assert isinstance(caught.value, MxRmqError)
+
+
+# keys
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a", " ", "Zürich", "{x}", "tenant:7/a*", "x" * 128, "\U0001f600" * 128, "a\u2028b"],
+    ids=ascii,
+)
+def test_a_key_may_be_almost_any_text(key: str) -> None:
+    assert check_key(key) == key
+    assert len(key.encode()) <= 512
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", None, 5, b"a", ["a"], True, "\udcff", "a\tb", "a\n", "\x00", "\x7f", "\x85", "x" * 129],
+    ids=ascii,
+)
+def test_a_key_that_could_leave_its_line_is_refused(key: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        check_key(key)
+    assert str(caught.value) == (
+        f"key={key!r:.80} is not a string of 1 to 128 characters without control characters"
+    )

@@ -141,6 +141,31 @@ def test_a_snooze_refuses_what_is_no_duration(seconds: Any) -> None:
         Snooze(seconds)
 
 
+def test_a_snooze_may_hold_back_every_message_of_the_key() -> None:
+    outcome = after_error(message(key="tenant-7"), handler(), Snooze(60, "429", key=True), at())
+    assert isinstance(outcome, SnoozeLater)
+    assert outcome.key
+    alone = after_error(message(key="tenant-7"), handler(), Snooze(60), at())
+    assert isinstance(alone, SnoozeLater)
+    assert not alone.key
+
+
+def test_a_message_without_a_key_snoozes_only_itself() -> None:
+    outcome = after_error(message(), handler(), Snooze(60, key=True), at())
+    assert isinstance(outcome, SnoozeLater)
+    assert not outcome.key
+
+
+def test_a_snooze_takes_no_other_key() -> None:
+    with pytest.raises(InvalidInput, match="key='tenant-7' is not True or False: it means the"):
+        Snooze(60, key="tenant-7")  # type: ignore[arg-type]
+
+
+def test_a_reason_of_snooze_that_is_no_string_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="Snooze reason=True is not a string"):
+        Snooze(60, True)  # type: ignore[arg-type] # key=True was meant
+
+
 def test_a_snooze_that_was_carelessly_subclassed_is_a_failure() -> None:
     class Later(Snooze):
         def __init__(self) -> None: ...

@@ -11,7 +11,6 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.names import check_partition, check_topic
 from mx_rmq.core.partition import (
     MAX_PARTITIONS,
-    check_key,
     check_partitions,
     number_for,
     number_in,
@@ -103,18 +102,6 @@ def test_when_a_topic_grows_keys_move_to_the_new_partitions_only(before: int, af
             moved += 1
     share = (after - before) / after
     assert moved / len(KEYS) == pytest.approx(share, rel=0.1)
-
-
-@pytest.mark.parametrize("key", ["", None, 5, b"a", ["a"], True, "\udcff"])
-def test_a_key_that_is_no_text_is_refused(key: Any) -> None:
-    with pytest.raises(InvalidInput, match=r"key=.* (is not a string|cannot be encoded as UTF-8)"):
-        check_key(key)
-
-
-def test_a_key_may_be_any_text() -> None:
-    for key in ("a", " ", "Zürich", "\x00", "{x}", "x" * 100_000):
-        assert check_key(key) == key
-        assert 0 <= number_for(key, 8) < 8
 
 
 # counts

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 # many calls a round trip takes depends on the moment: it may take three times as many.
 LIMITS: Final = {
     #                             script calls  commands inside  functions
-    "produce, one caller":   Cost(1,            11,              117),
+    "produce, one caller":   Cost(1,            12,              117),
     "produce, 100 callers":  Cost(0.012,        0.18,            50),
     "produce_many":          Cost(0.0024,       0.088,           27),
     "drain":                 Cost(0.02,         0.38,            46),
     "drain, 200 topics":     Cost(0.62,         8.6,             260),
     "delayed":               Cost(0.026,        1.7,             80),
+    "produce_many, keys":    Cost(0.0024,       0.1,             30),
+    "drain, 100 keys":       Cost(0.02,         1.15,            50),
     "round trip":            Cost(0.12,         2.4,             176),
 }  # fmt: skip
 
@@ -136,6 +138,65 @@ async def test_delayed_messages_are_moved_in_batches(
 
     handlers.declare("t")
     assert_within("delayed", await cost_of(raw, 5_000, delay_and_handle()))
+
+
+# keys
+
+
+@on_servers
+async def test_messages_with_keys_are_produced_in_calls_for_500(
+    mq: MessageQueue, raw: Redis
+) -> None:
+    await produce(mq, 2)
+    many = mq.produce_many("t", [PAYLOAD] * 5_000, keys=keys(5_000, 1_000))
+    assert_within("produce_many, keys", await cost_of(raw, 5_000, many))
+
+
+@on_servers
+async def test_messages_with_keys_are_dispatched_and_completed_in_batches(
+    mq: MessageQueue, raw: Redis, handlers: Handlers
+) -> None:
+    handlers.declare("t")
+    await mq.produce_many("t", [PAYLOAD] * 5_000, keys=keys(5_000, 100))
+    assert_within("drain, 100 keys", await cost_of(raw, 5_000, handlers.handle(5_000, ["t"])))
+
+
+@on_servers
+async def test_the_server_runs_hardly_more_commands_however_many_keys_wait(
+    store: Store, raw: Redis
+) -> None:
+    spent = []
+    for level in (10, 10_000):
+        cycle = Cycle(store, topic=f"t{level}", keys=level)
+        await cycle.produce_each(number % level for number in range(10_000))
+        await cycle.complete(await cycle.dispatch())  # the scripts are loaded
+        before = await commands(raw)
+        for _ in range(5):
+            await cycle.produce(BATCH)
+            await cycle.complete(await cycle.dispatch())
+        after = await commands(raw)
+        spent.append(sum(after[name] - before.get(name, 0) for name in after if name != "info"))
+    few, many = spent
+    assert many <= few * GROWTH, f"{many} commands with 10,000 keys, {few} with 10"
+
+
+@on_servers
+async def test_a_topic_without_keys_pays_one_cheap_read_per_call(store: Store, raw: Redis) -> None:
+    cycle = Cycle(store)
+    await cycle.produce(BATCH * 2)
+    await cycle.complete(await cycle.dispatch())
+    before = await commands(raw)
+    await cycle.produce(BATCH)
+    await cycle.complete(await cycle.dispatch())
+    after = await commands(raw)
+    spent = {name: count - before.get(name, 0) for name, count in after.items()}
+    assert spent.get("exists") == 2, "one read of a dispatch, one of a complete"
+    for name in ("zmscore", "zlexcount", "zrangebylex", "zrange"):
+        assert not spent.get(name), f"{name} is for keys"
+
+
+def keys(messages: int, over: int) -> list[str | None]:
+    return [f"tenant-{number % over}" for number in range(messages)]
 
 
 # results

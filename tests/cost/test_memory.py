@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 LIMITS: Final = {Kind.VALKEY_9_1: 420, Kind.REDIS_7_0: 480}
 """Bytes that a pending message with a payload of 200 bytes may take."""
 
+WITH_KEY: Final = 400
+"""Bytes that it may take in addition if it is the only one of its key."""
+
 RECEIPTS: Final = 31 * 1024
 """Bytes that the receipts may take after a drain: the last answer of each lane, up to 5 KB."""
 
@@ -82,3 +85,31 @@ async def test_what_is_left_after_a_drain_does_not_depend_on_how_much_there_was(
             assert left["receipt"] <= RECEIPTS, f"after {count:,} messages: {left}"
             assert left["history"] <= history * ENTRY, f"after {count:,} messages: {left}"
             assert left["other"] <= COUNTERS, f"after {count:,} messages: {left}"
+
+
+@on_servers
+async def test_an_idle_key_takes_nothing(
+    raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with queue(server.url, history=0) as mq:
+        handlers = Handlers(mq, Stopwatch(monkeypatch))
+        handlers.declare("t")
+        keys = [f"tenant-{number}" for number in range(2_000)]
+        await mq.produce_many("t", [PAYLOAD] * 2_000, keys=keys)
+        await handlers.handle(2_000, ["t"])
+        left = {key.decode() async for key in raw.scan_iter("mx-rmq:{t}:*")}
+        assert await raw.hkeys("mx-rmq:{t}:keyed") == [b"!"]  # the last number given out
+    named = {f"mx-rmq:{{t}}:{name}" for name in ("lines", "ring", "blocked", "running", "buckets")}
+    assert not left & named
+
+
+@on_servers
+async def test_a_waiting_key_takes_a_bounded_amount(raw: Redis, server: Server, kind: Kind) -> None:
+    async with queue(server.url, history=0) as mq:
+        await mq.produce_many("t", [PAYLOAD], keys=["first"])
+        before = await memory(raw)
+        keys = [f"tenant-{number:07d}" for number in range(20_000)]
+        await mq.produce_many("t", [PAYLOAD] * 20_000, keys=keys)
+        taken = (await memory(raw) - before) / 20_000
+    limit = LIMITS[kind] + WITH_KEY
+    assert taken <= limit, f"a message with a key of its own takes {taken:.0f} B, limit {limit}"

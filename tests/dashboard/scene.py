@@ -115,6 +115,12 @@ async def fill(mq: MessageQueue) -> dict[str, str]:
         )
     await mq.produce_many("invoices", [{"order": order} for order in range(1100, 1180)])
     await mq.produce("invoices", {"order": 1, "rush": True}, priority="high")
+    for tenant, count in (("tenant-7", 24), ("tenant-12", 9), ("tenant-3", 2)):
+        orders = [{"order": order} for order in range(1200, 1200 + count)]
+        await mq.produce_many("invoices", orders, keys=[tenant] * count)
+    await mq.admin.limit("invoices", running=20, rate="50/s")
+    await mq.admin.limit("invoices", "tenant-7", rate="5/s", weight=2)
+    await mq.admin.pause("invoices", "tenant-12", seconds=7200, reason="their bank is away")
     await mq.admin.pause("invoices")
     return ids
 

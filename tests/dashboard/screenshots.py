@@ -39,6 +39,8 @@ def pages(one: Scene) -> dict[str, str]:
         "overview": "/",
         "topic": "/topics/mails",
         "topic-paused": "/topics/invoices",
+        "keys": "/topics/invoices/keys",
+        "limits": "/topics/invoices/limits?key=tenant-7",
         "search": "/topics/payments?state=dead&error=BankAway&last=1h",
         "message": f"/topics/payments/message?id={ids['dead']}",
         "message-quarantined": f"/topics/payments/message?id={ids['hostile']}",

@@ -7,6 +7,7 @@ import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
@@ -127,12 +128,18 @@ async def test_nothing_that_foreign_hands_wrote_becomes_markup(
         await raw.hset(keys.workers, HOSTILE, '9999999999999 {"host": "x"}')
         await raw.hset(keys.of("invoices").payload, HOSTILE, HOSTILE)
         await raw.rpush(keys.of("invoices").pending, HOSTILE)
+    await one.mq.produce("invoices", 1, key=HOSTILE)
+    await one.mq.admin.pause("invoices", HOSTILE, reason=HOSTILE)
     await until_so(lambda: _dead(one, dead))
     async with tab(browser, one.url) as seen:
         page, id = seen.page, one.ids["hostile"]
         for path in (
             f"/topics/payments/message?id={id}",
             f"/topics/payments/message?id={dead}",
+            "/topics/invoices/keys",
+            f"/topics/invoices/keys?key={quote(HOSTILE)}",
+            f"/topics/invoices/limits?key={quote(HOSTILE)}",
+            "/topics/invoices/limits",
             f"/topics/payments/edit?id={id}",
             f"/topics/payments/discard?id={id}",
             "/topics/payments?state=quarantined",

@@ -351,11 +351,13 @@ async def test_a_read_only_dashboard_offers_nothing_and_does_nothing(mq: Message
             f"/topics/{TOPIC}/edit?id={id}",
             f"/topics/{TOPIC}/discard?id={id}",
             f"/topics/{TOPIC}/bulk?act=discard&state=dead",
+            f"/topics/{TOPIC}/limits",
+            f"/topics/{TOPIC}/limits?key=a",
         ):
             page = await visitor.page(path)
             assert 'method="post"' not in page
             assert "read-only" in page
-        assert len(POSTS) == 9
+        assert len(POSTS) == 10
         for path in POSTS:
             answer = await visitor.client.post(
                 f"{filled(path)}?id={id}", data={}, headers={"Origin": HERE}

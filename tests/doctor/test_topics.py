@@ -8,8 +8,8 @@ import pytest
 
 from mx_rmq.admin import Overview, Stats, WorkerView
 from mx_rmq.core.errors import MxRmqError, ServerUnavailable
-from mx_rmq.doctor.finding import Severity
-from mx_rmq.doctor.topics import OVERDUE, SLOW, STUCK, check_overview
+from mx_rmq.doctor.finding import Finding, Severity
+from mx_rmq.doctor.topics import OVERDUE, SLOW, STUCK, check_overview, check_stats
 
 
 def worker(name: str, *, held: int, seen_ago: float) -> WorkerView:
@@ -111,3 +111,18 @@ def test_what_is_overdue_for_a_minute_needs_attention_whoever_serves_it(
     after = found(stats(**some, **{figure: OVERDUE + 1}), alive)
     assert (Severity.BAD, state) in after
     assert (Severity.BAD, state) not in before
+
+
+def test_a_topic_that_limits_hold_back_is_not_told_to_add_workers() -> None:
+    behind = {"pending": 9, "oldest_pending": SLOW + 1}
+
+    def one(**fields: Any) -> Finding:
+        (found,) = check_stats(stats(**behind, **fields), served=True, now=0)
+        return found
+
+    assert "add workers" in one().cure
+    assert one(keys_blocked=3).cure == (
+        "Limits hold back 3 keys: see mx-rmq keys orders. Raise them, or wait"
+    )
+    assert "Limits hold back the topic" in one(held_back=True).cure
+    assert one(paused=True, pause_reason="later").what == "paused (later), 9 pending"

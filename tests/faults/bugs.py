@@ -23,6 +23,9 @@ TIME_OUT_REMOVES: Final = "a time-out removes"
 TWO_STEP_DISPATCH: Final = "dispatch in two steps"
 BUGS: Final = (NO_TOKEN_CHECK, TIME_OUT_REMOVES, TWO_STEP_DISPATCH)
 
+ONE_TOO_MANY: Final = "one more than the limit"
+"""Switched on in the trial of limits by key only."""
+
 STEP: Final = 0.2
 """Seconds between the two steps."""
 
@@ -40,6 +43,14 @@ _REMOVES: Final = (
         "  redis.call('ZREM', expire_monitor, unpack(ids))\n",
     ),
 )
+_OFF_BY_ONE: Final = (
+    Mutant(
+        "a key has one place more than its limit",
+        "dispatch_in_turn",
+        "    places_of[line] = math.max(0, limit - busy)\n",
+        "    places_of[line] = math.max(0, limit - busy + 1)\n",
+    ),
+)
 _NO_LEASE: Final = tuple(
     mutant
     for mutant in MUTANTS
@@ -53,6 +64,8 @@ def switch_on(bug: str) -> None:
         mutants = tuple(one for one in MUTANTS if one.fault.endswith("without a token check"))
     elif bug == TIME_OUT_REMOVES:
         mutants = _REMOVES
+    elif bug == ONE_TOO_MANY:
+        mutants = _OFF_BY_ONE
     else:
         mutants = _NO_LEASE
         _dispatch_in_two_steps()

@@ -74,6 +74,8 @@ CALLS: Final = {
         ("operator", "reschedule_message"),
         ("operator", "repair_topic"),
         ("operator", "repair_message"),
+        ("operator", "limit_key"),
+        ("operator", "repair_lines"),
         ("operator", "count_messages"),
         ("operator", "scan_fields"),
         ("operator", "weigh_fields"),
@@ -82,6 +84,7 @@ CALLS: Final = {
         ("registry", "register_topics"),
         ("registry", "beat_worker"),
         ("dispatcher", "dispatch_message"),
+        ("dispatcher", "dispatch_in_turn"),
         ("lifecycle", "complete_message"),
         ("lifecycle", "complete_with_result"),
         ("lifecycle", "retry_message"),
@@ -164,6 +167,8 @@ TARGETS: Final = {
     "give_up_turn": "no turn",
 }
 """Where the messages of a call must stand once the server has run it."""
+
+DISPATCH: Final = ("dispatch_message", "dispatch_in_turn")
 
 OR_ELSE: Final = {
     ("delayed", "pending"),  # due by now: a promotion was under way when the process died
@@ -342,10 +347,14 @@ class Run:
         self._subjects["set_expiry", topic("brief", life)] = [brief]
         await self._make("work", life, "hang", act="hang")
         await self._make("line", life, "hang-line", act="hang")
+        in_line = [
+            await self._make("keyed", life, "in line", act="once", key="k"),
+            await self._make("keyed", life, "behind it", key="k"),
+        ]
         tick = topic("tick", life)
         await self._raw.hset(self._store.keys.of(tick).meta, "tick", str(YEAR_2001))
         self._ends[f"{tick} "] = {"handled"}
-        return [*settled, *expired, brief]
+        return [*settled, *expired, brief, *in_line]
 
     async def _await_result(self, life: int) -> str:
         """Make a message whose result is kept, and wait for it from now on."""
@@ -442,13 +451,13 @@ class Run:
         for id in known or self._subjects[death.script, death.topic]:
             found = await self._store.views.pages.find(death.topic, id)
             stood[id] = STANDS[found.state] if found else absent
-        if death.script in ("dispatch_message", "handle_timeout_message", "expire_message"):
+        if death.script in (*DISPATCH, "handle_timeout_message", "expire_message"):
             leases = await self._raw.hgetall(self._store.keys.of(death.topic).processing)
             for id, lease in leases.items():
                 if lease.partition(b":")[2].partition(b" ")[0].decode() == order.worker:
                     if id.decode() in stood:
                         stood[id.decode()] += ", taken over"
-                    elif death.script == "dispatch_message":
+                    elif death.script in DISPATCH:
                         stood[id.decode()] = STANDS[State.PROCESSING]
         if death.script in ("pause_topic", "resume_topic"):
             counts = await self._store.views.counts(death.topic)

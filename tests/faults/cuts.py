@@ -329,8 +329,8 @@ async def _cut_for_ever(scene: Scene, cut: Cut) -> None:
 
 
 def _with_ids(case: Case, ids: tuple[str, ...]) -> list[Any]:
-    delay = {"delay": DELAY} if case.script == "produce_delay_message" else {}
-    first = drafts(own=False, **delay)
+    delay = DELAY if case.script == "produce_delay_message" else 0
+    first = drafts(own=False, delay=delay)
     return [msgspec.structs.replace(one, id=id) for one, id in zip(first, ids, strict=True)]
 
 

@@ -94,7 +94,7 @@ def start(program: Any, *args: Any) -> Any:
 
 def work(place: Place, hired: Hired) -> None:
     """Be a worker until killed or told to stop."""
-    _begin(place)
+    begin(place.log)
     asyncio.run(_work(place, hired))
 
 
@@ -200,7 +200,7 @@ def leave_fence(path: Path, delivery: Delivery) -> None:
 
 def produce(place: Place, order: Order) -> None:
     """Be a producer until all is produced."""
-    _begin(place)
+    begin(place.log)
     asyncio.run(_produce(place, order))
 
 
@@ -268,9 +268,10 @@ async def _may_go_on(mq: MessageQueue, order: Order, number: int) -> bool:
     return sum(stats.pending for stats in found) <= order.backlog
 
 
-def _begin(place: Place) -> None:
+def begin(log_file: Path) -> None:
+    """Begin as a process of the lab: it ends with the lab, and logs errors to this file."""
     threading.Thread(target=_end_with_the_lab, daemon=True).start()
-    log = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    log = os.open(log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 2)
     logging.basicConfig(level=logging.ERROR, format="%(created)f %(process)d %(message)s")
     with suppress(OSError):

@@ -28,9 +28,30 @@ RESULTS = {"archive": "results", "archive_payload": "results_payload"}
 """The archive of complete_with_result, which takes it under the name that all archives have."""
 
 
+LINES = ("lines", "ring", "blocked", "keyed", "running", "limits", "buckets")
+"""The keys that a topic without keyed messages and limits has none of."""
+
+FOR_KEYS = {
+    "retry_message": ("doorbell", "meta"),
+    **dict.fromkeys(("complete_message", "complete_with_result", "move_to_dlq"), ("doorbell",)),
+    **dict.fromkeys(("handle_parse_error", "cancel_message", "abort_message"), ("doorbell",)),
+    **dict.fromkeys(("expire_message", "handle_timeout_message"), ("doorbell",)),
+}
+"""What scripts use only where messages have keys or the topic is limited."""
+
+
 def vital(script: str) -> list[str]:
-    """Return the keys without which a script does nothing, by name."""
-    return [name for name in load(script).keys if name not in TELLING]
+    """Return the keys without which a script does nothing in a topic without keys, by name."""
+    unused = (*TELLING, *LINES, *FOR_KEYS.get(script, ()))
+    return [name for name in load(script).keys if name not in unused]
+
+
+def for_lines(script: str) -> list[str]:
+    """Return the keys that a script needs only where messages have keys or limits, by name."""
+    names = (*LINES, *FOR_KEYS.get(script, ()))
+    if script == "produce_delay_message":
+        names = ("keyed",)  # the lines only count where there is a cap
+    return [name for name in load(script).keys if name in names]
 
 
 def key_named(store: Store, name: str) -> str:

@@ -5,7 +5,7 @@ The tests that say "for every script" are tables over these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError
 from mx_rmq.core.message import Priority, State
+from mx_rmq.core.outcome import SnoozeLater
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Placed, RetryRequest, Settled, Ticked
 from tests.lab.archives import find_archived
@@ -35,6 +36,8 @@ DAY: Final = 86_400_000
 START: Final = Clock().now
 MIXED: Final = (Priority.NORMAL, Priority.HIGH, Priority.LOW)
 STALE: Final = Claim("a", 1)
+TWO_PER_KEY: Final = "- - - 2 - - 0"
+"""What the handler of keyed messages declares: see `keys.py`."""
 
 
 @dataclass(frozen=True)
@@ -44,33 +47,46 @@ class Stage:
     store: Store
     clock: Clock
     topic: str
+    keyed: bool = False
+    """Whether the messages have keys: a and b the same, c another."""
+
+    def drafts(self, **fields: Any) -> list[Message]:
+        new = drafts(own=True, **fields)
+        return with_keys(new) if self.keyed else new
 
     async def pending(self) -> None:
-        await self.store.produce_normal_message(self.topic, drafts(own=True))
+        await self.store.produce_normal_message(self.topic, self.drafts())
 
     async def delayed(self) -> None:
-        await self.store.produce_delay_message(self.topic, drafts(own=True, delay=DELAY))
+        await self.store.produce_delay_message(self.topic, self.drafts(delay=DELAY))
 
     async def due(self) -> None:
         await self.delayed()
         self.clock.advance(DELAY)
 
     async def leased(self) -> list[Leased]:
+        """Lease b, a, c; if they have keys, a fourth waits because two of its key run."""
         await self.pending()
-        return (
-            await self.store.dispatch_message(self.topic, WORKER, count=3, lease=LEASE)
-        ).messages
+        if not self.keyed:
+            return (
+                await self.store.dispatch_message(self.topic, WORKER, count=3, lease=LEASE)
+            ).messages
+        await self.store.produce_normal_message(self.topic, [draft("d", id="d", key="k")])
+        taken = await self.store.dispatch_in_turn(
+            self.topic, WORKER, count=9, lease=LEASE, limits=TWO_PER_KEY
+        )
+        own = [one for one in taken.messages if one.id in "bac"]
+        return sorted(own, key=lambda one: "bac".index(one.id))
 
     async def late(self) -> None:
         await self.leased()
         self.clock.advance(LEASE + 1)
 
     async def expiring(self) -> None:
-        new = drafts(own=True, ttl=DELAY)
+        new = self.drafts(ttl=DELAY)
         await self.store.produce_normal_message(self.topic, new[:2])
-        await self.store.produce_delay_message(
-            self.topic, [draft("c", id="c", priority=Priority.LOW, ttl=DELAY, delay=2 * DELAY)]
-        )
+        later = msgspec.structs.replace(new[2], delay=2 * DELAY)
+        await self.store.produce_delay_message(self.topic, [later])
         self.clock.advance(DELAY)
 
     async def dead(self) -> Archived:
@@ -117,6 +133,14 @@ def drafts(*, own: bool, **fields: Any) -> list[Message]:
     ]
 
 
+def with_keys(messages: list[Message]) -> list[Message]:
+    """Return the same messages with keys: the first two with the same one."""
+    return [
+        msgspec.structs.replace(one, key=key, cost=2)
+        for one, key in zip(messages, "kkl", strict=True)
+    ]
+
+
 async def die(store: Store, topic: str, taken: list[Leased]) -> Settled:
     """Move the first one to the dead letters."""
     message = codec.decode(taken[0].record, topic, taken[0].id).failed(FAILURE)
@@ -138,20 +162,19 @@ async def abort(store: Store, topic: str, id: str, *, by: str = "") -> Settled:
     return await store.abort_message(topic, message=final, seen=record, by=by)
 
 
-def _produce(*, delay: bool, own: bool) -> Case:
+def _produce(*, delay: bool, own: bool, keyed: bool = False) -> Case:
     name = "produce_delay_message" if delay else "produce_normal_message"
 
     async def act(store: Store, topic: str, _: None) -> list[Placed]:
-        produced = await getattr(store, name)(
-            topic, drafts(own=own, delay=DELAY) if delay else drafts(own=own)
-        )
+        new = drafts(own=own, delay=DELAY) if delay else drafts(own=own)
+        produced = await getattr(store, name)(topic, with_keys(new) if keyed else new)
         return [placed for _, placed in produced]
 
-    ids = "own ids" if own else "generated ids"
+    ids = ("own ids" if own else "generated ids") + ", keyed" * keyed
     return _case(f"{name}, {ids}", _nothing, act, [Placed.STORED] * 3, [Placed.REPEATED] * 3)
 
 
-def _archived(name: str, state: State) -> Case:
+def _archived(name: str, state: State, *, keyed: bool = False) -> Case:
     async def act(store: Store, topic: str, found: Archived) -> Settled:
         if name == "discard_message":
             return await store.discard_message(topic, state, found.id, archived=found.at)
@@ -161,7 +184,14 @@ def _archived(name: str, state: State) -> Case:
         )
 
     seed = Stage.dead if state is State.DEAD else Stage.quarantined
+    if keyed:
+        return _case(f"{name}, {state}, keyed", _keyed(seed), act)
     return _case(f"{name}, {state}", seed, act)
+
+
+def _keyed(seed: Callable[[Stage], Awaitable[Any]]) -> Callable[[Stage], Awaitable[Any]]:
+    """Seed messages with keys."""
+    return lambda stage: seed(replace(stage, keyed=True))
 
 
 async def _nothing(_: Stage) -> None:
@@ -199,6 +229,42 @@ async def _dispatch(store: Store, topic: str, _: None) -> list[Claim]:
 async def _dispatch_alone(store: Store, topic: str, _: None) -> list[Claim]:
     dispatched = await store.dispatch_message(topic, WORKER, count=2, lease=LEASE, alone=True)
     return _claims(dispatched.messages)
+
+
+async def _dispatch_in_turn(store: Store, topic: str, _: None) -> list[Claim]:
+    dispatched = await store.dispatch_in_turn(
+        topic, WORKER, count=2, lease=LEASE, limits="3 100 4 2 100 2 0"
+    )
+    return _claims(dispatched.messages)
+
+
+async def _limit(store: Store, topic: str, _: Any) -> Settled:
+    return await store.limit_key(topic, "k", running=3, weight=2.0, by="ann")
+
+
+async def _strict(stage: Stage) -> list[Leased]:
+    """Of each key only one runs at a time: a waits behind b."""
+    await stage.pending()
+    taken = await stage.store.dispatch_in_turn(
+        stage.topic, WORKER, count=3, lease=LEASE, limits="- - - 1 - - 0"
+    )
+    return taken.messages
+
+
+async def _snooze_key(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    later = SnoozeLater(codec.decode(taken[0].record), DELAY, "later", key=True)
+    return await store.snooze_message(topic, WORKER, [(taken[0], later)])
+
+
+async def _retry_strict(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
+    message = codec.decode(taken[0].record).failed(FAILURE)
+    return await store.retry_message(topic, WORKER, [RetryRequest(taken[0], message, DELAY)])
+
+
+async def _held_up(stage: Stage) -> None:
+    """A failed message is due again, and its line waited for it."""
+    await _retry_strict(stage.store, stage.topic, await _strict(stage))
+    stage.clock.advance(DELAY)
 
 
 async def _complete(store: Store, topic: str, taken: list[Leased]) -> list[Settled]:
@@ -281,20 +347,25 @@ async def _reschedule(store: Store, topic: str, record: bytes) -> Settled:
     )
 
 
-def _replace(seed: Callable[[Stage], Awaitable[Any]], where: str, *, delay: int = 0) -> Case:
+def _replace(
+    seed: Callable[[Stage], Awaitable[Any]], where: str, *, delay: int = 0, key: str | None = None
+) -> Case:
     async def act(store: Store, topic: str, _: Any) -> Placed:
-        new = draft("new", id="a", priority=Priority.HIGH, delay=delay)
+        new = draft("new", id="a", priority=Priority.HIGH, delay=delay, key=key)
         return (await store.replace_message(topic, new)).placed
 
     new = seed is _nothing
     done, again = (Placed.STORED, Placed.REPEATED) if new else (Placed.REPLACED, Placed.REPLACED)
+    if key is not None:
+        return _case(f"replace_message, {where}, keyed", _keyed(seed), act, done, again)
     return _case(f"replace_message, {where}", seed, act, done, again)
 
 
 async def _replaced(stage: Stage) -> list[Leased]:
     """The one that was taken second was replaced meanwhile."""
     taken = await stage.leased()
-    await stage.store.replace_message(stage.topic, draft("new", id="a"))
+    key = "m" if stage.keyed else None
+    await stage.store.replace_message(stage.topic, draft("new", id="a", key=key))
     return taken
 
 
@@ -322,6 +393,14 @@ async def _torn(stage: Stage) -> None:
     await stage.store.caller.command("ZREM", keys.expire_monitor, "a")
 
 
+async def _out_of_line(stage: Stage) -> None:
+    """A message is in no line."""
+    await stage.pending()
+    keys = stage.store.keys.of(stage.topic)
+    place = await stage.store.caller.command("HGET", keys.keyed, "a")
+    await stage.store.caller.command("ZREM", keys.lines, place + b"a")
+
+
 async def _repair(store: Store, topic: str, _: None) -> list[str]:
     return await store.repair_message(topic, b"a")
 
@@ -329,6 +408,32 @@ async def _repair(store: Store, topic: str, _: None) -> list[str]:
 async def _rung_twice(stage: Stage) -> None:
     await stage.pending()
     await stage.store.caller.command("RPUSH", stage.store.keys.of(stage.topic).doorbell, "1")
+
+
+async def _lines_broken(stage: Stage) -> None:
+    """A key has no turn, another is blocked too, and what is done still takes up places."""
+    await stage.pending()
+    keys, command = stage.store.keys.of(stage.topic), stage.store.caller.command
+    await command("ZREM", keys.ring, "k")
+    await command("ZADD", keys.blocked, 1, "l")
+    await command("ZADD", keys.ring, 1, "m")
+    await command("ZADD", keys.running, 0, "k\tgone")
+    await command("ZADD", keys.lines, 0, "k\t22 1 a")
+    await command("HSET", keys.keyed, "gone", "k\t2 1 ")
+
+
+async def _repair_lines(store: Store, topic: str, _: None) -> list[int]:
+    return await store.repair_lines(topic, LINE_SUSPECTS)
+
+
+LINE_SUSPECTS: Final = (
+    ("key", b"k"),
+    ("key", b"l"),
+    ("key", b"m"),
+    ("running", b"k\tgone"),
+    ("place", b"k\t22 1 a"),
+    ("keyed", b"gone"),
+)
 
 
 async def _repair_topic(store: Store, topic: str, _: None) -> list[str]:
@@ -353,9 +458,12 @@ _DONE: Final = [Settled.DONE, Settled.DONE, Settled.LOST]
 _REPEATED: Final = [Settled.REPEATED, Settled.REPEATED, Settled.LOST]
 _TAKEN: Final = [Claim("b", START * 1000), Claim("a", START * 1000 + 1)]
 _LATE: Final = [Claim(id, (START + LEASE + 1) * 1000 + n) for n, id in enumerate("abc")]
+_IN_TURN: Final = [Claim("b", START * 1000), Claim("c", START * 1000 + 1)]
 _EXPIRED: Final = [Claim(id, (START + DELAY) * 1000 + n) for n, id in enumerate("abc")]
 
 _WATCHED: Final = "deadline set to now, so a monitor takes it over"
+
+_LISTED: Final = "put in front of the pending ones"
 
 _FIRED: Final = Ticked(START, START, f"cron-{START}")
 
@@ -404,4 +512,46 @@ CASES: Final = (
     _case("trim_archive", Stage.aged, _trim, 1, 0),
     _case("repair_message", _torn, _repair, [_WATCHED], []),
     _case("repair_topic", _rung_twice, _repair_topic, ["doorbell left with one ring"], []),
+    # messages with keys
+    _produce(delay=False, own=False, keyed=True),
+    _produce(delay=False, own=True, keyed=True),
+    _produce(delay=True, own=True, keyed=True),
+    _case("dispatch_in_turn", _keyed(Stage.pending), _dispatch_in_turn, _IN_TURN, _IN_TURN),
+    _case("dispatch_in_turn, without keys", Stage.pending, _dispatch_in_turn, _TAKEN, _TAKEN),
+    _case("complete_message, keyed", _keyed(Stage.leased), _complete, _DONE, _REPEATED),
+    _case(
+        "complete_with_result, keyed",
+        _keyed(Stage.leased),
+        _complete_with_result,
+        _DONE,
+        _REPEATED,
+    ),
+    _case("retry_message, keyed", _keyed(Stage.leased), _retry, _DONE, _REPEATED),
+    _case("retry_message, strict", _keyed(_strict), _retry_strict, _DONE[:1], _REPEATED[:1]),
+    _case("retry_message, snoozed key", _keyed(_strict), _snooze_key, _DONE[:1], _REPEATED[:1]),
+    _case("release_message, keyed", _keyed(Stage.leased), _release, _DONE, _REPEATED),
+    _case("move_to_dlq, keyed", _keyed(Stage.leased), die),
+    _case("handle_parse_error, keyed", _keyed(Stage.leased), set_aside),
+    _case("handle_timeout_message, keyed", _keyed(Stage.late), _handle_timeout, _LATE, []),
+    _case("expire_message, keyed", _keyed(Stage.expiring), _expire, _EXPIRED, []),
+    _case("process_delay_message, keyed", _keyed(Stage.due), _process_delay, ["b", "a", "c"], []),
+    _case("process_delay_message, strict", _keyed(_held_up), _process_delay, ["b"], []),
+    _archived("requeue_message", State.DEAD, keyed=True),
+    _archived("requeue_message", State.QUARANTINED, keyed=True),
+    _case("cancel_message, pending, keyed", _keyed(Stage.pending), _cancel),
+    _case("cancel_message, delayed, keyed", _keyed(Stage.delayed), _cancel),
+    _case("abort_message, pending, keyed", _keyed(_seen(Stage.pending)), _abort),
+    _case("abort_message, processing, keyed", _keyed(_seen(Stage.leased)), _abort),
+    _case("reschedule_message, pending, keyed", _keyed(_seen(Stage.pending)), _reschedule),
+    _case("reschedule_message, delayed, keyed", _keyed(_seen(Stage.delayed)), _reschedule),
+    _replace(_nothing, "new", key="k"),
+    _replace(Stage.pending, "pending", key="k"),
+    _replace(Stage.delayed, "delayed", delay=DELAY, key="k"),
+    _replace(Stage.leased, "in processing", key="l"),
+    _replace(Stage.dead, "dead", key="k"),
+    _case("release_replaced, keyed", _keyed(_replaced), _release_replaced),
+    _case("ring_doorbell, keyed", _keyed(_silent), _ring, True, False),
+    _case("limit_key", _keyed(Stage.leased), _limit),
+    _case("repair_lines", _keyed(_lines_broken), _repair_lines, [1, 2, 3, 1, 1, 1], [0] * 6),
+    _case("repair_message, keyed", _keyed(_out_of_line), _repair, [_LISTED], []),
 )

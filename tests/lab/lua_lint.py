@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 READS: Final = {
     "GET": "STRING",
-    "PTTL": "",
+    **dict.fromkeys(("EXISTS", "PTTL"), ""),
     **dict.fromkeys(("HEXISTS", "HGET", "HGETALL", "HLEN", "HMGET"), "HASH"),
     **dict.fromkeys(("HRANDFIELD", "HSCAN", "HSTRLEN"), "HASH"),
     **dict.fromkeys(("LLEN", "LPOS", "LRANGE"), "LIST"),
     **dict.fromkeys(("SCARD", "SISMEMBER", "SMISMEMBER"), "SET"),
     **dict.fromkeys(("XLEN", "XREVRANGE"), "STREAM"),
     **dict.fromkeys(("ZCARD", "ZCOUNT", "ZMSCORE", "ZRANGE", "ZRANGEBYSCORE", "ZSCORE"), "ZSET"),
+    **dict.fromkeys(("ZLEXCOUNT", "ZRANGEBYLEX"), "ZSET"),
 }
 """The reading commands, and the type of key that each works on."""
 
@@ -64,7 +65,8 @@ NAMES: Final = {
     *("math.ceil", "math.floor", "math.huge", "math.max", "math.min"),
     "redis.acl_check_cmd",  # asks the server what a user may do, and touches no key
     "redis.sha1hex",
-    *("string.find", "string.format", "string.gmatch", "string.gsub", "string.match", "string.sub"),
+    *("string.byte", "string.find", "string.format", "string.gmatch", "string.gsub"),
+    *("string.match", "string.sub"),
 }
 """What scripts may use of Lua 5.1."""
 

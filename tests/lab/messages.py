@@ -78,6 +78,27 @@ async def leased(
     return taken
 
 
+async def leased_in_turn(
+    store: Store, keys: str, *, limits: str = "", waiting: str = "", worker: str = "w1"
+) -> list[Leased]:
+    """Produce one message for each key and dispatch them; those of `waiting` cannot start."""
+    new = [draft(key, key=key) for key in keys + waiting]
+    await store.produce_normal_message(TOPIC, new)
+    taken = (
+        await store.dispatch_in_turn(TOPIC, worker, count=len(new), lease=LEASE, limits=limits)
+    ).messages
+    assert len(taken) == len(keys)
+    return taken
+
+
+async def take_in_turn(
+    store: Store, count: int = 1, limits: str = "", *, worker: str = "w1", lease: int = LEASE
+) -> list[Leased]:
+    """Dispatch up to `count` messages to a worker, in the turn of their keys."""
+    taken = await store.dispatch_in_turn(TOPIC, worker, count=count, lease=lease, limits=limits)
+    return taken.messages
+
+
 async def take(
     store: Store, count: int = 1, *, worker: str = "w1", lease: int = LEASE, alone: bool = False
 ) -> list[Leased]:
@@ -133,10 +154,12 @@ __all__ = [
     "drafts",
     "kept",
     "leased",
+    "leased_in_turn",
     "message",
     "pending",
     "renamed",
     "rewrite",
     "settle",
     "take",
+    "take_in_turn",
 ]

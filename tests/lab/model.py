@@ -10,8 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha1
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tests.lab.fairness import TOPIC, Witness
+from tests.lab.lines import NUMBERS, UNSET, InForce, Line, Lines, Place, enqueue
 from tests.lab.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -63,6 +66,8 @@ class How(NamedTuple):
     ttl: int | None
     dedup: int | None
     asks: bool
+    cost: int | None
+    key: str
 
 
 SUPERSEDED = object()
@@ -77,6 +82,8 @@ class Model:
     pending: dict[str, list[str]] = field(default_factory=lambda: {x: [] for x in LEVELS})
     cancelled: set[str] = field(default_factory=set)
     """Ids of which one place among the pending ones does not count."""
+    lines: Lines = field(default_factory=Lines)
+    """Where messages with a key wait, and what may start."""
     delayed: dict[str, dict[str, int]] = field(default_factory=lambda: {x: {} for x in LEVELS})
     expiries: dict[str, int] = field(default_factory=dict)
     """When messages expire: those that wait and have a ttl, and no others."""
@@ -105,6 +112,9 @@ class Model:
     # the ledger
     completed: set[str] = field(default_factory=set)
     highest: dict[str, int] = field(default_factory=dict)
+    witness: Witness = field(default_factory=Witness)
+    at_work: set[str] = field(default_factory=set)
+    """What was dispatched and is not settled, whoever holds it now."""
 
     def apply(self, call: Call) -> Any:
         """Do what the server must do; return what it must answer.
@@ -116,7 +126,7 @@ class Model:
             if last > call.named["call"]:
                 return SUPERSEDED
             if last == call.named["call"]:
-                if call.script == "dispatch_message":
+                if call.script.startswith("dispatch"):
                     return self._still_held(call, answer)
                 return answer.replace("1", "2")
         return getattr(self, call.script)(call)
@@ -129,6 +139,7 @@ class Model:
             meta["paused"] = "1"
         if self.tick is not None:
             meta["tick"] = str(self.tick)
+        meta |= self.lines.noted
         if self.result_ttl is not None:
             meta["result_ttl"] = str(self.result_ttl)
         return Snapshot(
@@ -137,6 +148,13 @@ class Model:
             normal=self.pending["normal"],
             low=self.pending["low"],
             cancelled=self.cancelled,
+            lines=self.lines.members(),
+            ring=self.lines.ring,
+            blocked=self.lines.blocked,
+            keyed=self.lines.keyed(),
+            running={f"{key}\t{id}" for id, key in self.lines.running.items()},
+            limits=self.lines.limits,
+            buckets=self.lines.buckets,
             delayed_high=self.delayed["high"],
             delayed=self.delayed["normal"],
             delayed_low=self.delayed["low"],
@@ -175,15 +193,38 @@ class Model:
         fresh, answer = self._new(call)
         for id, how, record in fresh:
             self._store(call, id, record, _how(how).ttl)
-            self.pending[_how(how).priority].append(id)
-            self.rung = True
+            self._place(id, how)
+        ready = self._join(call, [(id, _how(how).priority) for id, how, _ in fresh], wake=False)
+        self.rung |= ready and "" not in self.lines.blocked
         return answer
+
+    def _place(self, id: str, how: str) -> None:
+        """Note the key and the cost of a new message."""
+        said = _how(how)
+        self.lines.place(id, said.priority, said.cost, said.key)
+
+    def _join(
+        self,
+        call: Call,
+        messages: list[tuple[str, str]],
+        *,
+        wake: bool,
+        turn: float | None = None,
+    ) -> bool:
+        """Let messages become pending; say whether one of them may start."""
+        in_line = [id for id, _ in messages if self.lines.has_line(id)]
+        for id, priority in messages:
+            if id not in in_line:
+                self.pending[priority].append(id)
+        ready = self.lines.join(in_line, call.named["now_ms"], wake=wake, turn=turn)
+        return ready or len(in_line) < len(messages)
 
     def produce_delay_message(self, call: Call) -> Any:
         fresh, answer = self._new(call)
         earliest = self._earliest()
         for id, how, record, delay, at in fresh:
             self._store(call, id, record, _how(how).ttl)
+            self._place(id, how)
             due = int(at) if at else call.named["now_ms"] + int(delay)
             self.delayed[_how(how).priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
@@ -211,15 +252,15 @@ class Model:
         fresh: dict[str, tuple[str, ...]] = {}
         answer = ""
         for item in call.items:
-            answer += self._place(call, item, fresh)
+            answer += self._found(call, item, fresh)
             if answer[-1] == "1":
                 fresh[item[0]] = item
         self._remember(call, fresh)
         return list(fresh.values()), self._receipt(call, answer)
 
-    def _place(self, call: Call, item: tuple[str, ...], fresh: Container[str]) -> str:
+    def _found(self, call: Call, item: tuple[str, ...], fresh: Container[str]) -> str:
         """Return what has the id of a new message; 1: nothing."""
-        now, id, (own, maker, _, _, _, asks) = call.named["now_ms"], item[0], _how(item[1])
+        now, id, (own, maker, _, _, _, asks, *_) = call.named["now_ms"], item[0], _how(item[1])
         lane, _, number = id.rpartition("-")
         made, refused = self.receipts.get(lane, (0, ""))
         if refused.startswith("full"):
@@ -252,7 +293,7 @@ class Model:
 
     def _window(self, call: Call, item: tuple[str, ...]) -> int:
         """Return for how long a message takes its id."""
-        own, maker, _, _, dedup, _ = _how(item[1])
+        own, maker, _, _, dedup, *_ = _how(item[1])
         window = call.named["dedup_ms"] if dedup is None else dedup
         return (max(window, 600_000) if maker else window) if own else 0
 
@@ -261,9 +302,10 @@ class Model:
     def replace_message(self, call: Call) -> Any:
         (item,) = call.items
         id, how, record, delay, at = item
-        now, walk, (_, _, priority, ttl, _, _) = call.named["now_ms"], call.named["walk"], _how(how)
+        now, walk = call.named["now_ms"], call.named["walk"]
+        _, _, priority, ttl, *_, cost, key = _how(how)
         due = int(at) if at else now + int(delay)
-        found = self._place(call, item, ())
+        found = self._found(call, item, ())
         waits = found == "l" and id not in self.leases
         earliest = self._earliest()
         if found == "1":
@@ -275,15 +317,26 @@ class Model:
         for held in (self.dead, self.dead_letters, self.quarantine, self.quarantined):
             held.pop(id, None)
         if id in self.leases:
+            self.lines.next_places.pop(id, None)
+            if cost is not None:
+                self.lines.next_places[id] = Place(key, NUMBERS[priority], cost)
             mark = Mark(priority, due if due > now else None, None if ttl is None else now + ttl)
             self.marks[id] = mark
         elif due > now:
             self._leave(id, walk, waits=waits)
+            self._place(id, how)
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
-        elif not (waits and self._stays(id, priority, walk)):
+        elif not (waits and self._stays(id, how, walk)):
+            turn, new_turn = self.lines.ring.get(key), self.lines.next_turn()
+            until = self.lines.blocked.get(key)
             self._leave(id, walk, waits=waits)
-            self.pending[priority].append(id)
+            self._place(id, how)
+            if key and turn is not None:
+                self.lines.ring[key] = turn
+            if key and until is not None:
+                self.lines.blocked[key] = 0
+            self._join(call, [(id, priority)], wake=True, turn=new_turn)
             self.rung = True
         return self._receipt(call, "1" if found in "1f" else "r")
 
@@ -299,8 +352,15 @@ class Model:
         elif was > now:
             del self.recent[id]
 
-    def _stays(self, id: str, priority: str, walk: int) -> bool:
+    def _stays(self, id: str, how: str, walk: int) -> bool:
         """Say whether a waiting message that gets no delay keeps its place."""
+        priority, cost, key = _how(how).priority, _how(how).cost, _how(how).key
+        place = self.lines.places.get(id)
+        if id in self.lines.waiting:
+            number = self.lines.places[id].number
+            return place == Place(key, NUMBERS[priority], cost or 0, number)
+        if place or cost is not None:
+            return False
         if any(id in self.delayed[level] for level in LEVELS):
             return False
         for level in LEVELS:
@@ -310,7 +370,12 @@ class Model:
 
     def _leave(self, id: str, walk: int, *, waits: bool) -> None:
         """Take a waiting message out of its place."""
-        if waits and not any(self.delayed[level].pop(id, None) for level in LEVELS):
+        if not waits:
+            return
+        self.rung |= self.lines.free(id)
+        if id in self.lines.waiting:
+            self.lines.out(id)
+        elif not any(self.delayed[level].pop(id, None) for level in LEVELS):
             self._take_place(id, walk)
 
     def release_replaced(self, call: Call) -> Any:
@@ -320,11 +385,14 @@ class Model:
         priority, due, expires = self.marks[id]
         earliest = self._earliest()
         self._unlease(id)
+        self.lines.forget(id)
+        if id in self.lines.next_places:
+            self.lines.places[id] = self.lines.next_places.pop(id)
         if due is not None and due > now:
             self.delayed[priority][id] = due
             self.rung_delay |= earliest is None or due < earliest
         else:
-            self.pending[priority].append(id)
+            self._join(call, [(id, priority)], wake=True)
             self.rung = True
         if expires is not None:
             self.expiries[id] = expires
@@ -353,8 +421,9 @@ class Model:
 
     def dispatch_message(self, call: Call) -> Any:
         now, worker = call.named["now_ms"], call.named["worker"]
-        reply: list[Any] = [str(now)]
-        if self.paused or (call.named["alone"] == "1" and self.leases):
+        in_turn = self.lines.ring or self.lines.blocked or self.lines.limits
+        reply: list[Any] = [str(now), -2 if in_turn else -1]
+        if in_turn or self.paused or (call.named["alone"] == "1" and self.leases):
             self._receipt(call, "")
             return reply
         self._pass_over()
@@ -382,6 +451,180 @@ class Model:
         self._receipt(call, "".join(answer))
         return reply
 
+    def dispatch_in_turn(self, call: Call) -> Any:
+        now, worker, declared = (call.named[one] for one in ("now_ms", "worker", "declared"))
+        lines = self.lines
+        at = lines.at(now, self.token)
+        look_again = (at // 60_000 + 2) * 60_000
+        limits = lines.of_topic(declared)
+        room, closed = 0 if self.paused else call.named["max_count"], None
+        any_set = bool(lines.limits)
+        lines.end_pause("", at)
+        if limits.stop > at:
+            room, closed = 0, limits.stop
+        elif (self.leases and call.named["alone"] == "1") or (
+            limits.most is not None and len(self.leases) >= limits.most
+        ):
+            room, closed = 0, look_again
+        if limits.most is not None:
+            room = min(room, max(0, limits.most - len(self.leases)))
+        tokens = limits.tokens(float(lines.noted.get("bucket", 0)), at)
+
+        self._pass_over()
+        waiting = sum(map(len, self.pending.values()))
+        order = self._plain_order(room)
+        woken = {key: time for key, time in lines.blocked.items() if time <= at and room}
+        queue: list[Line] = []
+        for _, key in sorted((time, key) for key, time in woken.items() if key):
+            enqueue(queue, lines.line(key, declared))
+        base = min(lines.ring.values(), default=0)
+        turn = max(base, min(float(lines.noted.get("plain_turn", base)), base + 1))
+        plain = Line("", turn, InForce(), turn=turn, heads=[id for _, id in order], judged=True)
+        if order:
+            enqueue(queue, plain)
+        for turn, key in sorted((turn, key) for key, turn in lines.ring.items() if room):
+            enqueue(queue, lines.line(key, declared, turn))
+
+        picks: list[tuple[Line, str]] = []
+        judged: list[Line] = []
+        while len(picks) < room and closed is None and queue:
+            line = queue[0]
+            if not line.judged:
+                lines.judge(line, at, look_again)
+                judged.append(line)
+                if line.until is not None or not line.heads:
+                    queue.pop(0)
+                continue
+            id = line.heads[0]
+            cost = lines.places[id].cost if id in lines.places else 1
+            if limits.interval is not None and tokens < min(cost, limits.burst):
+                closed = at + (min(cost, limits.burst) - tokens) * limits.interval
+                break
+            queue.pop(0)
+            picks.append((line, id))
+            line.heads = line.heads[1:]
+            tokens, line.turn = tokens - cost, line.turn + line.limits.step
+            line.taken, line.spent = line.taken + 1, line.spent + cost
+            line.places, line.tokens = line.places - 1, line.tokens - cost
+            if line is not plain:
+                lines.look(line, at, look_again)
+            if line.heads and line.until is None:
+                enqueue(queue, line)
+
+        spent = sum(line.spent for line in (plain, *judged))
+        for level, id in order[: plain.taken]:
+            self.pending[level].remove(id)
+        ready = lines.ring.keys() | ({""} if waiting else set())
+        for line, id in picks:
+            if line is not plain:
+                lines.waiting.remove(id)
+                lines.running[id] = line.key
+        for key in woken:
+            del lines.blocked[key]
+        lines.blocked.pop("", None)
+        lines.settle(judged, at)
+        for line in queue:
+            if not line.judged and line.key in woken:
+                lines.ring[line.key] = line.start
+        if limits.most is not None and len(self.leases) + len(picks) >= limits.most:
+            closed = look_again if closed is None else closed
+        if plain.taken == waiting and not lines.waiting:
+            closed = None
+        blocks = [time for time in lines.blocked.values() if time > at]
+        if closed is not None:
+            lines.blocked[""] = closed
+            blocks = [closed]
+        wait = -1
+        told_time, _, told = lines.noted.get("wake_at", "0 ").partition(" ")
+        if self.paused:
+            pass
+        elif blocks:
+            if told == worker or not at < float(told_time) <= min(blocks) + 1:
+                wait = ceil(min(blocks) - at)
+                lines.noted["wake_at"] = f"{ceil(min(blocks))} {worker}"
+        elif not (declared or any_set or lines.waiting):
+            wait = -2
+        if declared != lines.noted.get("limits", ""):
+            lines.noted["limits"] = declared
+        if at - now != float(lines.noted.get("clock_ahead", 0)):
+            lines.noted["clock_ahead"] = f"{at - now:.17g}"
+        if limits.interval is not None and spent:
+            full_at = max(float(lines.noted.get("bucket", 0)), at)
+            lines.noted["bucket"] = f"{full_at + spent * limits.interval:.17g}"
+        ran_ahead = float(lines.noted.get("plain_turn", 0)) > base + 1
+        if plain.taken or (ran_ahead and order):
+            lines.noted["plain_turn"] = f"{plain.turn:.17g}"
+        self.turn = (self.turn + plain.taken) % 10
+        left = plain.taken < waiting or queue
+        if left and closed is None and not self.paused:
+            self.rung = True
+        if picks:
+            self.dispatched = True
+        reply: list[Any] = [str(now), wait]
+        answer = []
+        for _, id in picks:
+            token = self._lease(id, worker, now, call.named["lease_ms"])
+            reply += [id, str(token), self.records[id]]
+            answer.append(f"{token} {len(id)} {id}")
+        self._receipt(call, "".join(answer))
+        left_over = lines.ring.keys() | ({""} if any(self.pending.values()) else set())
+        self._bear_witness(picks, limits, at, ready & left_over)
+        return reply
+
+    def _bear_witness(
+        self, picks: list[tuple[Line, str]], limits: InForce, at: float, ready: set[str]
+    ) -> None:
+        """Check what was started against the limits and the turns."""
+        self.at_work.update(id for _, id in picks)
+        for line, id in picks:
+            place = self.lines.places.get(id)
+            cost = place.cost if place else 1
+            self.witness.starts(TOPIC, limits, at, cost)
+            if line.key:
+                self.witness.starts(line.key, line.limits, at, cost)
+                running = [one for one in self.at_work if self._key_of(one) == line.key]
+                most = line.limits.most
+                assert most is None or len(running) <= most, f"{line.key}: {running} run"
+        if picks and limits.most is not None:
+            assert len(self.leases) <= limits.most, f"{len(self.leases)} run"
+        self.witness.turns([line.key for line, _ in picks], ready)
+
+    def _key_of(self, id: str) -> str:
+        return self.lines.places[id].key if id in self.lines.places else ""
+
+    def _plain_order(self, room: int) -> list[tuple[str, str]]:
+        """Return the messages without a key that may come next, each with its level."""
+        offers = {4: ("normal", "high", "low"), 9: ("low", "high", "normal")}
+        left = {level: list(ids) for level, ids in self.pending.items()}
+        order: list[tuple[str, str]] = []
+        while len(order) < room and any(left.values()):
+            offer = offers.get((self.turn + len(order)) % 10, LEVELS)
+            level = next(one for one in offer if left[one])
+            order.append((level, left[level].pop(0)))
+        return order
+
+    def limit_key(self, call: Call) -> Any:
+        named, key = call.named, call.named["key"]
+        if named["interval"]:
+            self.witness.forget(key or TOPIC)
+        old = self.lines.limits.get(key, UNSET).split(" ", 5)
+        new = [named[one] for one in ("running", "interval", "burst", "weight", "pause_ms")]
+        if new[4] == "on":
+            new[4] = "9000000000000000"
+        elif new[4] not in ("", "-"):
+            new[4] = f"{self.lines.at(named['now_ms'], self.token) + float(new[4]):.0f}"
+        reason = old[5] if named["pause_ms"] == "" else named["reason"]
+        text = " ".join([*(mine or was for mine, was in zip(new, old, strict=False)), reason])
+        before = self.lines.in_force(key)
+        self.lines.limits.pop(key, None)
+        if text != UNSET:
+            self.lines.limits[key] = text
+        self.lines.fill_sooner(key, before, self.lines.at(named["now_ms"], self.token))
+        if key in self.lines.blocked:
+            self.lines.blocked[key] = 0
+        self.rung |= any(self.pending.values()) or bool(self.lines.waiting)
+        return self._receipt(call, "1")
+
     def _pass_over(self) -> None:
         """Take out the places that do not count; no walk has more than a call passes over."""
         for level in LEVELS:
@@ -391,7 +634,7 @@ class Model:
                     self.pending[level].remove(id)
 
     def _still_held(self, call: Call, answer: str) -> Any:
-        reply: list[Any] = [str(call.named["now_ms"])]
+        reply: list[Any] = [str(call.named["now_ms"]), 0]
         while answer:
             token, length, answer = answer.split(" ", 2)
             id, answer = answer[: int(length)], answer[int(length) :]
@@ -416,6 +659,7 @@ class Model:
         mine, answer = self._mine(call)
         for id, *_ in mine:
             self._unlease(id)
+            self.lines.forget(id)
             del self.records[id]
             assert id not in self.completed, f"{id} is completed twice"
             self.completed.add(id)
@@ -432,6 +676,7 @@ class Model:
         self._trim(call, self.kept_at, self.results, *arriving)
         for id, _, kept in mine:
             self._unlease(id)
+            self.lines.forget(id)
             del self.records[id]
             assert id not in self.completed, f"{id} is completed twice"
             self.completed.add(id)
@@ -449,8 +694,12 @@ class Model:
     def retry_message(self, call: Call) -> Any:
         mine, answer = self._mine(call)
         earliest = self._earliest()
-        for id, _, record, priority, delay, expires, _ in mine:
-            self._unlease(id)
+        at = self.lines.at(call.named["now_ms"], self.token)
+        strict = [id for id, *_ in mine if self.lines.keeps_its_line(id)]
+        for id, _, record, priority, delay, expires, _, hold in mine:
+            self._unlease(id, stays=id in strict)
+            if hold:
+                self.lines.hold(id, at + int(hold))
             self.records[id] = _bytes(record)
             due = call.named["now_ms"] + int(delay)
             self.delayed[priority][id] = due
@@ -463,10 +712,13 @@ class Model:
         mine, answer = self._mine(call)
         for id, _, priority, expires in reversed(mine):
             self._unlease(id)
-            self.pending[priority].insert(0, id)
+            if not self.lines.has_line(id):
+                self.pending[priority].insert(0, id)
             if expires:
                 self.expiries[id] = int(expires)
             self.rung = True
+        in_line = [id for id, *_ in mine if self.lines.has_line(id)]
+        self.lines.join(in_line, call.named["now_ms"], wake=True)
         return self._receipt(call, answer) if mine else answer
 
     def extend_lease(self, call: Call) -> Any:
@@ -495,6 +747,7 @@ class Model:
             return "r"
         self._trim(call, index, contents, data)
         self._unlease(id)
+        self.lines.forget(id)
         del self.records[id]
         index[id] = now
         contents[id] = data
@@ -538,8 +791,10 @@ class Model:
             answer += "0" if not held else "r" if id in self.marks else "1"
         return list(mine.values()), answer
 
-    def _unlease(self, id: str) -> None:
+    def _unlease(self, id: str, *, stays: bool = False) -> None:
+        self.at_work.discard(id)
         del self.leases[id], self.deadlines[id]
+        self.rung |= self.lines.free(id, started=True, stays=stays)
         self.marks.pop(id, None)
 
     # the monitor's and the scheduler's
@@ -569,7 +824,12 @@ class Model:
         late = sorted((at, id) for id, at in self.expiries.items() if at <= now)
         ids = [id for _, id in late[: call.named["max_count"]]]
         delayed = {id for level in LEVELS for id in ids if id in self.delayed[level]}
-        sought = {id for id in ids if id not in delayed}
+        for id in ids:
+            self.rung |= self.lines.free(id)
+        in_line = self.lines.waiting.intersection(ids)
+        sought = {id for id in ids if id not in delayed and id not in in_line}
+        for id in in_line:
+            self.lines.out(id)
         for level in LEVELS:
             for id in delayed:
                 self.delayed[level].pop(id, None)
@@ -622,7 +882,8 @@ class Model:
 
     def survey_topics(self, call: Call) -> Any:
         now = call.named["now_ms"]
-        waiting = 0 if self.paused else sum(map(len, self.pending.values()))
+        waiting = sum(map(len, self.pending.values())) + len(self.lines.waiting)
+        waiting = 0 if self.paused else waiting
         deadline = min(self.deadlines.values(), default=None)
         expires = min(self.expiries.values(), default=None)
         times = (self._earliest(), deadline, expires)
@@ -630,7 +891,9 @@ class Model:
         return [str(now), waiting, *waits]
 
     def ring_doorbell(self, _: Call) -> Any:
-        was, self.rung = self.rung, self.rung or any(self.pending.values())
+        self.lines.noted.pop("wake_at", None)
+        waiting = any(self.pending.values()) or bool(self.lines.waiting)
+        was, self.rung = self.rung, self.rung or waiting
         return int(self.rung and not was)
 
     def process_delay_message(self, call: Call) -> Any:
@@ -640,10 +903,12 @@ class Model:
             for at, id in due[: call.named["max_count"]]:
                 if at <= call.named["now_ms"]:
                     del self.delayed[level][id]
-                    self.pending[level].append(id)
-                    moved.append(id)
-        self.rung |= bool(moved)
-        return moved
+                    moved.append((id, level))
+                    if self.lines.has_line(id):
+                        self.lines.running.pop(id, None)
+        ready = self._join(call, moved, wake=True)
+        self.rung |= ready and "" not in self.lines.blocked
+        return [id for id, _ in moved]
 
     def _earliest(self) -> int | None:
         return min((at for level in LEVELS for at in self.delayed[level].values()), default=None)
@@ -659,7 +924,8 @@ class Model:
         now = call.named["now_ms"]
         stamp = b'{"due":%d,"requeued":%d,' % (now, now)
         self.records[id] = stamp + _bytes(call.named["record"])
-        self.pending[call.named["priority"]].append(id)
+        self.lines.place_text(id, call.named["own_place"])
+        self._join(call, [(id, call.named["priority"])], wake=True)
         if call.named["expires_ms"]:
             self.expiries[id] = int(call.named["expires_ms"])
         self.rung = True
@@ -682,6 +948,7 @@ class Model:
             return self._receipt(call, "0")
         del self.records[id]
         self._leave_place(call)
+        self.lines.forget(id)
         self._free(call)
         return self._receipt(call, "1")
 
@@ -695,6 +962,8 @@ class Model:
             self._unlease(id)
         else:
             self._leave_place(call)
+        self.lines.forget(id)
+        self.lines.next_places.pop(id, None)
         del self.records[id]
         self.dead[id] = now
         self.dead_letters[id] = record
@@ -716,11 +985,13 @@ class Model:
             if expires is not None:
                 self.expiries[id] = expires
             self.records[id] = b'{"due":%d,' % due + _bytes(call.named["record"])
+            if self.lines.has_line(id):
+                self.lines.places[id].number = None
             if due > now:
                 self.delayed[priority][id] = due
                 self.rung_delay |= not sooner
             else:
-                self.pending[priority].append(id)
+                self._join(call, [(id, priority)], wake=True)
                 self.rung = True
         return self._receipt(call, "1")
 
@@ -756,7 +1027,7 @@ class Model:
 
     def resume_topic(self, call: Call) -> Any:
         was, self.paused = self.paused, False
-        self.rung |= any(self.pending.values())
+        self.rung |= any(self.pending.values()) or bool(self.lines.waiting)
         return self._receipt(call, "1" if was else "0")
 
     def _archive_of(self, call: Call) -> tuple[dict[str, int], dict[str, bytes]]:
@@ -783,7 +1054,11 @@ def _bytes(text: str) -> bytes:
 
 
 def _how(text: str) -> How:
+    text, _, rest = text.partition("\t")
+    key, _, rest = rest.partition("\t")
+    cost = rest.split(" ")[1] if rest else ""
     own, maker, priority, *more = (text or "0 0 normal").split(" ")
     ttl, dedup, asks = [*more, "", "", ""][:3]
     times = [int(ms) if ms else None for ms in (ttl, dedup)]
-    return How(own == "1", int(maker), priority, times[0], times[1], bool(asks))
+    place = int(cost) if cost else None
+    return How(own == "1", int(maker), priority, times[0], times[1], bool(asks), place, key)

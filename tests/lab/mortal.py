@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import msgspec
 
-from mx_rmq import Delivery, MessageQueue, Worker
+from mx_rmq import Delivery, Limit, MessageQueue, Worker
 from mx_rmq.core import events
 from mx_rmq.runtime import caretaker
 from mx_rmq.store import store as store_module
@@ -44,7 +44,7 @@ PATIENCE: Final = 20.0
 HEIR_WITHIN: Final = 45.0
 """Seconds in which an heir finds everything. From its second crash on, a message may wait ten."""
 
-KINDS: Final = ("work", "fragile", "line", "brief", "ops", "app", "kept")
+KINDS: Final = ("work", "fragile", "line", "brief", "ops", "app", "kept", "keyed")
 """The topics of each life, beside that of its cron."""
 
 
@@ -157,6 +157,9 @@ class Life:
         await admin.audit(name)
         await admin.repair(name)  # nothing is wrong: whoever dies here must leave it so
         await self._mq.store.repair_message(name, target["requeue all"].encode())
+        await admin.limit(name, key="k", running=5)
+        await admin.limit(name, key="k", running=None)
+        await self._mq.store.repair_lines(name, [("key", b"k")])
 
     async def _act(self, what: str, id: str, act: Callable[[str, str], Awaitable[Any]]) -> None:
         self._journal.note("tried", id=id, detail=what)
@@ -218,6 +221,8 @@ class Life:
                 options |= {"partitions": 1, "concurrency": 1}
             if kind == "kept":
                 options["result_ttl"] = 600
+            if kind == "keyed":
+                options["per_key"] = Limit(running=1)
             mq.handler(topic(kind, life), **options)(self._handle)
 
         @mq.cron(f"0 0 {life} 1 *", missed="once", topic=topic("tick", life))

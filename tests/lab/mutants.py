@@ -131,7 +131,7 @@ MUTANTS = [
     Mutant(
         "release knows one priority", "release_message", "front[ARGV[mine[n] + 2]]", "front.low"
     ),
-    Mutant("release rings nobody", "release_message", _RING, ""),
+    Mutant("release rings nobody", "release_message", "if rung == 0 and not to_ring", "if false"),
     Mutant(
         "extend sets no deadline",
         "extend_lease",
@@ -229,8 +229,8 @@ MUTANTS = [
     Mutant(
         "produce knows one priority",
         "produce_normal_message",
-        "= own == '1', tonumber(maker), priority",
-        "= own == '1', tonumber(maker), 'normal'",
+        "maker = maker, priority = priority,",
+        "maker = maker, priority = 'normal',",
     ),
     Mutant(
         "produce leaves no receipt",
@@ -367,13 +367,13 @@ MUTANTS = [
     Mutant(
         "a ring for nothing",
         "ring_doorbell",
-        "if redis.call('LLEN', doorbell) > 0 or waiting == 0 then",
-        "if redis.call('LLEN', doorbell) > 0 then",
+        "if rung or waiting == 0 then",
+        "if rung then",
     ),
     Mutant(
         "a ring on top of a ring",
         "ring_doorbell",
-        "if redis.call('LLEN', doorbell) > 0 or waiting == 0 then",
+        "if rung or waiting == 0 then",
         "if waiting == 0 then",
     ),
     Mutant(
@@ -511,8 +511,8 @@ MUTANTS = [
     Mutant(
         "an aborted message keeps its place",
         "abort_message",
-        "local waits = not lease",
-        "local waits = false",
+        "local waits, leaving, started = not lease, {id}, lease",
+        "local waits, leaving, started = false, {id}, lease",
     ),
     Mutant("a resent abort strikes again", "abort_message", _RECEIPT, ""),
     Mutant(
@@ -548,7 +548,7 @@ MUTANTS = [
     Mutant(
         "a message that is due now rings for nobody",
         "reschedule_message",
-        "  if ringing == 0 then redis.call('RPUSH', doorbell, '1') end\n",
+        "  if ringing == 0 and not to_ring then redis.call('RPUSH', doorbell, '1') end\n",
         "",
     ),
     Mutant(
@@ -590,8 +590,8 @@ MUTANTS = [
     Mutant(
         "replace forgets that it runs",
         "replace_message",
-        "local running = answer == 'l' and lease",
-        "local running = false",
+        "local in_hand = answer == 'l' and lease",
+        "local in_hand = false",
     ),
     Mutant(
         "the first replacement wins", "replace_message", "string.match(lease, '^[^ ]*')", "lease"
@@ -605,16 +605,14 @@ MUTANTS = [
     Mutant(
         "replace takes the place away",
         "replace_message",
-        "stays = list == behind or not list and deep",
-        "stays = false",
+        "(list == behind or not list and deep)",
+        "false",
     ),
-    Mutant(
-        "replace keeps the level", "replace_message", "stays = list == behind or", "stays = list or"
-    ),
+    Mutant("replace keeps the level", "replace_message", "(list == behind or not", "(list or not"),
     Mutant(
         "replace ignores the delay",
         "replace_message",
-        "local later, stays = due > now and not running, false",
+        "local later, stays = due > now and not in_hand, false",
         "local later, stays = false, false",
     ),
     Mutant(
@@ -646,7 +644,7 @@ MUTANTS = [
     Mutant(
         "replace does not ring",
         "replace_message",
-        "if rings == 0 then redis.call('RPUSH', doorbell, '1') end\n",
+        "if rings == 0 and not to_ring then redis.call('RPUSH', doorbell, '1') end\n",
         "",
     ),
     Mutant(
@@ -688,8 +686,8 @@ MUTANTS = [
     Mutant(
         "a window of its own is ignored",
         "produce_normal_message",
-        "window = tonumber(window) or dedup_ms",
-        "window = dedup_ms",
+        "window, maker = tonumber(window) or dedup_ms,",
+        "window, maker = dedup_ms,",
     ),
     Mutant(
         "a duplicate in processing is called pending",
@@ -705,4 +703,406 @@ MUTANTS = [
     ),
     Mutant("pause stays open", "pause_topic", "redis.call('HSET', meta, 'paused', '1')", ""),
     Mutant("resume stays paused", "resume_topic", "redis.call('HDEL', meta, 'paused')", ""),
+    # lines by key
+    Mutant(
+        "a key runs one more than its limit",
+        "dispatch_in_turn",
+        "places_of[line] = math.max(0, limit - busy)",
+        "places_of[line] = math.max(0, limit - busy + 1)",
+    ),
+    Mutant(
+        "a topic runs one more than its limit",
+        "dispatch_in_turn",
+        "math.max(0, most - leased))",
+        "math.max(0, most - leased + 1))",
+    ),
+    Mutant(
+        "a topic that is full stays open",
+        "dispatch_in_turn",
+        "if most and leased + count - unused >= most then",
+        "if false then",
+    ),
+    Mutant(
+        "what is dispatched takes up no place of its key",
+        "dispatch_in_turn",
+        "if #running_now > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "turns do not move",
+        "dispatch_in_turn",
+        "local its_turn = start_of[line] + (taken_of[line] or 0) * (step_of[line] or 1)",
+        "local its_turn = start_of[line]",
+    ),
+    Mutant(
+        "weights are ignored",
+        "dispatch_in_turn",
+        "if weight then step_of[line] = 1 / weight end",
+        "",
+    ),
+    Mutant(
+        "messages without a key starve",
+        "dispatch_in_turn",
+        "if #plain_ids > 0 then enqueue(plain) end",
+        "",
+    ),
+    Mutant(
+        "the turn of messages without a key does not move",
+        "dispatch_in_turn",
+        "if plain_count > 0 or ran_ahead and #plain_ids > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "messages without a key wait for turns of an earlier time",
+        "dispatch_in_turn",
+        "if plain_count > 0 or ran_ahead and",
+        "if plain_count > 0 and",
+    ),
+    Mutant(
+        "the bucket of a topic is never emptied",
+        "dispatch_in_turn",
+        "math.max(tonumber(full_at) or 0, at) + spent * interval)",
+        "at)",
+    ),
+    Mutant(
+        "the bucket of a key is never emptied",
+        "dispatch_in_turn",
+        "  redis.call('ZADD', buckets, unpack(fills))\n",
+        "",
+    ),
+    Mutant(
+        "a bucket never fills",
+        "dispatch_in_turn",
+        "(tonumber(full) or 0) - at) / per",
+        "(tonumber(full) or 0) - at + 60000) / per",
+    ),
+    Mutant(
+        "a bucket holds more than its burst",
+        "dispatch_in_turn",
+        "return depth - math.max(0, (tonumber(full) or 0) - at)",
+        "return depth - math.max(-100, (tonumber(full) or 0) - at)",
+    ),
+    Mutant(
+        "the cost is ignored",
+        "dispatch_in_turn",
+        "if cost == 49 and blank == 32 then return 1,",
+        "if cost then return 1,",
+    ),
+    Mutant(
+        "the cost of a message without a key is ignored",
+        "dispatch_in_turn",
+        "or '', ' (%d+) $')) or 1",
+        "or '', '^$')) or 1",
+    ),
+    Mutant(
+        "the rate moves although nothing starts",
+        "dispatch_in_turn",
+        "if interval_ms and spent_of[line] then",
+        "spent_of[line] = spent_of[line] or 0\n  if interval_ms then",
+    ),
+    Mutant(
+        "what costs more than the burst never starts",
+        "dispatch_in_turn",
+        "math.min(cost_and_id(member, #prefix), burst_of[line] or key_burst)",
+        "cost_and_id(member, #prefix)",
+    ),
+    Mutant(
+        "a blocked line keeps its turn",
+        "dispatch_in_turn",
+        "if #out_of_ring > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "a blocked line is forgotten", "dispatch_in_turn", "if #blocks > 0 then", "if false then"
+    ),
+    Mutant(
+        "a block is never lifted",
+        "dispatch_in_turn",
+        "redis.call('ZREM', blocked, '', unpack(woken))",
+        "redis.call('ZREM', blocked, '')",
+    ),
+    Mutant(
+        "a line that woke up loses its turn",
+        "dispatch_in_turn",
+        "and not page_of[line] and woken_of[line] then",
+        "and false then",
+    ),
+    Mutant(
+        "nobody is told to come back",
+        "dispatch_in_turn",
+        "reply[2] = math.ceil(next_block - at)",
+        "reply[2] = -1",
+    ),
+    Mutant(
+        "who comes too early is not told again",
+        "dispatch_in_turn",
+        "if told == worker or not (told_time",
+        "if not (told_time",
+    ),
+    Mutant(
+        "everybody is told to come back",
+        "dispatch_in_turn",
+        "if told == worker or not (told_time > at and told_time <= next_block + 1) then",
+        "if true then",
+    ),
+    Mutant(
+        "a paused key starts",
+        "dispatch_in_turn",
+        "if (stop_of[line] or 0) > at then",
+        "if false then",
+    ),
+    Mutant(
+        "a paused topic starts",
+        "dispatch_in_turn",
+        "if (tonumber(stop) or 0) > at then",
+        "if false then",
+    ),
+    Mutant(
+        "a clock that was set back stalls the lines",
+        "dispatch_in_turn",
+        "then clock_ahead = latest - now end",
+        "then end",
+    ),
+    Mutant(
+        "what an operator set is ignored",
+        "dispatch_in_turn",
+        "most = tonumber(set_most) or tonumber(most)",
+        "most = tonumber(most)",
+    ),
+    Mutant(
+        "what an operator set for a key is ignored",
+        "dispatch_in_turn",
+        "limit_of[line], weight = tonumber(own_most),",
+        "limit_of[line], weight = nil,",
+    ),
+    Mutant(
+        "lines that are left ring for nobody",
+        "dispatch_in_turn",
+        "if ready and not closed and rung == 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "a message taken from its line stays there",
+        "dispatch_in_turn",
+        "redis.call('ZREM', lines, unpack(from_lines))",
+        "redis.call('ZREM', lines, '')",
+    ),
+    Mutant(
+        "the plain dispatch takes no notice of lines",
+        "dispatch_message",
+        "redis.call('EXISTS', ring, blocked, limits) > 0",
+        "false",
+    ),
+    Mutant(
+        "a completed message still takes up a place",
+        "complete_message",
+        "if #freed > 0 then redis.call('ZREM', running, unpack(freed)) end\n",
+        "",
+    ),
+    Mutant(
+        "a completion wakes no line",
+        "complete_message",
+        "if #waking > 0 then redis.call('ZADD', blocked, unpack(waking)) end\n",
+        "",
+    ),
+    Mutant(
+        "what was cancelled wakes only what waits for a place",
+        "cancel_message",
+        "(not started or time % 60000 == 0)",
+        "time % 60000 == 0",
+    ),
+    Mutant(
+        "a shorter snooze ends a longer one",
+        "retry_message",
+        "redis.call('ZADD', buckets, 'GT', unpack(holds))",
+        "redis.call('ZADD', buckets, unpack(holds))",
+    ),
+    Mutant(
+        "a faster rate leaves the bucket as it was",
+        "limit_key",
+        "local moved = full > at and sooner < full",
+        "local moved = false",
+    ),
+    Mutant(
+        "a completion rings for no line",
+        "complete_message",
+        "if to_ring then redis.call('RPUSH', doorbell, '1') end\n",
+        "",
+    ),
+    Mutant(
+        "a completed message keeps its place in line",
+        "complete_message",
+        "if #with_key > 0 then redis.call('HDEL', keyed, unpack(with_key)) end\n",
+        "",
+    ),
+    Mutant(
+        "a dead letter holds up its line",
+        "move_to_dlq",
+        "if #freed > 0 then redis.call('ZREM', running, unpack(freed)) end\n",
+        "",
+    ),
+    Mutant(
+        "a quarantined message keeps its place in line",
+        "handle_parse_error",
+        "if #with_key > 0 then redis.call('HDEL', keyed, unpack(with_key)) end\n",
+        "",
+    ),
+    Mutant(
+        "a failed message loses its place",
+        "retry_message",
+        "if not strict then out[#out + 1] = member end",
+        "out[#out + 1] = member",
+    ),
+    Mutant("nobody may overtake", "retry_message", "overtake ~= '1' and ", ""),
+    Mutant("a snoozed key goes on", "retry_message", "if hold and key ~= '' then", "if false then"),
+    Mutant(
+        "a line waits for ever for a failed message",
+        "process_delay_message",
+        "if #held_lines > 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "a due message gives its key no turn",
+        "process_delay_message",
+        "if #entering > 0 then redis.call('ZADD', ring, unpack(entering)) end\n",
+        "",
+    ),
+    Mutant(
+        "a due message wakes no line",
+        "process_delay_message",
+        "if #roused > 0 then redis.call('ZADD', blocked, unpack(roused)) end\n",
+        "",
+    ),
+    Mutant(
+        "a requeued message gives its key no turn",
+        "requeue_message",
+        "if #entering > 0 then redis.call('ZADD', ring, unpack(entering)) end\n",
+        "",
+    ),
+    Mutant(
+        "a requeued message is in no line",
+        "requeue_message",
+        "if in_line then joining = {id, own_place} end",
+        "",
+    ),
+    Mutant(
+        "a released message goes behind the others of its line",
+        "release_message",
+        "if number == '' then",
+        "if true then",
+    ),
+    Mutant(
+        "an expired message leaves the turn of its key",
+        "expire_message",
+        "  redis.call('ZREM', ring, unpack(emptied))\n",
+        "",
+    ),
+    Mutant(
+        "an expired message stays in line",
+        "expire_message",
+        "if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end\n",
+        "",
+    ),
+    Mutant(
+        "a cancelled message leaves the turn of its key",
+        "cancel_message",
+        "    redis.call('ZREM', ring, only_one)\n",
+        "",
+    ),
+    Mutant(
+        "a cancelled message stays in line",
+        "cancel_message",
+        "  redis.call('ZREM', lines, in_line)\n",
+        "",
+    ),
+    Mutant(
+        "an aborted message takes up a place",
+        "abort_message",
+        "if #freed > 0 then redis.call('ZREM', running, unpack(freed)) end\n",
+        "",
+    ),
+    Mutant(
+        "an aborted message leaves the place of its next record",
+        "abort_message",
+        "redis.call('HDEL', keyed, '!' .. id)",
+        "",
+    ),
+    Mutant(
+        "a produce rings for a blocked line",
+        "produce_normal_message",
+        "ready = ready or not time or wake",
+        "ready = true",
+    ),
+    Mutant(
+        "a produce rings for a blocked topic",
+        "produce_normal_message",
+        " and not redis.call('ZSCORE', blocked, '')",
+        "",
+    ),
+    Mutant(
+        "a key joins the ring without a round",
+        "produce_normal_message",
+        "'WITHSCORES')[2]) or 0) + 1",
+        "'WITHSCORES')[2]) or 0)",
+    ),
+    Mutant(
+        "numbers in line are given twice",
+        "produce_normal_message",
+        "math.max(tonumber(redis.call('HGET', keyed, '!')) or 0, now * 1000)",
+        "now * 1000",
+    ),
+    Mutant(
+        "a delayed message loses its key",
+        "produce_delay_message",
+        "if #with_place > 0 then redis.call('HSET'",
+        "if false then redis.call('HSET'",
+    ),
+    Mutant(
+        "a rescheduled message keeps its number",
+        "reschedule_message",
+        "own_line and string.gsub(place, '^([^\\t]*\\t%d)%d*', '%1')",
+        "own_line and place",
+    ),
+    Mutant(
+        "a replacement keeps the old key",
+        "release_replaced",
+        "  redis.call('HSET', keyed, id, own_place)\n",
+        "",
+    ),
+    Mutant(
+        "a replaced message leaves its line to another",
+        "replace_message",
+        "stays = in_line and same_line",
+        "stays = in_line",
+    ),
+    Mutant(
+        "a limit changes what is not given",
+        "limit_key",
+        "if new[n] == '' and (n < 6",
+        "if n < 0 and (n < 6",
+    ),
+    Mutant(
+        "a new limit wakes no line",
+        "limit_key",
+        "if blocked_until then redis.call('ZADD', blocked, 0, key) end\n",
+        "",
+    ),
+    Mutant(
+        "a new limit rings for nobody",
+        "limit_key",
+        "if waiting > 0 and rung == 0 then",
+        "if false then",
+    ),
+    Mutant(
+        "a worker that left is still expected",
+        "ring_doorbell",
+        "if waker == 1 then redis.call('HDEL', meta, 'wake_at') end\n",
+        "",
+    ),
+    Mutant(
+        "the survey overlooks lines",
+        "survey_topics",
+        "waiting = waiting + (type(in_lines) == 'number' and in_lines or 0)",
+        "",
+    ),
 ]

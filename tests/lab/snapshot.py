@@ -21,6 +21,14 @@ class Snapshot:
     low: list[str] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Ids of which one place in these lists does not count."""
+    lines: list[str] = field(default_factory=list)
+    """Key, tab, level, number, cost and id of each message in line, in order."""
+    ring: dict[str, float] = field(default_factory=dict)
+    blocked: dict[str, float] = field(default_factory=dict)
+    keyed: dict[str, str] = field(default_factory=dict)
+    running: set[str] = field(default_factory=set)
+    limits: dict[str, str] = field(default_factory=dict)
+    buckets: dict[str, float] = field(default_factory=dict)
     delayed_high: dict[str, int] = field(default_factory=dict)
     delayed: dict[str, int] = field(default_factory=dict)
     delayed_low: dict[str, int] = field(default_factory=dict)
@@ -58,6 +66,11 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     for key in sets:
         pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
     pipe.execute_command("SMEMBERS", keys.cancelled)
+    in_turn = [keys.lines, keys.ring, keys.blocked, keys.running, keys.buckets]
+    for key in in_turn:
+        pipe.execute_command("ZRANGE", key, 0, -1, "WITHSCORES")
+    pipe.execute_command("HGETALL", keys.keyed)
+    pipe.execute_command("HGETALL", keys.limits)
     found = iter(await pipe.execute())
     records, leases, dead_letters, quarantined, results, meta = (
         {_text(id): data for id, data in next(found).items()} for _ in hashes
@@ -68,12 +81,24 @@ async def snapshot(raw: Redis, topic: str, prefix: str = "mx-rmq") -> Snapshot:
     delayed_high, delayed, delayed_low, deadlines, dead, quarantine, completed, recent, expiries = (
         {_text(id): int(score) for id, score in next(found)} for _ in sets
     )
+    cancelled = {_text(id) for id in next(found)}
+    lines, ring, blocked, running, buckets = (
+        {_text(key): float(score) for key, score in next(found)} for _ in in_turn
+    )
+    keyed, limits = ({_text(key): _text(text) for key, text in next(found).items()} for _ in "kl")
     return Snapshot(
         records=records,
         high=high,
         normal=normal,
         low=low,
-        cancelled={_text(id) for id in next(found)},
+        cancelled=cancelled,
+        lines=list(lines),
+        ring=ring,
+        blocked=blocked,
+        keyed=keyed,
+        running=set(running),
+        limits=limits,
+        buckets=buckets,
         delayed_high=delayed_high,
         delayed=delayed,
         delayed_low=delayed_low,

@@ -7,6 +7,7 @@ die before or after the server runs it; such a call may still arrive later.
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -18,10 +19,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mx_rmq.core import codec
 from mx_rmq.core.duplicates import DuplicatePolicy
 from mx_rmq.core.message import Priority, State
+from mx_rmq.core.outcome import SnoozeLater
 from mx_rmq.net.caller import RECEIPT_MS, Caller
 from mx_rmq.net.url import connect
 from mx_rmq.settings import Limits
 from mx_rmq.store.keys import Keys
+from mx_rmq.store.operator_calls import KEEP
 from mx_rmq.store.preflight import Preflight, preflight
 from mx_rmq.store.quarantine import QuarantineReason
 from mx_rmq.store.results import Claim, HandedBack, Leased, RetryRequest, Settled
@@ -71,6 +74,18 @@ LIMITS = Limits(
 )
 """Two dead letters and two quarantined messages fit, or one that has failed several times; and
 three results, or two that are long."""
+
+DECLARED = (
+    "",
+    "",
+    "- - - 1 - - 0",
+    "- - - 1 - - 1",
+    "- - - 2 200 2 0",
+    "3 - - - - - 0",
+    "- 50 2 - 400 1 0",
+    "2 333.33333333333331 1 2 - - 0",
+)
+"""Limits that handlers declare: see `keys.py`."""
 
 faults = st.sampled_from(["none", "none", "resent", "resent", "doubled", "lost", "unsent"])
 """What happens to a call; doubled: it is answered, and a copy of it arrives later."""
@@ -335,6 +350,128 @@ class Walk(RuleBasedStateMachine):
         if taken:
             self.claims += [(worker, leased) for leased in taken.messages]
 
+    @rule(
+        keys=st.lists(st.sampled_from([None, "k", "k", "l", "m"]), min_size=1, max_size=4),
+        cost=st.sampled_from([1, 1, 3]),
+        priority=priorities,
+        what=st.sampled_from(["some", "some", "own", "delayed", "replace"]),
+        id=own_ids,
+        ttl=ttls,
+        fault=faults,
+    )
+    def produce_keyed(
+        self,
+        keys: list[str | None],
+        cost: int,
+        priority: Priority,
+        what: str,
+        id: str,
+        ttl: int | None,
+        fault: str,
+    ) -> None:
+        delay = 500 if what == "delayed" else 0
+        drafts = [
+            draft(key, key=key, cost=cost, priority=priority, ttl=ttl, delay=delay) for key in keys
+        ]
+        if what == "replace" and self.model.leases and len(keys) > 1:
+            id = [*self.model.leases][-1]  # it runs
+        if what in ("own", "replace"):
+            drafts = [draft("own", id=id, key=keys[0], cost=cost, priority=priority, ttl=ttl)]
+        if what == "replace":
+            policy = DuplicatePolicy("replace", None)
+            produced = self.play(fault, self.store.replace_message(TOPIC, drafts[0], policy))
+            self._produced([produced] if produced else None)
+            return
+        late = what == "delayed"
+        produce = self.store.produce_delay_message if late else self.store.produce_normal_message
+        self._produced(self.play(fault, produce(TOPIC, drafts)))
+
+    @rule(
+        worker=workers,
+        count=counts,
+        limits=st.sampled_from(DECLARED),
+        lease=st.sampled_from([1, 1000, 30_000]),
+        fault=faults,
+        alone=st.sampled_from([False, False, False, False, True]),
+    )
+    def dispatch_in_turn(
+        self, worker: str, count: int, limits: str, lease: int, fault: str, alone: bool
+    ) -> None:
+        work = self.store.dispatch_in_turn(
+            TOPIC, worker, count=count, lease=lease, limits=limits, alone=alone
+        )
+        taken = self.play(fault, work)
+        if taken:
+            self.claims += [(worker, leased) for leased in taken.messages]
+
+    @rule(
+        key=st.sampled_from([None, "k", "l"]),
+        running=st.sampled_from(["", None, 0, 1, 2]),
+        rate=st.sampled_from(["", None, [100.0, 1.0], [1000 / 3, 2.0]]),
+        weight=st.sampled_from(["", None, 2.0]),
+        pause=st.sampled_from(["", "", None, 500, "on"]),
+        fault=faults,
+    )
+    def limit(
+        self, key: str | None, running: Any, rate: Any, weight: Any, pause: Any, fault: str
+    ) -> None:
+        """Set limits; '' keeps one. All of it has a JSON form, to be noted."""
+        work = self.store.limit_key(
+            TOPIC,
+            key,
+            running=KEEP if running == "" else running,
+            interval=KEEP if rate == "" else rate and (rate[0], rate[1]),
+            weight=KEEP if weight == "" else weight,
+            pause=KEEP if pause == "" else inf if pause == "on" else pause,
+            reason="so",
+        )
+        self.play(fault, work)
+
+    @rule(
+        running=st.sampled_from([None, None, 1, 2]),
+        weight=st.sampled_from([None, 2.0]),
+        cost=st.sampled_from([1, 3]),
+        limits=st.sampled_from(DECLARED),
+        count=counts,
+        then=st.sampled_from(["", "", "complete", "release"]),
+    )
+    def take_turns(
+        self,
+        running: int | None,
+        weight: float | None,
+        cost: int,
+        limits: str,
+        count: int,
+        then: str,
+    ) -> None:
+        """Let a few lines take turns twice, whatever was set. Nobody hears the rings."""
+        self.limit(None, None, None, "", None, "none")
+        self.limit("k", running, None, weight, None, "none")
+        for keys in (["k", "l", None, "k"], ["l", None]):
+            self.produce_keyed([*keys], cost, Priority.NORMAL, "some", "a", None, "none")
+            self.dispatch_in_turn("w1", count, limits, 1000, "none", alone=False)
+        self.something_else_happens("doorbells")
+        if then and self.claims:
+            self.settle_all("w1", then, "none")
+
+    @precondition(lambda self: self.claims)
+    @rule(position=recent, key=st.booleans(), delay=st.sampled_from([100, 500]), fault=faults)
+    def snooze(self, position: int, key: bool, fault: str, delay: int = 500) -> None:
+        worker, one = self._pick(position)
+        later = SnoozeLater(codec.decode(one.record), delay, "later", key)
+        self.play(fault, self.store.snooze_message(TOPIC, worker, [(one, later)]))
+
+    @precondition(lambda self: self.model.lines.running)
+    @rule(delays=st.permutations([100, 500]))
+    def snooze_a_key_twice(self, delays: list[int]) -> None:
+        leases, running = self.model.leases, self.model.lines.running
+        good = [(name, one) for name, one in self.claims if leases.get(one.id) == (one.token, name)]
+        keyed = [(name, one) for name, one in good if one.id in running]
+        alike = [two for two in keyed if running[two[1].id] == running[keyed[0][1].id]]
+        for (worker, one), delay in zip(alike, delays, strict=False):
+            later = SnoozeLater(codec.decode(one.record), delay, "later", key=True)
+            self.run(self.store.snooze_message(TOPIC, worker, [(one, later)]))
+
     @precondition(lambda self: self.claims)
     @rule(
         positions=st.lists(recent, min_size=1, max_size=4),
@@ -582,8 +719,10 @@ class Walk(RuleBasedStateMachine):
         self.play(fault, work)
 
     def _seen(self, position: int) -> tuple[bytes, Message]:
-        """Return the record of a live message, and what it says."""
+        """Return the record of a live message, and what it says; of a replaced one, if it can."""
         ids = [*self.model.records]
+        if position % 2 == 0 and self.model.marks:
+            ids = [*self.model.marks]
         record = self.model.records[ids[-1 - position % len(ids)]]
         return record, codec.decode(record)
 
@@ -639,6 +778,21 @@ class Walk(RuleBasedStateMachine):
         return await snapshot(self.raw, TOPIC)
 
     @invariant()
+    def every_line_in_which_something_waits_has_a_turn_or_is_blocked(self) -> None:
+        lines = self.model.lines
+        waiting = {lines.places[id].key for id in lines.waiting}
+        assert lines.ring.keys() | lines.blocked.keys() - {""} == waiting
+        assert lines.ring.keys() & lines.blocked.keys() == set()
+
+    @invariant()
+    def what_runs_is_leased_or_holds_its_line_back(self) -> None:
+        model = self.model
+        delayed = {id for level in model.delayed.values() for id in level}
+        assert model.lines.running.keys() <= model.leases.keys() | delayed
+        assert {id for id in model.at_work if model.lines.has_line(id)} <= {*model.lines.running}
+        assert model.lines.places.keys() <= model.records.keys()
+
+    @invariant()
     def the_bytes_of_the_archives_are_noted(self) -> None:
         key = self.store.keys.of(TOPIC).archive_bytes
         noted = self.run(self.raw.hmget(key, "dead", "quarantined", "completed"))
@@ -676,6 +830,10 @@ class Walk(RuleBasedStateMachine):
     async def _drain(self) -> None:
         """Once faults stop, everything live can be brought to its end."""
         await self.store.resume_topic(TOPIC)
+        for key in list(self.model.lines.limits):
+            await self.store.limit_key(
+                TOPIC, key, running=None, interval=None, weight=None, pause=None
+            )
         for _ in range(20 + 3 * self.model.live()):
             if not self.model.live():
                 break
@@ -688,7 +846,7 @@ class Walk(RuleBasedStateMachine):
                 settled = await self._settle("monitor", timed_out.messages, "retry")
                 settled = await self._release_replaced("monitor", timed_out.messages, settled)
                 assert all(settled), "a monitor may not settle what it took over"
-            taken = await self.store.dispatch_message(TOPIC, "w9", count=100, lease=1000)
+            taken = await self.store.dispatch_in_turn(TOPIC, "w9", count=100, lease=1000)
             if taken.messages:
                 settled = await self._settle("w9", taken.messages, "complete")
                 assert all(settled), "a worker may not settle what it holds"

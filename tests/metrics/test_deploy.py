@@ -44,7 +44,9 @@ async def exposed(raw: Redis, server: Server) -> str:
     async with queue(server.url) as mq:
         declare(mq)
         await mq.produce("t", 1)
-        worker = Worker(mq)
+        await mq.produce("waiting", 1, key="a")
+        await mq.admin.limit("waiting", running=1)
+        worker = Worker(mq, metrics_keys=1)
         async with Endpoint(worker, port=0) as endpoint, worker:
             pages = [await get(endpoint.port, path) for path in ("/metrics", "/metrics/depth")]
     return "".join(page.body for page in pages)

@@ -267,3 +267,53 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_long(
     await raw.client_pause(1000)
     await found.refresh()
     assert rendered(found.registry)["mx_rmq_depth_up"] == 0
+
+
+async def test_it_counts_keys_and_says_what_limits_hold_back(mq: MessageQueue) -> None:
+    await mq.produce_many("a", [1, 2, 3], keys=["x", "x", "y"])
+    await mq.produce("b", 1)
+    await mq.admin.limit("a", running=4)
+    await mq.admin.pause("a", "x")
+    await mq.store.dispatch_in_turn("a", "w", count=10, lease=60_000)
+    await mq.admin.limit("b", running=0)
+    await mq.store.dispatch_in_turn("b", "w", count=10, lease=60_000)
+    found = Depth(lambda: mq.admin)
+    await found.refresh()
+    shown = rendered(found.registry)
+    assert shown["mx_rmq_depth{state=pending,topic=a}"] == 2
+    assert shown["mx_rmq_keys_waiting{topic=a}"] == 1
+    assert shown["mx_rmq_keys_blocked{topic=a}"] == 1
+    assert shown["mx_rmq_held_back{topic=a}"] == 0
+    assert shown["mx_rmq_held_back{topic=b}"] == 1
+    assert shown["mx_rmq_running_limit{topic=a}"] == 4
+    assert shown["mx_rmq_running_limit{topic=b}"] == 0
+    assert not [name for name in shown if name.startswith("mx_rmq_key_")]
+    await mq.admin.limit("a", running=None)
+    after = Depth(lambda: mq.admin)
+    await after.refresh()
+    assert "mx_rmq_running_limit{topic=a}" not in rendered(after.registry)
+
+
+async def test_it_names_a_bounded_number_of_keys_if_asked(mq: MessageQueue, raw: Redis) -> None:
+    for number in range(30):
+        await mq.produce_many("a", [1] * (number + 1), keys=[f"key-{number}"] * (number + 1))
+    await mq.produce_many("a", [1] * 50)
+    await mq.produce("b", 1)
+    found = Depth(lambda: mq.admin, top_keys=10)
+    await found.refresh()
+    shown = rendered(found.registry)
+    named = {name: value for name, value in shown.items() if "mx_rmq_key_waiting" in name}
+    assert len(named) == 10
+    assert named["mx_rmq_key_waiting{key=key-29,topic=a}"] == 30
+    assert 0 <= shown["mx_rmq_key_oldest_seconds{key=key-29,topic=a}"] < 60
+
+
+async def test_a_key_of_any_bytes_can_be_rendered(server: Server, raw: Redis) -> None:
+    async with queue(server.url, audit=False) as mq:
+        await mq.produce("a", 1, key="x")
+        keys = Keys().of("a")
+        await raw.zadd(keys.lines, {b'\xff"\n\t21 1 id': 0})
+        await raw.zadd(keys.ring, {b'\xff"\n': 0})
+        found = Depth(lambda: mq.admin, top_keys=10)
+        await found.refresh()
+        assert sum("mx_rmq_key_waiting" in name for name in rendered(found.registry)) == 2

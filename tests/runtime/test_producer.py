@@ -390,12 +390,13 @@ async def test_many_large_payloads_go_out_in_calls_of_a_megabyte(
 
 
 async def dealt(raw: Redis, count: int, topic: str = "t") -> list[list[Any]]:
-    """Return the payloads that are pending in each partition, in order."""
-    found = [await snapshot(raw, name) for name in partitions(topic, count)]
-    return [
-        [msgspec.json.decode(codec.decode(one.records[id]).payload) for id in one.normal]
-        for one in found
-    ]
+    """Return the payloads that are pending in each partition, in order, those with keys last."""
+    dealt = []
+    for name in partitions(topic, count):
+        found = await snapshot(raw, name)
+        ids = found.normal + [place.rpartition(" ")[2] for place in found.lines]
+        dealt.append([msgspec.json.decode(codec.decode(found.records[id]).payload) for id in ids])
+    return dealt
 
 
 @pytest.fixture
@@ -492,7 +493,7 @@ async def test_a_message_that_is_produced_again_after_its_topic_grew_is_not_made
     id = await mq.produce("t", 1, key=MOVER)
     assert number_in(id) == 1
     if finished:
-        (leased,) = (await mq.store.dispatch_message("t/1", "w", count=1, lease=9)).messages
+        (leased,) = (await mq.store.dispatch_in_turn("t/1", "w", count=1, lease=9)).messages
         await mq.store.complete_message("t/1", "w", [leased])
     await mq.admin.grow("t", 4)
     assert mq.store.partitions["t"] == 4
@@ -523,8 +524,12 @@ async def test_a_key_keeps_its_partition_though_the_topic_is_found_to_have_grown
 ) -> None:
     await mq.store.register("t", 4)
     mq.store.partitions["t"] = 2
-    mixed = [draft(1), draft(2, id="k3v9m2x0qwz1t-1.3"), draft(3)]
-    stored = mq._open_producer().produce_all("t", mixed, keys=[MOVER] * 3)
+    mixed = [
+        draft(1, key=MOVER),
+        draft(2, id="k3v9m2x0qwz1t-1.3", key=MOVER),
+        draft(3, key=MOVER),
+    ]
+    stored = mq._open_producer().produce_all("t", mixed)
     assert len([one async for one in stored]) == 1
     assert await dealt(raw, 4) == [[], [], [], [1, 2, 3]]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mx_rmq.core.limits import Limit
 from mx_rmq.net.server_clock import ServerClock
 from mx_rmq.runtime import slots as slots_module
 from mx_rmq.runtime.slots import Slots, Stopped
@@ -461,3 +463,164 @@ def test_to_a_topic_that_comes_up_later_a_slot_is_left() -> None:
     assert slots.room(late) == 1
     (held,) = take_in(slots, late, 1)
     assert slots.start_next() is held
+
+
+# topics with limits
+
+
+def with_limits(
+    *topics: str, concurrency: int, prefetch: int = 0, limited: str = "limited"
+) -> Slots:
+    handlers = [handler(limited, limit=Limit(running=1000))]
+    handlers += [handler(topic) for topic in topics]
+    return slots_for(handlers, concurrency=concurrency, prefetch=prefetch)
+
+
+def test_of_a_topic_with_limits_only_what_can_start_is_taken(time: Time) -> None:
+    slots = with_limits(concurrency=4, prefetch=1000)
+    (limited,) = slots.topics.values()
+    work(slots, limited, time, 2000, took=0.0002)
+    assert slots.ahead(limited) > 20
+    assert slots.room(limited) == slots.worth_asking(limited) == 4
+    slots.reserve(limited, 3)
+    assert slots.room(limited) == 1
+    slots.receive(limited, 3, some(2), time.now)
+    started = run_all(slots)
+    assert len(started) == 2
+    assert slots.room(limited) == 2
+    take_in(slots, limited, 2)
+    started += run_all(slots)
+    assert slots.room(limited) == 0
+    slots.finished(started[0])  # it is being settled, and needs no slot
+    assert slots.room(limited) == 1
+
+
+def test_a_handlers_own_concurrency_bounds_what_can_start() -> None:
+    one = handler("t", concurrency=2, per_key=Limit(running=1))
+    slots = slots_for([one], concurrency=10, prefetch=1000)
+    (topic,) = slots.topics.values()
+    assert slots.room(topic) == 2
+    take_in(slots, topic, 2)
+    run_all(slots)
+    assert slots.room(topic) == 0
+
+
+def test_what_a_topic_with_limits_was_promised_no_other_topic_gets() -> None:
+    slots = with_limits("other", concurrency=4)
+    limited, other = slots.topics.values()
+    slots.reserve(limited, 3)
+    waiting = take_in(slots, other, 4)
+    assert run_all(slots) == waiting[:1]
+    slots.receive(limited, 3, some(1), 0.0)  # two of the slots are free again
+    started = run_all(slots)
+    assert {held.topic for held in started} == {limited, other}
+    assert len(started) == 3
+
+
+def test_a_lost_message_of_a_topic_with_limits_keeps_no_slot() -> None:
+    slots = with_limits("other", concurrency=2)
+    limited, other = slots.topics.values()
+    first, _ = take_in(slots, limited, 2)
+    slots.forget_waiting(first)
+    for held in slots.take_back():
+        slots.forget(held)
+    take_in(slots, other, 2)
+    assert len(run_all(slots)) == 2
+
+
+def test_a_worker_that_cannot_settle_messages_of_topics_with_limits_takes_no_more(
+    time: Time,
+) -> None:
+    slots = with_limits(concurrency=4, prefetch=20)
+    slots.add(handler("narrow", concurrency=2, limit=Limit(running=9)), "narrow", ServerClock())
+    wide, narrow = slots.topics.values()
+    for topic in (wide, narrow):
+        work(slots, topic, time, 2000, took=0.0002)
+    for topic in (narrow, wide) * 2000:
+        if room := slots.worth_asking(topic):
+            take_in(slots, topic, room)
+        for held in run_all(slots):
+            held.started_at = time.now
+            slots.finished(held)  # and never settled
+        time.now += 0.0001
+    assert 4 < len(slots.held) <= 4 + 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_comes_of_a_topic_with_limits_starts_at_once(seed: int, time: Time) -> None:
+    chance = random.Random(seed)
+    concurrency, prefetch = chance.randint(1, 8), chance.choice([0, 3, 50])
+    slots = with_limits("a", "b", concurrency=concurrency, prefetch=prefetch)
+    slots.add(handler("c", concurrency=2, per_key=Limit(running=1)), "c", ServerClock())
+    topics = list(slots.topics.values())
+    running: list[HeldMessage] = []
+    settling: list[HeldMessage] = []
+    asked: list[tuple[TopicSlots, int]] = []
+    for _ in range(2000):
+        time.now += chance.random() * 0.02
+        topic = chance.choice(topics)
+        match chance.randrange(5):
+            case 0:
+                slots.backlog[topic] = None
+            case 1 if room := slots.worth_asking(topic):
+                slots.reserve(topic, room)
+                asked.append((topic, room))
+            case 2 if asked:
+                topic, count = asked.pop(chance.randrange(len(asked)))
+                got = chance.randint(0, count)
+                slots.receive(topic, count, some(got), 0.0)
+                if got < count:
+                    slots.backlog.pop(topic, None)
+            case 3 if running:
+                held = running.pop(chance.randrange(len(running)))
+                slots.finished(held)
+                settling.append(held)
+            case 4 if settling:
+                slots.forget(settling.pop(chance.randrange(len(settling))))
+        running += run_all(slots)
+        assert not any(topic.waiting for topic in slots.limited)
+        assert slots._promised == sum(topic.asked for topic in slots.limited)
+        assert slots.running + slots._promised <= concurrency
+        assert all(topic.running <= topic.limit for topic in topics)
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3, 4, 10, 50])
+def test_a_busy_topic_shares_the_slots_with_one_that_has_limits(
+    concurrency: int, time: Time
+) -> None:
+    slots = with_limits("busy", concurrency=concurrency, prefetch=1000)
+    limited, busy = slots.topics.values()
+    slots.backlog |= {busy: None, limited: None}
+    running: list[HeldMessage] = []
+    ended: Counter[str] = Counter()
+    for _ in range(4000):
+        for topic in (limited, busy):  # the order in which the dispatcher asks
+            if room := slots.worth_asking(topic):
+                take_in(slots, topic, room)
+        running += run_all(slots)
+        time.now += 0.0001
+        held = running.pop(0)
+        held.started_at = time.now - 0.001
+        finish(slots, held)
+        ended[held.topic.topic] += 1
+    assert sum(ended.values()) == 4000
+    assert 0.4 < ended["limited"] / 4000 < 0.6
+
+
+def test_a_topic_with_limits_that_has_nothing_pending_costs_the_others_no_slot() -> None:
+    slots = with_limits("busy", concurrency=3)
+    _, busy = slots.topics.values()
+    take_in(slots, busy, 3)
+    assert len(run_all(slots)) == 3
+
+
+def test_partitions_share_the_limits_of_their_topic() -> None:
+    slots = Slots(concurrency=10, prefetch=0)
+    one = handler("t", limit=Limit(running=10, rate="50/s"), per_key=Limit(running=1))
+    second = slots.add(one, "t/1", ServerClock(), 4)
+    assert second.in_turn
+    assert second.limits == "3 80 1.25 1 - - 0"
+    second.share_limits(8)
+    assert second.limits == "2 160 1 1 - - 0"
+    plain = slots.add(handler("p"), "p", ServerClock())
+    assert (plain.in_turn, plain.limits) == (False, "")

@@ -15,7 +15,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, ResponseError
 
-from mx_rmq import Delivery, DuplicateMessage, MessageQueue, NotConfirmed, Reject, Worker
+from mx_rmq import Delivery, DuplicateMessage, Limit, MessageQueue, NotConfirmed, Reject, Worker
 from mx_rmq.admin import Filter
 from mx_rmq.core.errors import MxRmqError, ScriptFailed, ServerUnavailable, WrongType
 from mx_rmq.core.message import State
@@ -30,7 +30,7 @@ from tests.lab.cases import CASES, Stage
 from tests.lab.clock import Clock
 from tests.lab.cluster import Cluster
 from tests.lab.crew import until
-from tests.lab.messages import TOPIC, bring, draft, leased, settle, take
+from tests.lab.messages import TOPIC, bring, draft, leased, settle, take, take_in_turn
 from tests.lab.nodes import Node
 from tests.lab.ports import free_ports
 from tests.lab.servers import USUAL, Kind, Server, chosen
@@ -49,6 +49,7 @@ PASSWORD = "s3cret"
 PAYLOAD, DOORBELL = f"mx-rmq:{{{TOPIC}}}:payload", f"mx-rmq:{{{TOPIC}}}:doorbell"
 DEAD_LETTERS = f"mx-rmq:{{{TOPIC}}}:dlq:payload"
 HISTORY = f"mx-rmq:{{{TOPIC}}}:history"
+LINE = f"mx-rmq:{{{TOPIC}}}"
 
 CHANNELS = {"+ping", "+publish", "+subscribe", "+unsubscribe"}
 """Without these, workers learn later of aborts, and callers of results."""
@@ -131,6 +132,9 @@ async def produce(mq: MessageQueue) -> None:
         await mq.produce(TOPIC, 1, id=f"delayed-{number}", delay=60)
         await asyncio.sleep(0.06)  # until the server need not remember the ids any more
     await mq.produce_many("another", [1, 2, 3])
+    for delay in (None, 60):
+        await mq.produce("lines", 1, key="k", delay=delay)
+        await mq.produce("lines", 1, cost=2, delay=delay)
 
 
 async def work(mq: MessageQueue) -> None:
@@ -155,6 +159,14 @@ async def work(mq: MessageQueue) -> None:
         delivery.progress(0.5)
         return number
 
+    in_line: list[int] = []
+
+    @mq.handler("lines", per_key=Limit(running=1, rate="100/s"), max_attempts=2, retry=0.01, ttl=99)
+    async def take_turns(number: int) -> None:
+        in_line.append(number)
+        if number == 4 and in_line.count(4) == 1:
+            raise ValueError("again, please")
+
     @mq.cron("* * * * *", topic="tick")
     async def tick() -> None: ...
 
@@ -166,6 +178,9 @@ async def work(mq: MessageQueue) -> None:
         await until(lambda: {0, 2, 3, 4, 5, 6, 7} <= {*handled})
         await until(lambda: handled.count(4) == 2)
         await produce(mq)
+        for number in (2, 3, 4, 5):
+            await mq.produce("lines", number, key="k")
+        await until(lambda: in_line.count(4) == 2 and in_line.count(5) == 1)
         assert await mq.result("kept", await mq.produce("kept", 1), timeout=20) == 1
         assert TOPIC in await mq.admin.topics()  # as /metrics/depth asks
         assert await mq.admin.workers()
@@ -176,6 +191,7 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.topics() == [TOPIC]
     assert (await admin.stats(TOPIC)).total == 5
     await admin.workers()
+    assert [one.key for one in (await admin.keys(TOPIC)).keys] == [None]
     for state in State:
         await admin.list(TOPIC, state)
         await admin.list(TOPIC, state, filter=Filter(since=0, until=1, text="x"))
@@ -197,6 +213,30 @@ async def operate(mq: MessageQueue) -> None:
     assert await admin.discard_all(TOPIC, State.QUARANTINED) == 1
     assert await admin.requeue_all(TOPIC, State.DEAD, dry_run=True) == 1
     assert await admin.cancel_all(TOPIC, State.PENDING, dry_run=True) == 1
+    for key in ("k", None):
+        await admin.limit(TOPIC, key, running=2, rate="50/s")
+        await admin.limits(TOPIC, key)
+        await admin.limit(TOPIC, key, running=None, rate=None)
+        assert await admin.pause(TOPIC, key, seconds=60)
+        assert await admin.resume(TOPIC, key)
+    keys, command = mq.store.keys.of(TOPIC), mq.store.caller.command
+    await mq.produce(TOPIC, 1, id="in-line", key="k")
+    assert (await admin.key(TOPIC, "k")).waiting == 1
+    assert "k" in [one.key for one in (await admin.keys(TOPIC)).keys]
+    await command("ZREM", keys.ring, "k")
+    assert [one.what for one in await admin.repair(TOPIC)] == ["key k: turn given"]
+    assert [one.key for one in (await admin.keys(TOPIC)).keys if one.key] == ["k"]
+    assert (await admin.key(TOPIC, "k")).waiting == 1
+    await admin.limit(TOPIC, "k", running=2)
+    assert await admin.pause(TOPIC, "k", seconds=60)
+    assert (await admin.limits(TOPIC)).keys["k"].paused
+    assert await admin.resume(TOPIC, "k")
+    await admin.limit(TOPIC, "k", running=None)
+    assert (await admin.stats(TOPIC)).keys_waiting == 1
+    assert await admin.cancel_all(TOPIC, State.PENDING, filter=Filter(key="k"), dry_run=True) == 1
+    assert await admin.reschedule(TOPIC, "in-line", delay=60)
+    assert await admin.abort(TOPIC, "in-line")
+    assert await admin.discard(TOPIC, "in-line")
     await mq.store.caller.command("HSET", PAYLOAD, "stray", "?")
     assert [one.id for one in await admin.repair(TOPIC, dry_run=True)] == ["stray"]
     assert [one.id for one in await admin.repair(TOPIC)] == ["stray"]
@@ -336,11 +376,11 @@ SPARING = {
     "+zcount": ["delay_tasks"],
     "+hmget": ["archive_bytes"],
     "+get": ["layout"],
-    "+zmscore": ["delay_tasks"],
+    "+zmscore": ["delay_tasks", "blocked"],
     "+hexists": ["processing"],
 }
-"""What is asked for only to spare a ring, to say what fills a server, to warn, and to name the
-state of a duplicate."""
+"""What is asked for only to spare a ring, to say what fills a server, to warn, to name the state of
+a duplicate, and where keys are blocked."""
 
 
 @with_selectors
@@ -356,6 +396,24 @@ async def test_a_producer_without_one_of_its_rights_on_some_keys_is_told_which(
                     await raw.delete(key)
             with pytest.raises(MxRmqError, match=r"(?i)permission|access"):
                 await play("producer", url)
+
+
+@with_selectors
+async def test_a_producer_may_produce_for_a_key_that_is_blocked(
+    admit: Admit, kind: Kind, raw: Redis, server: Server
+) -> None:
+    async with await Store.open(server.url) as store:
+        await store.limit_key(TOPIC, "k", running=0)
+        await store.produce_normal_message(TOPIC, [draft(key="k")])
+        await take_in_turn(store, 9)
+        assert await raw.zscore(store.keys.of(TOPIC).blocked, "k")
+    async with queue(await admit("producer", rules_of("producer", kind))) as mq:
+        await mq.produce(TOPIC, 1, key="k")
+    assert await denied(raw) == set()
+    less = [rule.replace("+zmscore +zscore", "+zscore") for rule in rules_of("producer", kind)]
+    async with queue(await admit("producer", less)) as mq:
+        with pytest.raises(ScriptFailed, match=r"may not run ZMSCORE .*blocked"):
+            await mq.produce(TOPIC, 1, key="k")
 
 
 @each_role
@@ -375,6 +433,7 @@ async def hear(mq: MessageQueue, caplog: pytest.LogCaptureFixture) -> None:
 
 
 KEYS = [
+    *("lines", "ring", "blocked", "keyed"),
     *("payload", "pending", "pending:*", "delay_tasks", "delay_tasks:*", "recent", "receipt:*"),
     "expiry",
     *("doorbell", "doorbell:delay", "dlq:payload", "error:parse:payload"),
@@ -472,8 +531,18 @@ NOT_FOR_PRODUCERS = [
     f"ZRANGE mx-rmq:{{{TOPIC}}}:dlq 0 -1",
     f"HGETALL mx-rmq:{{{TOPIC}}}:processing",
     *("HGETALL mx-rmq:topics", "HGETALL mx-rmq:workers"),
+    *(f"ZRANGE {LINE}:{key} 0 -1" for key in ("lines", "blocked", "running", "buckets")),
+    *(f"ZRANGEBYLEX {LINE}:{key} - +" for key in ("lines", "ring", "running")),
+    *(f"ZREM {LINE}:{key} x" for key in ("lines", "ring", "blocked", "running", "buckets")),
+    *(f"{command} {LINE}:keyed" for command in ("HGETALL", "HKEYS", "HVALS", "HRANDFIELD")),
+    *(f"HSCAN {LINE}:keyed 0", f"HDEL {LINE}:keyed pending", f"HMGET {LINE}:keyed pending"),
+    *(f"ZADD {LINE}:{key} 0 x" for key in ("blocked", "running", "buckets")),
+    *(f"HSET {LINE}:limits k x", f"HGETALL {LINE}:limits", f"HGET {LINE}:limits k"),
+    f"EVAL return(redis.call('ZRANGE',KEYS[1],0,-1)) 1 {LINE}:lines",
 ]
-NOT_ON_6_2 = re.compile(r"payload|pending|topics|delay_tasks|recent|history")
+NOT_ON_6_2 = re.compile(
+    r"payload|pending|topics|delay_tasks|recent|history|:lines|:ring|:blocked|:keyed"
+)
 """What a producer may all the same where keys and commands cannot be granted together."""
 
 
@@ -507,6 +576,7 @@ THEIRS = "theirs-"
 PRYING: dict[str, list[tuple[str | int, ...]]] = {
     "get": [()],
     "set": [("x", "GET", "PX", 600_000)],
+    "exists": [()],
     "pexpire": [(600_000,)],
     "pttl": [()],
     "type": [()],
@@ -540,8 +610,10 @@ PRYING: dict[str, list[tuple[str | int, ...]]] = {
     "zadd": [("GT", "INCR", 0, "ID"), (1, "x")],
     "zcard": [()],
     "zcount": [("-inf", "+inf")],
+    "zlexcount": [("-", "+")],
     "zmscore": [("ID",)],
     "zrange": [(0, -1, "WITHSCORES")],
+    "zrangebylex": [("-", "+")],
     "zrangebyscore": [("-inf", "+inf", "WITHSCORES")],
     "zrem": [("x",)],
     "zremrangebyrank": [(1, 0)],
@@ -564,11 +636,22 @@ async def test_a_producer_can_neither_read_a_foreign_payload_nor_list_foreign_id
             (one,) = await take(store)
             if state is not State.PROCESSING:
                 await settle(store, one, state)
+        declared = "- - - 1 - - 0"
+        for state in (State.PROCESSING, State.DELAYED, State.PENDING):
+            own = draft(SECRET, id=f"{THEIRS}{state.value}-in-line", key=f"k-{state.value}")
+            await store.produce_normal_message(TOPIC, [own])
+            if state is not State.PENDING:
+                taken = {one.id: one for one in await take_in_turn(store, 9, declared)}
+                if state is State.DELAYED:
+                    await settle(store, taken[str(own.id)], state)
+        await store.produce_normal_message(TOPIC, [draft(SECRET, id=f"{THEIRS}last")])
+        await store.limit_key(TOPIC, "k-other", running=1)
     url = await admit("producer", rules)
     keys = [key.decode() for key in await raw.keys("*") if isinstance(key, bytes)]
     assert {key.rpartition("}:")[2] for key in keys} >= {
         *("payload", "pending", "delay_tasks", "recent", "processing", "history", "totals"),
         *("dlq", "dlq:payload", "error:parse:queue", "error:parse:payload"),
+        *("lines", "ring", "keyed", "running", "limits"),
     }
     wanted = (SECRET.encode(), THEIRS.encode())
     answered = 0
@@ -577,7 +660,10 @@ async def test_a_producer_can_neither_read_a_foreign_payload_nor_list_foreign_id
         for key in keys:
             for command, forms in PRYING.items():
                 for form in forms:
-                    words = [THEIRS + "pending" if word == "ID" else word for word in form]
+                    guess = f"{THEIRS}pending" + "-in-line" * key.endswith(":keyed")
+                    if key.endswith(":ring"):  # holds keys, which a producer may list
+                        guess = "x"
+                    words = [guess if word == "ID" else word for word in form]
                     script = "return redis.call(ARGV[1], KEYS[1], unpack(ARGV, 2))"
                     for call in (
                         (command, key, *words),

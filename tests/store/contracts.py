@@ -22,8 +22,9 @@ from mx_rmq.store.arguments import MAX_BATCH
 from mx_rmq.store.results import Claim, HandedBack, Leased, Placed, Settled
 from mx_rmq.store.script import load
 from mx_rmq.store.store import Store
-from tests.lab.broken import assert_refused, broken, key_named, vital
+from tests.lab.broken import assert_refused, broken, for_lines, key_named, vital
 from tests.lab.calls import lose_next, resend_next
+from tests.lab.cases import TWO_PER_KEY
 from tests.lab.messages import (
     LEASE,
     TOPIC,
@@ -33,6 +34,7 @@ from tests.lab.messages import (
     draft,
     drafts,
     leased,
+    leased_in_turn,
     pending,
     renamed,
     settle,
@@ -555,10 +557,20 @@ class ProduceContract:
         self, store: Store, raw: Redis
     ) -> None:
         for name in load(self.name).keys:
-            if name not in needed(self.name):
+            if name not in needed(self.name) and name not in for_lines(self.name):
                 async with broken(raw, key_named(store, name)):
                     ((_, placed),) = await self.produce(store, [draft()])
                 assert placed is Placed.STORED
+
+    async def test_a_line_key_of_a_wrong_type_is_named_and_nothing_is_stored(
+        self, store: Store, raw: Redis
+    ) -> None:
+        await store.register(TOPIC)
+        lines = for_lines(self.name)
+        assert "keyed" in lines
+        for name in lines:
+            new = [draft(key="k")]
+            await assert_refused(store, raw, name, partial(self.produce, store, new))
 
 
 class HolderContract:
@@ -682,10 +694,35 @@ class HolderContract:
         self, store: Store, raw: Redis
     ) -> None:
         for name in load(self.name).keys:
-            if name not in needed(self.name):
+            if name not in needed(self.name) and name not in for_lines(self.name):
                 taken = await leased(store, 2)
                 async with broken(raw, key_named(store, name)):
                     assert await self.settle(store, taken) == [Settled.DONE] * 2
+
+    async def test_a_line_key_of_a_wrong_type_is_named_and_nothing_is_settled(
+        self, store: Store, raw: Redis
+    ) -> None:
+        lines = for_lines(self.name)
+        taken = await leased_in_turn(store, "kkl", limits=TWO_PER_KEY, waiting="k")
+        for name in lines:
+            if name == "doorbell":  # is read only if something may start, and nobody knows yet
+                await raw.delete(key_named(store, name))
+            await assert_refused(store, raw, name, partial(self.settle, store, taken))
+        assert await self.settle(store, taken) == [Settled.DONE] * 3
+
+    async def test_what_settles_a_keyed_message_wakes_its_line(
+        self, store: Store, raw: Redis
+    ) -> None:
+        taken = await leased_in_turn(store, "kkl", limits=TWO_PER_KEY, waiting="k")
+        await raw.delete(key_named(store, "doorbell"))
+        before = await snapshot(raw, TOPIC)
+        assert before.blocked["k"] > 0
+        extends = self.name in ("extend_lease", "note_progress")
+        assert await self.settle(store, taken[:1]) == [Settled.DONE]
+        found = await snapshot(raw, TOPIC)
+        assert found.blocked == (before.blocked if extends else {"k": 0})
+        assert found.rung is not extends
+        assert len(found.running) == 3 - (not extends)
 
 
 class ReceiptContract(HolderContract):

@@ -31,11 +31,15 @@ from tests.lab.messages import (
     draft,
     drafts,
     leased,
+    leased_in_turn,
     message,
     pending,
+    settle,
     take,
+    take_in_turn,
 )
 from tests.lab.servers import Server
+from tests.lab.snapshot import snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
     from tests.lab.servers import Kind
 
     Break = Callable[[Any, TopicKeys, "Ids"], list[Awaitable[object]]]
+    LineBreak = Callable[[Any, TopicKeys, "Ids", str], list[Awaitable[object]]]
 
 
 class Ids(NamedTuple):
@@ -226,6 +231,145 @@ BREAKS: dict[str, tuple[Break, list[tuple[str, str]]]] = {
         [("", "{keys.doorbell_delay} holds 2 rings")],
     ),
 }
+
+
+async def one_of_each_in_line(store: Store) -> Ids:
+    """A message with a key in each state; the first one is also the only one that waits."""
+    held, dead, odd = await leased_in_turn(store, "kkk")
+    await settle(store, dead, State.DEAD)
+    await settle(store, odd, State.QUARANTINED)
+    (waits,) = await pending(store, key="k")
+    (later,) = await delayed(store, 1000, key="k")
+    return Ids(waits, later, held.id, dead.id, odd.id)
+
+
+NOT_ITS_PLACE = "in the line of its key, but its place is another"
+NO_TURN = "messages wait in its line, but it has no turn"
+NOTHING_WAITS = "has a turn or is blocked, but nothing waits in its line"
+NOT_RUNNING = "takes up a place of its key, but is neither in processing nor delayed"
+NO_RECORD = "has a place in line, but no record"
+
+# The same for lines. {place} is that of the one that waits.
+LINE_BREAKS: dict[str, tuple[LineBreak, list[tuple[str, str]]]] = {
+    "in line and in a list": (
+        lambda raw, keys, ids, place: [raw.rpush(keys.pending, ids.pending)],
+        [("{pending}", "2 times pending")],
+    ),
+    "in its line twice": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.lines, {f"k\t{7:017} 1 {ids.pending}": 0})],
+        [("{pending}", NOT_ITS_PLACE)],
+    ),
+    "in two lines": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.lines, {f"m\t{7:017} 1 {ids.pending}": 0})],
+        [("", f"key m: {NO_TURN}"), ("{pending}", NOT_ITS_PLACE)],
+    ),
+    "in a line that nobody knows": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.lines, {"nonsense": 0})],
+        [("nonsense", NOT_ITS_PLACE)],
+    ),
+    "in no line": (
+        lambda raw, keys, ids, place: [raw.zrem(keys.lines, place + ids.pending)],
+        [("{pending}", "a record without a state"), ("", f"key k: {NOTHING_WAITS}")],
+    ),
+    "in line without a place": (
+        lambda raw, keys, ids, place: [raw.hdel(keys.keyed, ids.pending)],
+        [("{pending}", "in the line of its key, but no place is noted")],
+    ),
+    "in line and in processing": (
+        lambda raw, keys, ids, place: [
+            raw.hset(keys.keyed, ids.processing, place),
+            raw.zadd(keys.lines, {place + ids.processing: 0}),
+        ],
+        [("{processing}", "in several states: pending, processing")],
+    ),
+    "in line and delayed": (
+        lambda raw, keys, ids, place: [
+            raw.hset(keys.keyed, ids.delayed, place),
+            raw.zadd(keys.lines, {place + ids.delayed: 0}),
+        ],
+        [("{delayed}", "in several states: pending, delayed")],
+    ),
+    "in line without a record": (
+        lambda raw, keys, ids, place: [raw.hdel(keys.payload, ids.pending)],
+        [("{pending}", "a state without a record: pending"), ("{pending}", NO_RECORD)],
+    ),
+    "running without a record": (
+        lambda raw, keys, ids, place: [raw.hdel(keys.payload, ids.processing)],
+        [("{processing}", "a state without a record: processing"), ("{processing}", NO_RECORD)],
+    ),
+    "a key without a turn": (
+        lambda raw, keys, ids, place: [raw.zrem(keys.ring, "k")],
+        [("", f"key k: {NO_TURN}")],
+    ),
+    "a key with a turn that is blocked": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.blocked, {"k": 9e15})],
+        [("", "key k: has a turn and is blocked")],
+    ),
+    "a turn for nothing": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.ring, {b"x\xff": 1})],
+        [("", f"key x\\xff: {NOTHING_WAITS}")],
+    ),
+    "blocked for nothing": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.blocked, {"x": 9e15})],
+        [("", f"key x: {NOTHING_WAITS}")],
+    ),
+    "a place taken up by what is gone": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.running, {"k\tgone": 0})],
+        [("gone", NOT_RUNNING)],
+    ),
+    "a place taken up by what waits": (
+        lambda raw, keys, ids, place: [raw.zadd(keys.running, {f"k\t{ids.pending}": 0})],
+        [("{pending}", NOT_RUNNING)],
+    ),
+    "a place in line of what is gone": (
+        lambda raw, keys, ids, place: [raw.hset(keys.keyed, "gone", "k\t2 1 ")],
+        [("gone", NO_RECORD)],
+    ),
+    "a place in line of what is dead": (
+        lambda raw, keys, ids, place: [raw.hset(keys.keyed, ids.dead, "k\t2 1 ")],
+        [("{dead}", NO_RECORD)],
+    ),
+    "a place for a record that nobody gave": (
+        lambda raw, keys, ids, place: [raw.hset(keys.keyed, f"!{ids.processing}", "k\t2 1 ")],
+        [("{processing}", NO_RECORD)],
+    ),
+}
+
+
+async def break_a_line(store: Store, raw: Redis, how: str) -> Ids:
+    ids, keys = await one_of_each_in_line(store), store.keys.of(TOPIC)
+    assert await store.audit.topic(TOPIC) == []
+    place = (await snapshot(raw, TOPIC)).keyed[ids.pending]
+    for step in LINE_BREAKS[how][0](raw, keys, ids, place):
+        await step
+    return ids
+
+
+@pytest.mark.corrupts
+@pytest.mark.parametrize("how", LINE_BREAKS)
+async def test_each_way_to_break_a_line_is_named_and_nothing_else(
+    store: Store, raw: Redis, how: str
+) -> None:
+    ids = await break_a_line(store, raw, how)
+    assert await store.audit.topic(TOPIC) == [
+        Violation(TOPIC, who.format(**ids._asdict()), what) for who, what in LINE_BREAKS[how][1]
+    ]
+
+
+async def test_a_line_that_waits_for_a_retry_or_a_replacement_is_no_violation(
+    store: Store, clock: Clock
+) -> None:
+    strict = "- - - 1 - - 0"
+    (failed,) = await leased_in_turn(store, "k", limits=strict, waiting="kk")
+    await settle(store, failed, State.DELAYED)
+    assert await store.audit.topic(TOPIC) == []
+    await store.produce_normal_message(TOPIC, [draft(id="own", key="m")])
+    await store.dispatch_in_turn(TOPIC, "w1", count=9, lease=9, limits=strict)
+    await store.replace_message(TOPIC, draft("new", id="own", key="n"))
+    assert await store.audit.topic(TOPIC) == []
+    clock.advance(10)
+    await store.handle_timeout_message(TOPIC, "w2", count=9, recovery=1000)
+    assert await store.audit.topic(TOPIC) == []
 
 
 @pytest.mark.corrupts
@@ -471,8 +615,10 @@ async def test_large_records_are_not_carried_along(kind: Kind, short_path: Path)
 class Traffic:
     """A worker and a producer at once, on the same topic as everybody else."""
 
-    def __init__(self, store: Store, seed: int) -> None:
+    def __init__(self, store: Store, seed: int, limits: str | None) -> None:
         self.store = store
+        self.limits = limits
+        """Of the handler, if the messages have keys."""
         self.worker = f"w{seed}"
         self.rounds = 0
         self._random = random.Random(seed)
@@ -485,12 +631,16 @@ class Traffic:
 
     async def _round(self) -> None:
         store, chance = self.store, self._random
+        key = None if self.limits is None else chance.choice([None, *"abcdef"])
         made = await store.produce_normal_message(
-            TOPIC, drafts(12, priority=chance.choice(list(Priority)))
+            TOPIC, drafts(12, priority=chance.choice(list(Priority)), key=key)
         )
-        await store.produce_delay_message(TOPIC, drafts(5, delay=chance.randrange(5)))
+        await store.produce_delay_message(TOPIC, drafts(5, delay=chance.randrange(5), key=key))
         await store.cancel_message(TOPIC, chance.choice(made).id)
-        self._held += await take(store, 20, worker=self.worker)
+        if self.limits is None:
+            self._held += await take(store, 20, worker=self.worker)
+        else:
+            self._held += await take_in_turn(store, 20, self.limits, worker=self.worker)
         chance.shuffle(self._held)
         lots = [self._held[at : at + 4] for at in range(0, len(self._held), 4)]
         self._held = [one for lot in lots[5:] for one in lot]
@@ -513,8 +663,9 @@ class Traffic:
             await store.discard_message(TOPIC, State.QUARANTINED, entry.id, archived=entry.at)
 
 
+@pytest.mark.parametrize("declared", [None, "", "- - - 3 - - 0", "- - - 1 - - 0"])
 async def test_live_traffic_raises_no_false_alarm(
-    raw: Redis, server: Server, audit: Audit, recorder: Recorder
+    raw: Redis, server: Server, audit: Audit, recorder: Recorder, declared: str | None
 ) -> None:
     stop = asyncio.Event()
     limits = Limits(dlq_max=20)
@@ -523,7 +674,7 @@ async def test_live_traffic_raises_no_false_alarm(
         await Store.open(server.url, limits=limits) as second,
     ):
         await crowd(first)
-        busy = [Traffic(first, 1), Traffic(second, 2)]
+        busy = [Traffic(first, 1, declared), Traffic(second, 2, declared)]
         async with asyncio.TaskGroup() as group:
             for traffic in busy:
                 group.create_task(traffic.run(stop))

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
 from mx_rmq.store.arguments import MAX_BATCH
 from tests.lab.broken import assert_refused, broken, key_named, vital
 from tests.lab.calls import resend_next
-from tests.lab.messages import TOPIC, Priority, delayed, draft, drafts, pending, take
+from tests.lab.messages import (
+    TOPIC,
+    Priority,
+    delayed,
+    draft,
+    drafts,
+    leased_in_turn,
+    pending,
+    settle,
+    take,
+)
 from tests.lab.snapshot import snapshot
 from tests.store.contracts import ONE_SERVER
 
@@ -201,3 +212,20 @@ async def test_another_key_of_a_wrong_type_is_named_and_nothing_is_changed(
         if name not in LEVELS + TARGETS:
             await assert_refused(store, raw, name, partial(process, store))
     assert sorted(await process(store)) == sorted(due)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_nothing_of_a_keyed_message_without_a_record_is_left(
+    store: Store, raw: Redis, clock: Clock, strict: bool
+) -> None:
+    if strict:
+        (one,) = await leased_in_turn(store, "k", limits="- - - 1 - - 0")
+        await settle(store, one, State.DELAYED)
+        id = one.id
+    else:
+        (id,) = await delayed(store, 1000, key="k")
+    await raw.hdel(store.keys.of(TOPIC).payload, id)
+    clock.advance(1000)
+    assert await store.process_delay_message(TOPIC, count=9) == []
+    found = await snapshot(raw, TOPIC)
+    assert (found.running, found.keyed.keys() - {"!"}, found.delayed) == (set(), set(), {})

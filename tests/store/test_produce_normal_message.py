@@ -119,7 +119,7 @@ async def test_raw_bytes_that_are_not_json_are_refused(store: Store, raw: Redis)
         (None, Priority.NORMAL, 5000, "0 0 normal 5000"),
         ("own", Priority.NORMAL, None, "1 0 normal"),
         ("own", "low", 7, "1 0 low 7"),
-        ("a123456789abc-7", Priority.LOW, None, "1 17 low"),
+        ("a123456789abc-7", Priority.LOW, None, "1 21 low"),
     ],
 )
 async def test_what_is_sent_of_a_message(

@@ -98,7 +98,7 @@ async def test_inspect_of_nothing_says_nothing(store: Store) -> None:
 
 
 async def test_inspect_names_a_key_of_a_wrong_type(store: Store, raw: Redis) -> None:
-    (id,) = await pending(store)
+    (id,) = await pending(store, key="k")
     for name in load("inspect_message").keys:
         await assert_refused(store, raw, name, lambda: inspect(store, id))
 

@@ -11,12 +11,24 @@ from mx_rmq import MessageQueue, Worker
 from mx_rmq.admin import Admin
 from mx_rmq.core import codec
 from mx_rmq.core.message import State
+from mx_rmq.store.results import HandedBack
 from tests.lab.broken import broken
 from tests.lab.crew import until
-from tests.lab.messages import TOPIC, Priority, delayed, draft, leased, pending, renamed, take
+from tests.lab.messages import (
+    TOPIC,
+    Priority,
+    delayed,
+    draft,
+    leased,
+    leased_in_turn,
+    pending,
+    renamed,
+    take,
+    take_in_turn,
+)
 from tests.lab.servers import Kind, chosen
 from tests.lab.snapshot import snapshot
-from tests.store.test_audit import BREAKS, Ids, one_of_each
+from tests.store.test_audit import BREAKS, LINE_BREAKS, Ids, break_a_line, one_of_each
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -95,6 +107,66 @@ async def test_every_violation_is_repaired_and_no_message_is_lost(
     for name in ("pending", "delayed", "processing"):
         if name != gone:
             assert await admin.get(TOPIC, getattr(ids, name)) is None
+
+
+@pytest.mark.parametrize("how", LINE_BREAKS)
+async def test_every_violation_of_a_line_is_repaired_and_no_message_is_lost(
+    store: Store, raw: Redis, clock: Clock, how: str
+) -> None:
+    ids = await break_a_line(store, raw, how)
+    admin = Admin(store).as_operator("ann")
+    before = await snapshot(raw, TOPIC)
+    plan = await admin.repair(TOPIC, dry_run=True)
+    assert await snapshot(raw, TOPIC) == before, "a dry run has changed something"
+    done = await admin.repair(TOPIC)
+    assert done
+    assert {*done} <= {*plan}
+    assert await admin.audit(TOPIC) == []
+    assert await admin.repair(TOPIC) == []
+
+    gone = {"in line without a record": "pending", "running without a record": "processing"}
+    live = {"pending", "delayed", "processing"} - {gone.get(how, "")}
+    clock.advance(3_600_000)
+    late = await store.handle_timeout_message(TOPIC, "w1", count=9, recovery=1000)
+    back = [HandedBack(one) for one in late.messages]
+    await store.release_message(TOPIC, "w1", back)
+    await store.process_delay_message(TOPIC, count=9)
+    handled = []
+    for _ in live:  # in strict order: one at a time
+        (one,) = await take_in_turn(store, 9, "- - - 1 - - 0")
+        assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
+        handled.append(one.id)
+    assert sorted(handled) == sorted(getattr(ids, name) for name in live)
+    found = await snapshot(raw, TOPIC)
+    assert (found.lines, found.ring, found.blocked, found.running) == ([], {}, {}, set())
+    assert found.keyed.keys() == {"!"}
+
+
+async def test_a_message_that_fell_out_of_its_line_gets_its_place_back(
+    store: Store, raw: Redis
+) -> None:
+    keys = store.keys.of(TOPIC)
+    ids = await pending(store, 3, key="k")
+    before = await snapshot(raw, TOPIC)
+    await raw.zrem(keys.lines, before.lines[0])
+    await Admin(store).repair(TOPIC)
+    assert await snapshot(raw, TOPIC) == before
+    assert [one.id for one in await take_in_turn(store, 9)] == ids
+
+
+async def test_a_line_that_waited_for_a_place_goes_on_after_its_repair(
+    store: Store, raw: Redis
+) -> None:
+    strict = "- - - 1 - - 0"
+    (one,) = await leased_in_turn(store, "k", limits=strict, waiting="k")
+    keys = store.keys.of(TOPIC)
+    assert await store.complete_message(TOPIC, "w1", [one]) == ["1"]
+    await raw.zadd(keys.running, {"k\tgone": 0})
+    assert await take_in_turn(store, 9, strict) == []
+    await raw.delete(keys.doorbell)
+    await Admin(store).repair(TOPIC)
+    assert await raw.llen(keys.doorbell) == 1
+    assert len(await take_in_turn(store, 9, strict)) == 1
 
 
 async def handle_everything(store: Store, clock: Clock) -> None:

@@ -13,7 +13,17 @@ import msgspec
 import pytest
 
 import mx_rmq
-from mx_rmq import Delivery, Depends, MessageQueue, Outgoing, Router, Topic, Worker
+from mx_rmq import (
+    Delivery,
+    Depends,
+    Limit,
+    MessageQueue,
+    Outgoing,
+    Rate,
+    Router,
+    Topic,
+    Worker,
+)
 from mx_rmq.admin import (
     Admin,
     BulkOptions,
@@ -199,6 +209,15 @@ def test_every_field_of_a_retry_policy_is_there_with_its_default() -> None:
         (policy.__name__, one.name): REQUIRED if one.required else one.default
         for policy in (Exponential, Delays, ByError)
         for one in msgspec.structs.fields(policy)
+    }
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, Limit), (1, Rate)])
+def test_every_field_of_a_limit_is_there_with_its_default(
+    number: int, kind: type[msgspec.Struct]
+) -> None:
+    assert defaults(tables("Limits")[number]) == {
+        one.name: REQUIRED if one.required else one.default for one in msgspec.structs.fields(kind)
     }
 
 

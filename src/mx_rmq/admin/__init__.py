@@ -4,6 +4,8 @@ from mx_rmq.admin.admin import Admin
 from mx_rmq.admin.bulk import BulkOptions, Progress
 from mx_rmq.admin.filter import Filter
 from mx_rmq.admin.history import Happening, What
+from mx_rmq.admin.keys import KeyList, KeyView
+from mx_rmq.admin.limits import HeldBack, LimitsView, LimitView
 from mx_rmq.admin.models import (
     Cancelled,
     Doing,
@@ -24,6 +26,11 @@ __all__ = [
     "FailureView",
     "Filter",
     "Happening",
+    "HeldBack",
+    "KeyList",
+    "KeyView",
+    "LimitView",
+    "LimitsView",
     "MessageView",
     "Overview",
     "Page",

@@ -16,9 +16,10 @@ from mx_rmq.admin.fanout import ask_for
 from mx_rmq.admin.models import Cancelled, Repair
 from mx_rmq.core import codec
 from mx_rmq.core.errors import DecodeError, InvalidInput, NewerRecord
-from mx_rmq.core.message import VERSION, Failure, Message, State
+from mx_rmq.core.message import MAX_COST, VERSION, Failure, Message, State
+from mx_rmq.core.names import check_key
 from mx_rmq.core.partition import topic_of
-from mx_rmq.core.text import storable
+from mx_rmq.core.text import shown, storable
 from mx_rmq.store.quarantine import read
 from mx_rmq.store.results import Settled
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 EDITED: Final = "with another payload"  # what the history says about an edited message
 
-_KEPT: Final = ("created_at", "priority", "max_attempts", "retry", "headers", "errors")
+_KEPT: Final = (
+    *("created_at", "priority", "max_attempts", "retry", "headers", "errors"),
+    *("key", "cost"),
+)
 _TYPES: Final = {one.name: one.type for one in msgspec.structs.fields(Message) if one.name in _KEPT}
 """Fields to keep of a record that cannot be read as a whole, each on its own."""
 
@@ -86,6 +90,11 @@ class Actions:
         return await self._requeue(part, found, message, why=EDITED)
 
     async def _requeue(self, part: str, found: Found, message: Message, why: str = "") -> bool:
+        if not _can_stand_in_line(message.key, message.cost):
+            raise InvalidInput(
+                f"message {found.id!r:.80} cannot be requeued: key={shown(message.key)} or "
+                f"cost={shown(message.cost)} is not one that produce accepts"
+            )
         at, by = found.archived or 0, self.by
         done = await self.store.requeue_message(
             part, found.state, found.id, archived=at, message=message, why=why, by=by
@@ -160,6 +169,11 @@ class Actions:
             shown = id.decode("utf-8", "backslashreplace")
             done = await self.store.repair_message(part, id, dry_run=dry_run, by=self.by)
             repairs += [Repair(part, shown, words) for words in done]
+        suspects = [one.suspect for one in found.lines]
+        codes = await self.store.repair_lines(part, suspects, dry_run=dry_run)
+        for one, code in zip(found.lines, codes, strict=True):
+            if code:  # not right by now
+                repairs.append(Repair(part, one.id, one._replace(code=code).repair))
         return repairs
 
 
@@ -208,7 +222,18 @@ def _readable_fields(data: bytes) -> dict[str, Any]:
     for name, type in _TYPES.items() if isinstance(record, dict) else ():
         with suppress(KeyError, msgspec.ValidationError):
             fields[name] = msgspec.convert(record[name], type)
+    if not _can_stand_in_line(fields.get("key"), fields.get("cost", 1)):
+        fields.pop("key", None)
+        fields.pop("cost", None)
     return fields
+
+
+def _can_stand_in_line(key: str | None, cost: int) -> bool:
+    """Return whether produce would accept them: a record may come from another program."""
+    try:
+        return (key is None or bool(check_key(key))) and 1 <= cost <= MAX_COST
+    except InvalidInput:
+        return False
 
 
 def split(found: Found) -> tuple[QuarantineReason | None, bytes]:

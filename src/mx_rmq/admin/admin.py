@@ -18,6 +18,8 @@ from mx_rmq.admin.bulk import Bulk
 from mx_rmq.admin.fanout import ask_all, ask_for
 from mx_rmq.admin.filter import Filter, times
 from mx_rmq.admin.history import follow, happening
+from mx_rmq.admin.keys import read_key, read_keys
+from mx_rmq.admin.limits import Limiter
 from mx_rmq.admin.listing import LOOK, read_page
 from mx_rmq.admin.models import (
     Cancelled,
@@ -40,10 +42,11 @@ from mx_rmq.admin.stats import (
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import FAILED, LIVE, WAITING, State
-from mx_rmq.core.names import TOPIC, check_topic
+from mx_rmq.core.names import TOPIC, check_key, check_topic
 from mx_rmq.core.outgoing import new_due_time
 from mx_rmq.core.partition import check_partitions, partitions
 from mx_rmq.core.status import ProgressNote
+from mx_rmq.store.operator_calls import KEEP, Keep
 
 if TYPE_CHECKING:
     import builtins
@@ -53,7 +56,10 @@ if TYPE_CHECKING:
 
     from mx_rmq.admin.bulk import Act, BulkOptions, CanAct
     from mx_rmq.admin.history import Happening
+    from mx_rmq.admin.keys import KeyList, KeyView
+    from mx_rmq.admin.limits import LimitsView
     from mx_rmq.admin.stats import Rates
+    from mx_rmq.core.limits import Rate
     from mx_rmq.store import Store
     from mx_rmq.store.audit import Violation
     from mx_rmq.store.history import HistoryEntry
@@ -75,6 +81,7 @@ class Admin:
         self._store = store
         self._pages = store.views.pages
         self._actions = Actions(store, operator)
+        self._limiter = Limiter(store, self._parts, by=operator)
 
     def as_operator(self, name: str) -> Admin:
         """Return the same admin under this name, which the history shows beside its actions."""
@@ -150,13 +157,76 @@ class Admin:
         """
         return await self._store.views.servers()
 
-    async def pause(self, topic: str) -> bool:
-        """Stop workers from taking messages of a topic; return whether that changed anything."""
-        return await self._on_all(topic, self._store.pause_topic)
+    async def pause(
+        self,
+        topic: str,
+        key: str | None = None,
+        *,
+        seconds: Seconds | None = None,
+        reason: str = "",
+    ) -> bool:
+        """Let no message of a topic, or of one of its keys, start; return whether that changed
+        anything.
 
-    async def resume(self, topic: str) -> bool:
-        """Let workers take messages of a topic again; return whether that changed anything."""
-        return await self._on_all(topic, self._store.resume_topic)
+        For this many seconds, or until it is resumed. Messages in processing are not affected.
+        """
+        check_text("reason=", reason)
+        if key is not None:
+            return await self._limiter.pause(topic, check_key(key), seconds, reason)
+        changed = False
+        if seconds is None:
+            changed = await self._on_all(topic, self._store.pause_topic)
+        if seconds is not None or reason:
+            changed |= await self._limiter.pause(topic, None, seconds, reason)
+        return changed
+
+    async def resume(self, topic: str, key: str | None = None) -> bool:
+        """Let the messages of a topic, or of one of its keys, start again; return whether that
+        changed anything."""
+        if key is not None:
+            return await self._limiter.resume(topic, check_key(key))
+        changed = await self._on_all(topic, self._store.resume_topic)
+        return await self._limiter.resume(topic, None) or changed
+
+    async def limit(
+        self,
+        topic: str,
+        key: str | None = None,
+        *,
+        running: int | Keep | None = KEEP,
+        rate: Rate | str | Keep | None = KEEP,
+        weight: float | Keep | None = KEEP,
+    ) -> None:
+        """Change the limits of a topic, or of one of its keys, at once.
+
+        Only what is given is changed. It overrides what the handler declares; None restores that.
+        `running=0`: nothing starts. `rate` is "50/s", "100/m", "1000/h" or a Rate. `weight`, only
+        with a key: how many turns it gets for each turn of the others, 1 unless set. The limits of
+        a topic are shared out over its partitions, with at least 1 running in each.
+        """
+        key = None if key is None else check_key(key)
+        given = {"running": running, "rate": rate, "weight": weight}
+        await self._limiter.limit(topic, key, given)
+
+    async def limits(self, topic: str, key: str | None = None) -> LimitsView:
+        """Return the limits of a topic: what its handler declares, and what operators have set.
+
+        With a key, `LimitsView.keys` has only what is set for this key, if anything is.
+        """
+        return await self._limiter.limits(topic, None if key is None else check_key(key))
+
+    async def keys(self, topic: str, *, limit: int = 20) -> KeyList:
+        """Return up to `limit` (1 to 200) keys of a topic, those with the most waiting first.
+
+        Keys with limits of their own are also in it, if there is room. With more than 1,000
+        messages in lines, the keys are found in a random sample of 1,000. `KeyList.partial` says
+        whether keys that wait are left out.
+        """
+        return await read_keys(self._store, topic, await self._parts(topic), limit)
+
+    async def key(self, topic: str, key: str) -> KeyView:
+        """Return the line of one key, even if nothing of it waits."""
+        return await read_key(self._store, topic, await self._parts(topic), check_key(key))
 
     async def _on_all(self, topic: str, act: Callable[..., Awaitable[bool]]) -> bool:
         """Act on each partition of a topic, including those that are added meanwhile."""
@@ -170,7 +240,7 @@ class Admin:
         """Grow a topic to this many partitions; return how many it has now. It never shrinks.
 
         Producers use the new ones within ten seconds, and running workers serve them within
-        fifteen. A paused topic stays paused.
+        fifteen. A paused topic stays paused. Limits that were set are shared out again.
         """
         wanted = check_partitions(partitions)
         parts = await self._parts(topic)
@@ -180,6 +250,8 @@ class Admin:
                 "the messages in the others would be lost"
             )
         await self._store.grow(topic, wanted)
+        if wanted > len(parts):
+            await self._limiter.reshare(topic, len(parts))
         return self._store.partitions[topic]
 
     async def audit(self, topic: str) -> builtins.list[Violation]:
@@ -257,10 +329,11 @@ class Admin:
         """Return up to `limit` (1 to 1,000) messages of a state, from where the last page ended.
 
         Pending ones come in dispatch order: high, normal, low; within each the first of every
-        partition, then the second ones. Delayed ones come by due time, those in processing by the
-        deadline of their lease, dead and quarantined ones newest first. A cursor is a position: a
-        message that moves between two calls may be on both pages or on neither. Partitions added
-        meanwhile are on later pages. A page also ends after 8 MiB of messages.
+        partition, then the second ones. Those with a key come last, line by line. Delayed ones come
+        by due time, those in processing by the deadline of their lease, dead and quarantined ones
+        newest first. A cursor is a position: a message that moves between two calls may be on both
+        pages or on neither. Partitions added meanwhile are on later pages. A page also ends
+        after 8 MiB of messages.
 
         With a filter, one call reads at most about `look` messages (5,000) or 4 MiB. `Page.looked`
         says how many; the cursor continues after them.
@@ -421,9 +494,10 @@ class Admin:
     ) -> int:
         """Remove the pending or delayed messages that match a filter; return how many.
 
-        One partition after the other; within it high, normal, low. Pending ones newest first,
-        delayed ones by due time. Messages produced meanwhile are left alone; those that workers
-        hand back or retry meanwhile may be missed. Options are those of `requeue_all`.
+        One partition after the other; within it high, normal, low. Pending ones newest first, then
+        those with a key, line by line; delayed ones by due time. Messages produced meanwhile are
+        left alone; those that workers hand back or retry meanwhile may be missed. Options are those
+        of `requeue_all`.
         """
 
         async def cancel(part: str, found: Found) -> Cancelled:

@@ -16,7 +16,7 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.filter import Filter, matches, must_read, times
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
-from mx_rmq.store.messages import REPLY_BYTES, as_found, levels
+from mx_rmq.store.messages import IN_LINES, REPLY_BYTES, as_found, levels
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -56,7 +56,10 @@ class BulkOptions(TypedDict, total=False):
 
 
 class Span(NamedTuple):
-    """The ids that one level of a partition had at the beginning, with times from low to high."""
+    """The ids that one level of a partition had at the beginning, with times from low to high.
+
+    For messages with a key, `high` is the place of the last one instead.
+    """
 
     part: str
     state: State
@@ -64,6 +67,7 @@ class Span(NamedTuple):
     size: int
     low: float  # ms
     high: float
+    key: bytes = b""  # only the line of this key
 
     @property
     def where(self) -> tuple[str, State, int]:
@@ -110,9 +114,8 @@ class Bulk:
         spans = [span for some in await ask_all(parts, self._begin) for span in some]
         self._total = sum(span.size for span in spans)
         self._report()
-        steps_of = _STEPS.get(self.state, _ids_by_time)
         for span in spans:
-            async for step in steps_of(self.pages, span):
+            async for step in _steps_of(span)(self.pages, span):
                 if not await self._work_on(span.part, step):
                     return self._done
         return self._done
@@ -122,11 +125,18 @@ class Bulk:
         self._began[part] = await self.now(part)
         low, high = times(self.filter or Filter(), self.state)
         spans = []
+        if self.state is State.PENDING and self.filter and self.filter.key is not None:
+            key = self.filter.key.encode("utf-8", "surrogateescape")
+            _, size = await self.pages.line_of(part, key)
+            newest = await self.pages.last_place(part)
+            return [Span(part, self.state, IN_LINES, size, low, newest, key)]
         for level in range(levels(self.state)):
             where = part, self.state, level
             size, latest = await self.pages.count(*where, low, high), high
             if size and self.state is not State.PENDING:
                 latest = min(high, await self.pages.latest(*where) or 0.0)
+            elif size and level == IN_LINES:
+                latest = await self.pages.last_place(part)
             spans.append(Span(*where, size, low, latest))
         return spans
 
@@ -195,6 +205,19 @@ async def _ids_from_the_back(pages: Pages, span: Span) -> AsyncIterator[list[Lis
         seen = {one.id for one in ids}
 
 
+async def _ids_in_lines(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
+    """Yield the pending ids with a key that a span had, in steps, line by line.
+
+    A step continues behind the place where the last one ended, so it does not matter what left its
+    line or joined one before it.
+    """
+    place: bytes | None = b""
+    while span.size and place is not None:
+        ids, place = await pages.in_lines(span.part, span.key, place, span.high, STEP)
+        if ids:
+            yield ids
+
+
 async def _ids_at_once(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]]:
     """Yield the ids in processing of a span, in steps.
 
@@ -234,5 +257,8 @@ async def _ids_by_time(pages: Pages, span: Span) -> AsyncIterator[list[ListedId]
             yield fresh
 
 
-_STEPS: Final = {State.PENDING: _ids_from_the_back, State.PROCESSING: _ids_at_once}
-"""How to go through the states whose ids are not ordered by a fixed time."""
+def _steps_of(span: Span) -> Callable[[Pages, Span], AsyncIterator[list[ListedId]]]:
+    """Return how to go through a span: most states order their ids by a fixed time."""
+    if span.state is State.PENDING:
+        return _ids_in_lines if span.level == IN_LINES else _ids_from_the_back
+    return _ids_at_once if span.state is State.PROCESSING else _ids_by_time

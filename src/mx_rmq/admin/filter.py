@@ -1,4 +1,4 @@
-"""Filters messages by error, time and text."""
+"""Filters messages by error, time, key and text."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Filter:
     """Bounds of the message's time, inclusive, in seconds of the server's time. That is: if dead or
     quarantined, when it was archived; if delayed, when it is due; if in processing, when its lease
     ends; if pending, when it was produced."""
+    key: str | None = None  # the key that it was produced with, exactly
     text: str | None = None  # part of its id or of its payload as JSON; if unreadable, of its bytes
     as_of: float | None = None
     """Only messages that were in their state by then, in seconds of the server's time: archived
@@ -38,7 +39,7 @@ class Filter:
     does not match."""
 
     def __post_init__(self) -> None:
-        for name in ("error", "text"):
+        for name in ("error", "key", "text"):
             value = getattr(self, name)
             if not isinstance(value, str | None):
                 raise InvalidInput(f"{name}={value!r:.80} is not a string")
@@ -69,7 +70,12 @@ def times(wanted: Filter, state: State) -> tuple[float, float]:
 
 def must_read(wanted: Filter, state: State) -> bool:
     """Return whether records must be read, because the times in the index are not enough."""
-    if wanted.error or wanted.text or (wanted.as_of is not None and not state.is_archive):
+    if (
+        wanted.error
+        or wanted.key
+        or wanted.text
+        or (wanted.as_of is not None and not state.is_archive)
+    ):
         return True
     return state is State.PENDING and _span(wanted) != EVER
 
@@ -85,6 +91,7 @@ def matches(wanted: Filter, part: str, found: Found) -> bool:
         _in_time(wanted, found, message)
         and _was_there(wanted, found, message)
         and _has_error(wanted, message, about)
+        and (wanted.key is None or (message is not None and message.key == wanted.key))
         and _has_text(wanted, found.id, data if message is None else bytes(message.payload))
     )
 

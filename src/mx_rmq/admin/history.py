@@ -46,6 +46,7 @@ class What(StrEnum):
     REPAIRED = "repaired"  # brought back into exactly one state by an operator
     PAUSED = "paused"
     RESUMED = "resumed"
+    LIMITED = "limited"  # an operator set limits, or paused a key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class Happening:
     what: What
     ids: tuple[str, ...]
     by: str  # the worker or the operator; empty: a producer, or nothing but time
-    about: str  # the error, the reason, or the worker that went silent
+    about: str  # the error, the reason, the worker that went silent, or what was limited
 
 
 def happening(part: str, entry: HistoryEntry) -> Happening | None:

@@ -1,8 +1,9 @@
 """Pages of the messages of a state, merged over all partitions of a topic into one order.
 
 A cursor holds, for each partition and each level in it, how many messages the pages so far have
-passed: `2.0.0_0.1.0`. A partition with only zeros is left empty, and left out at the end, so
-partitions can be added between two pages.
+passed: `2.0.0_0.1.0`. Pending messages with a key are a fourth level, which is left out while it is
+zero. A partition with only zeros is left empty, and left out at the end, so partitions can be added
+between two pages.
 
 With a filter, one call reads a bounded number of messages; the next one continues there.
 """
@@ -20,14 +21,14 @@ from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.filter import Filter, matches, times
 from mx_rmq.admin.models import Page, message_view
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.message import State
 from mx_rmq.core.partition import number_of
-from mx_rmq.store.messages import REPLY_BYTES, check_count, levels
+from mx_rmq.store.messages import IN_LINES, REPLY_BYTES, check_count, levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mx_rmq.admin.models import MessageView
-    from mx_rmq.core.message import State
     from mx_rmq.store.messages import Found, ListedId, Pages
 
 PAGE_BYTES: Final = 8 * 1_048_576  # a page ends after this many bytes of messages
@@ -59,7 +60,7 @@ async def read_page(
     passed = positions(cursor, len(parts), levels(state))
     if cursor is None:
         await _skip_outside(pages, parts, state, filter, passed)
-    merged = MergedIds(pages, parts, state, passed)
+    merged = MergedIds(pages, parts, state, passed, key=_key(filter))
     messages: list[MessageView] = []
     looked = size = 0
     rest: list[ListedId] = []
@@ -86,7 +87,10 @@ async def read_page(
 async def _skip_outside(
     pages: Pages, parts: Sequence[str], state: State, filter: Filter, passed: list[list[int]]
 ) -> None:
-    """Skip, unread, the messages listed before the filter's time range."""
+    """Skip, unread, the messages listed before the filter's time range, or before its line."""
+    if state is State.PENDING and filter.key is not None:
+        await _skip_to_line(pages, parts, _key(filter), passed)
+        return
     low, high = times(filter, state)
     if state.is_archive:  # newest first
         before = math.nextafter(high, math.inf), math.inf
@@ -102,6 +106,22 @@ async def _skip_outside(
     await ask_all(parts, count)
 
 
+async def _skip_to_line(
+    pages: Pages, parts: Sequence[str], key: bytes, passed: list[list[int]]
+) -> None:
+    async def count(part: str) -> None:
+        skipped = passed[number_of(part)]
+        for level in range(IN_LINES):
+            skipped[level] = await pages.count(part, State.PENDING, level)
+        skipped[IN_LINES], _ = await pages.line_of(part, key)
+
+    await ask_all(parts, count)
+
+
+def _key(filter: Filter) -> bytes:
+    return b"" if filter.key is None else filter.key.encode("utf-8", "surrogateescape")
+
+
 def _up_to_end(ids: list[ListedId], state: State, filter: Filter) -> list[ListedId]:
     """Return the ids before the end of the filter's time range."""
     low, high = times(filter, state)
@@ -112,11 +132,21 @@ def _up_to_end(ids: list[ListedId], state: State, filter: Filter) -> list[Listed
 
 
 class MergedIds:
-    """The ids of all partitions in one order. `start`: how many to skip, by partition and level."""
+    """The ids of all partitions in one order. `start`: how many to skip, by partition and level.
+
+    `key`: leave out the lines behind that of this key.
+    """
 
     def __init__(
-        self, pages: Pages, parts: Sequence[str], state: State, start: Sequence[Sequence[int]]
+        self,
+        pages: Pages,
+        parts: Sequence[str],
+        state: State,
+        start: Sequence[Sequence[int]],
+        *,
+        key: bytes = b"",
     ) -> None:
+        self._key = key
         self._pages = pages
         self._parts = parts
         self._state = state
@@ -148,6 +178,8 @@ class MergedIds:
             number = number_of(part)
             start = self._start[number]
             found = await self._pages.entries(part, self._state, start, step)
+            if self._key:
+                found = [entry for entry in found if entry.key <= self._key]
             for entry in found:
                 start[entry.level] = entry.position + 1
             if found:
@@ -177,7 +209,8 @@ async def read_some(
 
 
 def cursor_at(passed: Sequence[Sequence[int]]) -> str:
-    parts = [".".join(map(str, levels)) if any(levels) else "" for levels in passed]
+    shown = [levels[:IN_LINES] if not any(levels[IN_LINES:]) else levels for levels in passed]
+    parts = [".".join(map(str, levels)) if any(levels) else "" for levels in shown]
     return "_".join(parts).rstrip("_")
 
 
@@ -189,7 +222,8 @@ def positions(cursor: str | None, count: int, levels: int) -> list[list[int]]:
     with suppress(IndexError, ValueError):
         for number, part in enumerate(cursor.split("_")):
             if part:
-                passed[number] = [int(text) for text in part.split(".")]
+                read = [int(text) for text in part.split(".")]
+                passed[number] = read + passed[number][max(IN_LINES, len(read)) :]
         whole = all(len(one) == levels and 0 <= min(one) <= max(one) < FARTHEST for one in passed)
         if cursor and whole and cursor == cursor_at(passed):
             return passed

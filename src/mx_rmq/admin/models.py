@@ -68,6 +68,8 @@ class MessageView:
     broken: str = ""  # why the record cannot be read; empty if it can
     newer: bool = False  # whether that is because a newer release wrote it
     priority: Priority | None = None
+    key: str | None = None  # whose line it stands in; None: it has no key
+    cost: int = 1  # how much it counts against a rate
     attempts: int = 0  # failed ones, including crashes
     crashes: int = 0
     max_attempts: int | None = None
@@ -214,7 +216,16 @@ def message_view(part: str, found: Found) -> MessageView:
     )
 
 
-_COPIED: Final = ("priority", "attempts", "crashes", "max_attempts", "headers", "reason")
+_COPIED: Final = (
+    "priority",
+    "key",
+    "cost",
+    "attempts",
+    "crashes",
+    "max_attempts",
+    "headers",
+    "reason",
+)
 
 
 def _message_fields(message: Message) -> dict[str, Any]:

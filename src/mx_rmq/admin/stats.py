@@ -6,7 +6,7 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from mx_rmq.admin.fanout import ask_all
 from mx_rmq.admin.models import seconds
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from mx_rmq.store import Store
+    from mx_rmq.store.line_reads import TopicLines
     from mx_rmq.store.reads import Counts
 
 T = TypeVar("T")
@@ -68,9 +69,10 @@ class Stats:
     quarantined: int
     oldest_pending: float | None
     """Seconds that the next message to dispatch has waited since it was produced, requeued, due or
-    to be retried; the maximum over priorities and partitions. None: nothing is pending, or the next
-    messages cannot be read."""
-    paused: bool  # dispatch is paused, for at least one partition
+    to be retried; the maximum over priorities and partitions, and over the keys that come next.
+    None: nothing is pending, only paused keys have something pending, or the next messages cannot
+    be read."""
+    paused: bool  # dispatch is paused, for at least one partition; also for a while
     dropped: int  # ids without a message, ever; above 0, another program wrote to the keys
     delayed_overdue: float | None = None
     """How many seconds ago the first delayed message was due; None: none is due. A worker moves it
@@ -89,6 +91,13 @@ class Stats:
     quarantined_budget: int = 0
     completed_budget: int = 0  # bytes over which the oldest are dropped; 0: no limit
     overflowed_at: float | None = None  # when an archive last dropped messages to save bytes
+    keys_waiting: int = 0  # keys with messages in line
+    keys_blocked: int = 0  # how many of them may not start now: limited, snoozed or paused
+    running_limit: int | None = None
+    """Messages that may run at a time; None: no limit, or the topic is idle and only its handler
+    declares one."""
+    held_back: bool = False  # a limit of the topic, or a pause for a while, lets nothing start now
+    pause_reason: str = ""  # why it is paused, if the operator said so
     totals: Totals = field(default_factory=Totals)
 
     @property
@@ -127,7 +136,9 @@ _SUMMED: Final = (*State, "dropped", "dead_bytes", "quarantined_bytes", "complet
 async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     """Count the messages of a topic in all its partitions."""
     found = await ask_all(parts, lambda part: _count(store, part))
-    counts = [one for one, _ in found]
+    counts, lines = [one.counts for one in found], [one.lines for one in found]
+    limits = [one.in_force.running for one in lines]
+    paused = [one for one in lines if one.set.is_paused(one.at)]
     budgets = {
         f"{state}_budget": sum([await store.budget(part, state) for part in parts])
         for state in ARCHIVES
@@ -135,25 +146,38 @@ async def count_topic(store: Store, topic: str, parts: Sequence[str]) -> Stats:
     return Stats(
         topic=topic,
         **{name: sum(getattr(one, name) for one in counts) for name in _SUMMED},
-        oldest_pending=_largest(waited for _, waited in found),
-        paused=any(one.paused for one in counts),
+        oldest_pending=_largest(one.waited for one in found),
+        paused=bool(paused) or any(one.paused for one in counts),
         delayed_overdue=seconds(_largest(one.delayed_overdue for one in counts)),
         lease_overdue=seconds(_largest(one.lease_overdue for one in counts)),
         partitions=len(parts),
         **budgets,
         overflowed_at=seconds(_largest(one.overflowed for one in counts)),
+        keys_waiting=sum(one.keys for one in lines),
+        keys_blocked=sum(one.blocked for one in lines),
+        running_limit=sum(filter(None, limits)) if None not in limits else None,
+        held_back=any(one.is_held_back for one in lines),
+        pause_reason=paused[0].set.reason if paused else "",
         totals=_totals(one.ever for one in counts),
     )
 
 
-async def _count(store: Store, part: str) -> tuple[Counts, float | None]:
-    """Count the messages of a partition; return also how long the next one has waited."""
+class _PartCount(NamedTuple):
+    """What was counted of a partition."""
+
+    counts: Counts
+    lines: TopicLines
+    waited: float | None  # how long the next message to dispatch has waited, seconds
+
+
+async def _count(store: Store, part: str) -> _PartCount:
     counts = await store.views.counts(part)
-    records = await store.views.pages.next_records(part) if counts.pending else []
+    lines = await store.views.lines.counted(part, counts)
+    in_lines = bool(lines.waiting)
+    records = await store.views.pages.next_records(part, lines=in_lines) if counts.pending else []
     ready = [at for at in map(_ready_at, records) if at is not None]
-    if not ready:
-        return counts, None
-    return counts, max(0, await store.views.now(part) - min(ready)) / 1000
+    waited = max(0, lines.now - min(ready)) / 1000 if ready else None
+    return _PartCount(counts, lines, waited)
 
 
 def _ready_at(record: bytes) -> int | None:

@@ -1,4 +1,4 @@
-"""The filter options: --error, --since, --until, --text."""
+"""The filter options: --error, --since, --until, --key, --text."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ with_filters = options(
         "--since", help="From this time: 2h (ago), +2h (ahead) or 2030-01-31T12:00 (UTC)."
     ),
     click.option("--until", help="Up to this time; same format as --since."),
+    click.option("--key", help="Only messages with this key."),
     click.option("--text", help="Only messages whose id or payload contains this text."),
 )
 
@@ -35,6 +36,7 @@ class Filters(TypedDict):
     error: str | None
     since: str | None
     until: str | None
+    key: str | None
     text: str | None
 
 
@@ -46,6 +48,7 @@ async def filter_of(admin: Admin, **given: Unpack[Filters]) -> Filter | None:
     now = await admin.now() if since or until else 0.0
     wanted = Filter(
         error=given["error"],
+        key=given["key"],
         text=given["text"],
         since=None if since is None else instant("--since", since, now),
         until=None if until is None else instant("--until", until, now),
@@ -68,3 +71,11 @@ def instant(option: str, text: str, now: float) -> float:
             "2030-01-31T12:00"
         ) from None
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def seconds_of(option: str, text: str) -> float:
+    """Parse a time span, such as 90s, 10m or 2h."""
+    span = _SPAN.fullmatch(text.strip())
+    if span is None or span[1]:
+        raise InvalidInput(f"{option} {text!r:.80} is not a time span like 90s, 15m, 2h, 7d")
+    return float(span[2]) * UNITS[span[3]]

@@ -50,8 +50,9 @@ async def list_messages(
 ) -> int:
     """List the messages of TOPIC in a given state, page by page.
 
-    Pending messages are listed in dispatch order, with partitions taking turns; delayed messages by
-    due time; messages in processing by the end of their lease. All others are listed newest first.
+    Pending messages are listed in dispatch order, with partitions taking turns, and then those with
+    a key, line by line; delayed messages by due time; messages in processing by the end of their
+    lease. All others are listed newest first.
     Completed messages are those whose results are kept; the table shows these results.
     --since and --until filter by the time in the table. Exit code 2: failed.
     """
@@ -66,11 +67,12 @@ async def list_messages(
         return 0
     title, time = TIME_OF[State(state)]
     content = "result" if state == State.COMPLETED else "payload"
-    columns = ("id", "priority", "attempts", title, "note", content)
+    key = ("key",) if any(one.key for one in page.messages) else ()
+    columns = ("id", *key, "priority", "attempts", title, "note", content)
     if page.messages:
-        rows = [_row(one, getattr(one, time)) for one in page.messages]
-        spare = ("priority", content) if any(row[4] for row in rows) else ("priority",)
-        show_table(Table(columns, rows, spare=spare, long=("note", content)))
+        rows = [_row(one, getattr(one, time), bool(key)) for one in page.messages]
+        spare = ("priority", content) if any(row[-2] for row in rows) else ("priority",)
+        show_table(Table(columns, rows, spare=spare, long=("key", "note", content)))
     else:
         say(f"no {state} messages" + (" match" if wanted else ""))
     if page.cursor is not None:
@@ -105,9 +107,10 @@ async def _search(
                 return Page(messages, cursor, looked)
 
 
-def _row(message: MessageView, at: float | None) -> tuple[object, ...]:
+def _row(message: MessageView, at: float | None, with_key: bool) -> tuple[object, ...]:
     note, payload = cut(_note(message)), cut(payload_text(message))
-    return message.id, message.priority, message.attempts, when(at), note, payload
+    key = (message.key,) if with_key else ()
+    return message.id, *key, message.priority, message.attempts, when(at), note, payload
 
 
 def _note(message: MessageView) -> str:

@@ -66,7 +66,14 @@ HINT: Final = """write a string as '"text"'"""
 @click.option(
     "--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Can be repeated."
 )
-@click.option("--key", help="Messages with the same key go to the same partition.")
+@click.option("--key", help="A tenant, an account: messages of one key wait in one line.")
+@click.option(
+    "--cost",
+    type=int,
+    default=1,
+    show_default=True,
+    help="How much the message counts against a rate.",
+)
 @click.option(
     "--confirm",
     type=click.Choice([level.value for level in Level]),

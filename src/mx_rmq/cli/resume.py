@@ -1,4 +1,4 @@
-"""`mx-rmq resume`: let workers take messages of a paused topic again."""
+"""`mx-rmq resume`: let workers take messages of a paused topic or key again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
 
 @click.command
 @with_topic
+@click.option("--key", help="Resume only this key.")
 @as_json
 @on_admin
-async def resume(admin: Admin, topic: str, as_json: bool) -> int:
-    """Let workers take messages of TOPIC again."""
-    return report_switch(topic, "resumed", await admin.resume(topic), as_json=as_json)
+async def resume(admin: Admin, topic: str, key: str | None, as_json: bool) -> int:
+    """Let workers take messages of TOPIC, or of one of its keys, again.
+
+    Resuming a topic does not resume keys that are paused themselves.
+    """
+    changed = await admin.resume(topic, key)
+    return report_switch(topic, key, "resumed", changed, as_json=as_json)

@@ -116,6 +116,8 @@ def _print_facts(message: MessageView) -> None:
             "reason": message.reason,
             "error": f"{message.error_type}: {message.error}" if quarantined else None,
             "priority": message.priority,
+            "key": message.key,
+            "cost": message.cost if message.cost != 1 else None,
             "attempts": _attempts(message),
             "created": when(message.created_at),
             "expires": when(message.expires_at),

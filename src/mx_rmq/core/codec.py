@@ -191,6 +191,17 @@ class Glance(NamedTuple):
     created_at: int = 0
     priority: Priority = Priority.NORMAL
     ttl: int | None = None
+    key: str | None = None
+    cost: int = 1
+
+
+_GLANCED: Final[dict[str, Any]] = {
+    "created_at": int,
+    "priority": Priority,
+    "ttl": int,
+    "key": str,
+    "cost": int,
+}
 
 
 def glance(data: bytes) -> Glance:
@@ -198,7 +209,7 @@ def glance(data: bytes) -> Glance:
     known: dict[str, Any] = {}
     with suppress(*_UNREADABLE):
         fields = _fields_decoder.decode(data)
-        for name, kind in (("created_at", int), ("priority", Priority), ("ttl", int)):
+        for name, kind in _GLANCED.items():
             with suppress(*_UNREADABLE, KeyError):
                 known[name] = msgspec.json.decode(fields[name], type=kind)
     return Glance(**known)

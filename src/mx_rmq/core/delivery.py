@@ -23,6 +23,7 @@ class Delivery:
         "fence",
         "headers",
         "id",
+        "key",
         "payload",
         "topic",
     )
@@ -39,10 +40,13 @@ class Delivery:
         created_at: float,
         deadline: float | None,
         extend: Callable[[float], float | None],
+        key: str | None = None,
         progress: Callable[[ProgressNote], None] | None = None,
     ) -> None:
         self.id = id
         self.topic = topic
+        self.key = key
+        """As produced; None: the message has no key."""
         self.payload = payload
         """The decoded payload, of the type that the handler asks for."""
         self.attempt = attempt

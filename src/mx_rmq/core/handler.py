@@ -21,10 +21,12 @@ from mx_rmq.core.dependencies import (
 )
 from mx_rmq.core.durations import SHORTEST, Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.limits import Limit, declared
 from mx_rmq.core.names import check_topic
 from mx_rmq.core.partition import check_partitions
 from mx_rmq.core.payload import Decode, decoder, type_name
 from mx_rmq.core.retry import Exponential, Policy, policy_of
+from mx_rmq.core.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,6 +38,15 @@ MAX_CRASHES: Final = 3  # crashes after which a message is dead, unless the hand
 
 _ANNOTATED: Final[Any] = object()  # the payload's type is its annotation
 _DEFAULT_RETRY: Final = Exponential()
+_MAY_BE_NONE: Final = (
+    "concurrency",
+    "timeout",
+    "ttl",
+    "partitions",
+    "result_ttl",
+    "limit",
+    "per_key",
+)
 
 
 class CronOptions(TypedDict, total=False):
@@ -46,6 +57,7 @@ class CronOptions(TypedDict, total=False):
     max_attempts: int
     max_crashes: int
     retry: RetryOption
+    limit: Limit | None
 
 
 class HandlerOptions(CronOptions, total=False):
@@ -54,6 +66,7 @@ class HandlerOptions(CronOptions, total=False):
     concurrency: int | None
     partitions: int | None
     result_ttl: Seconds | None
+    per_key: Limit | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +92,8 @@ class Handler:
     partitions: int | None = None  # minimum for the topic; None: not declared here
     result_ttl: float | None = None
     """Seconds for which its results are kept; None: not at all."""
+    limit: Limit | None = None  # of the topic, over all workers
+    per_key: Limit | None = None  # of each key, over all workers
 
     @property
     def place(self) -> str:
@@ -95,6 +110,10 @@ class Handler:
     def ordered(self) -> bool:
         """Whether the messages of a partition are handled one at a time across all workers."""
         return self.partitions is not None and self.concurrency == 1
+
+    def limits_of(self, number: int, parts: int) -> str:
+        """Return the limits of a partition as the server gets them; empty: none. See `declared`."""
+        return declared(self.limit, self.per_key, number, parts)
 
     @property
     def ttl_ms(self) -> int | None:
@@ -258,8 +277,10 @@ def _checked(where: str, name: str, value: Any) -> Any:
     """Return an option's normalized value, or refuse it."""
     if name == "retry" and value is None:
         return _DEFAULT_RETRY
-    if value is None and name in ("concurrency", "timeout", "ttl", "partitions", "result_ttl"):
+    if value is None and name in _MAY_BE_NONE:
         return None
+    if name in ("limit", "per_key"):
+        return _checked_limit(where, name, value)
     try:
         if name == "retry":
             return policy_of(value)
@@ -272,3 +293,13 @@ def _checked(where: str, name: str, value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**52:
         return value
     raise InvalidInput(f"{where}: {name}={value!r:.80} is not a whole number of at least 1")
+
+
+def _checked_limit(where: str, name: str, value: Any) -> Limit:
+    if not isinstance(value, Limit):
+        raise InvalidInput(
+            f'{where}: {name}={shown(value)} is not a Limit, such as Limit(running=10, rate="50/s")'
+        )
+    if value.overtake and name == "limit":
+        raise InvalidInput(f"{where}: overtake=True belongs to per_key: only keys have lines")
+    return value

@@ -12,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.names import check_id
-from mx_rmq.core.text import storable, text_of
+from mx_rmq.core.names import check_id, check_key
+from mx_rmq.core.text import shown, storable, text_of
 from mx_rmq.core.tracebacks import traceback_of
 
 VERSION: Final = 1
@@ -24,6 +24,7 @@ carry the field along (`Extended`). The number grows when an older release would
 wrongly; older releases then leave the message to newer workers.
 """
 
+MAX_COST: Final = 1_000_000_000
 MAX_ERRORS: Final = 10  # a message carries its latest failures, at most this many
 
 
@@ -118,6 +119,8 @@ class Message(
     requeued: int | None = None
     """Server time of the last requeue, ms. Unlike `due` it stays if the message is rescheduled.
     Release 2.0 writes only `due`."""
+    key: str | None = None  # whose line it stands in; None: the line of messages without a key
+    cost: int = 1  # how much it counts against a rate
 
     @classmethod
     def new(
@@ -133,6 +136,8 @@ class Message(
         retry: dict[str, Any] | None = None,
         ttl: int | None = None,
         headers: dict[str, str] | None = None,
+        key: str | None = None,
+        cost: int = 1,
     ) -> Message:
         """Check the fields and return a message to produce. Times are in ms.
 
@@ -159,6 +164,10 @@ class Message(
             _check("ttl", ttl, 1)
         if max_attempts is not None:
             _check("max_attempts", max_attempts, 1)
+        if key is not None:
+            check_key(key)
+        if type(cost) is not int or not 1 <= cost <= MAX_COST:
+            raise InvalidInput(f"cost={shown(cost)} is not a whole number from 1 to {MAX_COST:,}")
         return cls(
             v=VERSION,
             id=id or "",
@@ -171,6 +180,8 @@ class Message(
             headers=headers or {},
             delay=delay,
             due=at,
+            key=key,
+            cost=cost,
         )
 
     @property

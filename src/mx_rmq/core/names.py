@@ -2,7 +2,8 @@
 
 A valid name cannot break out of its place in a key, in a list of ids, or in a glob: it has no
 brace, no space and no asterisk. A topic has no slash, which begins the number of a partition, and a
-worker no colon, which ends the token before it in a lease.
+worker no colon, which ends the token before it in a lease. A message's key may be any text without
+control characters: a tab ends it in its line.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from mx_rmq.core.errors import InvalidInput
+from mx_rmq.core.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +21,7 @@ TOPIC: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", re.ASCII)
 PARTITION: Final = re.compile(rf"{TOPIC.pattern}(/[1-9][0-9]{{0,3}})?", re.ASCII)
 ID: Final = re.compile(r"[A-Za-z0-9._:@/+=~-]{1,128}", re.ASCII)
 WORKER: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
+KEY: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,128}")  # at most 512 bytes of UTF-8
 PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}", re.ASCII)
 
 SHOWN: Final = 80
@@ -41,6 +44,14 @@ def check_partition(name: str) -> str:
 
 def check_id(id: str) -> str:
     return _check("message id", id, ID, f"{_LETTERS} . _ - : @ / + = ~, at most 128 characters")
+
+
+def check_key(key: str) -> str:
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise InvalidInput(
+            f"key={shown(key)} is not a string of 1 to 128 characters without control characters"
+        )
+    return key
 
 
 def check_worker(worker: str) -> str:
@@ -69,8 +80,8 @@ def check_options(function: str, options: Iterable[str], known: type, *named: st
 
 def _check(what: str, value: str, pattern: re.Pattern[str], rule: str) -> str:
     if not isinstance(value, str) or not pattern.fullmatch(value):
-        shown = repr(value)
-        if len(shown) > SHOWN:
-            shown = shown[:SHOWN] + "…"
-        raise InvalidInput(f"{what} {shown} must consist of {rule}")
+        given = repr(value)
+        if len(given) > SHOWN:
+            given = given[:SHOWN] + "…"
+        raise InvalidInput(f"{what} {given} must consist of {rule}")
     return value

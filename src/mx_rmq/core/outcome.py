@@ -26,7 +26,7 @@ from mx_rmq.core.durations import Seconds, as_seconds
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import Failure, Message, Priority
 from mx_rmq.core.retry import from_dict
-from mx_rmq.core.text import named, storable
+from mx_rmq.core.text import named, shown, storable
 
 if TYPE_CHECKING:
     from mx_rmq.core.errors import NewerRecord
@@ -55,11 +55,19 @@ class Retry(Exception):
 class Snooze(Exception):
     """Raise it in a handler to get the message again after some seconds, or a timedelta.
 
-    No attempt and no error is counted. The message's ttl still applies.
+    No attempt and no error is counted. The message's ttl still applies. With `key`, all messages
+    with the same key wait; a message without a key waits alone.
     """
 
-    def __init__(self, seconds: Seconds, reason: str = "") -> None:
+    def __init__(self, seconds: Seconds, reason: str = "", *, key: bool = False) -> None:
         super().__init__(reason)
+        if not isinstance(key, bool):
+            raise InvalidInput(
+                f"Snooze key={shown(key)} is not True or False: it means the message's own key"
+            )
+        if not isinstance(reason, str):
+            raise InvalidInput(f"Snooze reason={shown(reason)} is not a string")
+        self.key = key
         self.delay = as_seconds("Snooze seconds=", seconds)
         self.reason = reason
 
@@ -133,6 +141,7 @@ class SnoozeLater:
     message: Message
     delay: int
     reason: str
+    key: bool = False  # all messages with its key wait as long
 
 
 class Postpone(NamedTuple):
@@ -195,7 +204,8 @@ def after_error(
     if isinstance(error, Snooze) and (wait := _wait(error)) is not None:
         delay = round(wait * 1000)
         later = msgspec.structs.replace(message, due=at.now + delay)
-        return SnoozeLater(later, delay, storable(str(getattr(error, "reason", ""))))
+        key = message.key is not None and bool(getattr(error, "key", False))
+        return SnoozeLater(later, delay, storable(str(getattr(error, "reason", ""))), key)
     failed = message.failed(Failure.of(error, at=at.now, worker=at.worker))
     if isinstance(error, Reject):
         return _dead(failed, f"rejected: {getattr(error, 'reason', '')}", error)
@@ -242,7 +252,7 @@ def postponed(newer: NewerRecord, at: Circumstances) -> Postpone:
     Another worker may be newer, so the first waits are short. They grow with the message's age, so
     that it does not spin while no newer worker runs.
     """
-    created_at, priority, ttl = codec.glance(newer.data)
+    created_at, priority, ttl, *_ = codec.glance(newer.data)
     age = (at.now - created_at) / 1000 if created_at > 0 else inf
     seconds = min(LONGEST_WAIT, max(SHORTEST_WAIT, age / 4)) * (0.75 + at.chance / 2)
     # Once it has expired, only a newer release can dead-letter it. Without an expiry time, our own

@@ -40,6 +40,7 @@ class ProduceOptions(TypedDict, total=False):
     confirm: Level | Literal["stored", "replicated", "fsynced"] | None
     on_duplicate: OnDuplicate
     dedup: Seconds | None
+    cost: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +61,14 @@ class Outgoing:
     retry: Any = None
     headers: dict[str, str] = field(default_factory=dict)
     key: str | None = None
-    """Messages with the same key go to the same partition."""
+    """Whose line it stands in. Messages with the same key go to the same partition."""
     confirm: str | None = None
     on_duplicate: OnDuplicate = "ignore"
     """What happens if the id is taken."""
     dedup: float | None = None
     """Seconds for which the id stays taken; None: the setting of the queue."""
+    cost: int = 1
+    """How much it counts against a rate."""
 
     def __post_init__(self) -> None:
         """Check the times. Middleware and tests see them as numbers, whatever the caller gave."""
@@ -111,6 +114,8 @@ class Outgoing:
             max_attempts=self.max_attempts,
             retry=None if self.retry is None else as_dict(policy_of(self.retry)),
             headers=self.headers,
+            key=self.key,
+            cost=self.cost,
         )
 
     def duplicate_policy(self) -> DuplicatePolicy | None:

@@ -72,15 +72,3 @@ def check_partitions(count: Any) -> int:
             f"partitions={count!r:.80} is not a whole number from 1 to {MAX_PARTITIONS}"
         )
     return count
-
-
-def check_key(key: Any) -> str:
-    if not isinstance(key, str) or not key:
-        raise InvalidInput(
-            f"key={key!r:.80} is not a string: messages with the same key keep order"
-        )
-    try:
-        key.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"key={key!r:.80} cannot be encoded as UTF-8") from error
-    return key

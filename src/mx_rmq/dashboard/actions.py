@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from starlette.exceptions import HTTPException
 
 from mx_rmq.admin import Cancelled, Progress
 from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
-from mx_rmq.core.text import size
+from mx_rmq.core.text import duration, size
 from mx_rmq.dashboard import render
 from mx_rmq.dashboard.jobs import DONE, Job, run_bulk
 from mx_rmq.dashboard.pages import ACTS, state_of
@@ -35,17 +36,49 @@ COUNT_WITHIN: Final = 0.15  # seconds for counting messages before asking for co
 EDITABLE: Final = 1_048_576  # bytes of the largest payload that can be edited in a browser
 
 
-# one topic
+# one topic, or one of its keys
 
 
-async def pause(request: DashboardRequest, _: Form) -> Response:
-    new = await _noted(request, "pause", request.admin.pause(request.topic))
-    return request.go("topics", request.topic, notice="paused" if new else "was_paused")
+async def pause(request: DashboardRequest, form: Form) -> Response:
+    seconds, reason = _positive(form, "seconds"), form.get("reason", "").strip()
+    work = request.admin.pause(request.topic, request.key, seconds=seconds, reason=reason)
+    about = f"for {duration(seconds)}" if seconds else ""
+    new = await _noted(request, "pause", work, ": ".join(filter(None, (about, reason))))
+    return _to_topic(request, "paused" if new else "was_paused")
 
 
 async def resume(request: DashboardRequest, _: Form) -> Response:
-    new = await _noted(request, "resume", request.admin.resume(request.topic))
-    return request.go("topics", request.topic, notice="resumed" if new else "not_paused")
+    new = await _noted(request, "resume", request.admin.resume(request.topic, request.key))
+    return _to_topic(request, "resumed" if new else "not_paused")
+
+
+async def limit(request: DashboardRequest, form: Form) -> Response:
+    """Change the limits that differ from those that the form showed; an empty one is restored."""
+    changes: dict[str, Any] = {}
+    for name in ("running", "rate", "weight"):
+        text = form.get(name, "").strip()
+        if name in form and text != form.get(f"was_{name}", ""):
+            changes[name] = _limit(name, text) if text else None
+    if not changes:
+        return _to_topic(request, "not_limited")
+    await request.admin.limit(request.topic, request.key, **changes)
+    said = ", ".join(f"{name} {form[name].strip() or 'restored'}" for name in changes)
+    request.note("limit", "done", about=said)
+    return _to_topic(request, "limited")
+
+
+def _limit(name: str, text: str) -> int | float | str:
+    """Return a limit as the admin takes it; what is no number is left for it to refuse."""
+    with suppress(ValueError):
+        return text if name == "rate" else int(text) if name == "running" else float(text)
+    return text
+
+
+def _to_topic(request: DashboardRequest, notice: str) -> Response:
+    """Go back to the topic, or to its keys if it was about one of them."""
+    if request.key is None:
+        return request.go("topics", request.topic, notice=notice)
+    return request.go("topics", request.topic, "limits", key=request.key, notice=notice)
 
 
 # one message
@@ -148,11 +181,11 @@ def _shown(form: Form) -> _Shown:
     }
 
 
-async def _noted(request: DashboardRequest, did: str, work: Awaitable[T]) -> T:
+async def _noted(request: DashboardRequest, did: str, work: Awaitable[T], about: str = "") -> T:
     """Run an action and record its outcome. The caller records failures."""
     became = await work
     outcome = "done" if became else "nothing done"
-    request.note(did, str(became) if isinstance(became, Cancelled) else outcome)
+    request.note(did, str(became) if isinstance(became, Cancelled) else outcome, about=about)
     return became
 
 

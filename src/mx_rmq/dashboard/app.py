@@ -150,6 +150,9 @@ def _routes(metrics: Metrics | None) -> list[Route]:
     return [
         _page("/", pages.overview),
         _page(topic, pages.topic),
+        _page(f"{topic}/keys", pages.keys),
+        _page(f"{topic}/limits", pages.limits),
+        _act(f"{topic}/limits", actions.limit),
         _page(f"{topic}/message", pages.message),
         _page(f"{topic}/raw", pages.raw),
         _page("/dead", partial(pages.archive, State.DEAD)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
+from mx_rmq.admin import LimitView
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.dashboard import assets, render
@@ -26,6 +27,16 @@ LOOK: Final = 5000  # messages that one page reads for a search, in all topics t
 TOPICS: Final = 30  # topics on a page of an archive, those with the most messages first
 EACH: Final = 10  # messages shown of each
 WORKERS: Final = 50  # workers on a page
+KEYS: Final = 50  # keys on a page, those with the most waiting
+
+PAUSES: Final = {
+    "": "until resumed",
+    600: "10 minutes",
+    3600: "1 hour",
+    14_400: "4 hours",
+    86_400: "1 day",
+}
+"""How long something can be paused, in seconds."""
 
 ACTS: Final = {
     State.PENDING: ("cancel", "abort"),
@@ -59,6 +70,8 @@ async def topic(request: DashboardRequest) -> Response:
     return request.page(
         "topic.html",
         stats=stats,
+        own=await request.admin.limits(request.topic),
+        now=await request.admin.now(),
         point=latest.points.get(request.topic) if latest else None,
         state=state,
         search=search,
@@ -67,6 +80,30 @@ async def topic(request: DashboardRequest) -> Response:
         page=page,
         acts=ACTS[state],
         first=cursor is None,
+    )
+
+
+async def keys(request: DashboardRequest) -> Response:
+    """The keys of a topic: how much of each waits and runs, and what holds it back."""
+    found = await request.admin.keys(request.topic, limit=KEYS)
+    wanted = request.key
+    one = None if wanted is None else await request.admin.key(request.topic, wanted)
+    return request.page("keys.html", found=found, one=one)
+
+
+async def limits(request: DashboardRequest) -> Response:
+    """The limits of a topic or of one of its keys, with the forms to change them."""
+    key = request.key
+    found = await request.admin.limits(request.topic, key)
+    return request.page(
+        "limits.html",
+        own=found,
+        key=key,
+        line=None if key is None else await request.admin.key(request.topic, key),
+        chosen=found.set if key is None else found.keys.get(key, LimitView()),
+        declared=found.declared if key is None else found.per_key,
+        now=await request.admin.now(),
+        pauses=PAUSES,
     )
 
 

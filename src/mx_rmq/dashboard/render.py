@@ -13,6 +13,8 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from mx_rmq.admin.keys import held_back_words, limited_by
+from mx_rmq.admin.limits import limit_words
 from mx_rmq.core import text as core_text
 from mx_rmq.core.message import State
 from mx_rmq.core.text import instant, size
@@ -20,7 +22,7 @@ from mx_rmq.dashboard.search import LAST
 from mx_rmq.doctor.topics import unreachable
 
 if TYPE_CHECKING:
-    from mx_rmq.admin import MessageView
+    from mx_rmq.admin import LimitsView, MessageView
 
 SHOWN: Final = 64 * 1024  # characters of a payload on its page; the rest can be downloaded
 CELL: Final = 140  # characters of a payload or an error in a list
@@ -48,8 +50,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     plain = (ago, cut, duration, exact, iso, number, when)
+    of_limits = (held_back, limit_words, limited_by)
     of_messages = (archived_ms, note, payload_line, payload_text, time_in_list, unreadable)
-    filters = {one.__name__: one for one in (*plain, *of_messages)}
+    filters = {one.__name__: one for one in (*plain, *of_limits, *of_messages)}
     environment.filters.update(filters, bytes=size)
     environment.globals.update(spans=LAST, states=tuple(State), unreachable=unreachable)
     return environment
@@ -131,6 +134,14 @@ def note(message: MessageView, *, brief: bool = False) -> str:
     if message.errors and (not message.reason or (brief and exhausted)):
         return f"{message.errors[-1].type}: {message.errors[-1].text}"
     return message.reason
+
+
+def held_back(own: LimitsView, *, now: float) -> str:
+    """Say what holds back a whole topic; "" if nothing does."""
+    if own.held_back is None:
+        return ""
+    most = own.in_force
+    return held_back_words(own.held_back, own.running, most.running, most.rate, now=now)
 
 
 def when(at: float | None) -> str:

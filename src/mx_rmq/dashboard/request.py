@@ -46,8 +46,10 @@ NOTICES: Final = {
     "aborted": ("good", "Aborted. It is in the dead letters; requeue undoes that."),
     "paused": ("good", "Paused. Workers finish what they have and take no more."),
     "resumed": ("good", "Resumed. Workers take its messages again."),
-    "was_paused": ("note", "Nothing changed: the topic was already paused."),
-    "not_paused": ("note", "Nothing changed: the topic was not paused."),
+    "was_paused": ("note", "Nothing changed: it was already paused."),
+    "not_paused": ("note", "Nothing changed: it was not paused."),
+    "limited": ("good", "Limits changed. They are in force now."),
+    "not_limited": ("note", "Nothing changed: the limits are as they were."),
     "gone": ("warn", "Nothing was done: the message is gone or has changed state."),
     "taken": ("warn", "Nothing was done: a worker already has the message."),
     "stopping": ("good", "The job is stopping. What it has done is not undone."),
@@ -111,6 +113,11 @@ class DashboardRequest:
         """The message id in the query."""
         return self.query.get("id", "")
 
+    @property
+    def key(self) -> str | None:
+        """The key of messages in the query; None: the whole topic is meant."""
+        return self.query.get("key") or None
+
     def number(self, name: str) -> int:
         """Return a whole number in the query; 0 if it is missing or is not one."""
         text = self.query.get(name, "")
@@ -170,20 +177,22 @@ class DashboardRequest:
                 raise HTTPException(413, f"A form may have at most {MOST_BYTES:,} bytes.")
         return body
 
-    def note(self, did: str, outcome: str, topic: str = "") -> None:
+    def note(self, did: str, outcome: str, topic: str = "", about: str = "") -> None:
         """Record an action in the audit log. `topic`: if it is not the one in the path."""
-        self.parts.audit_log.add(self._entry(did, outcome, topic))
+        self.parts.audit_log.add(self._entry(did, outcome, topic, about))
 
     def note_refused(self, did: str, why: str) -> None:
         self.parts.audit_log.add_refused(self._entry(did, why))
 
-    def _entry(self, did: str, outcome: str, topic: str = "") -> AuditEntry:
+    def _entry(self, did: str, outcome: str, topic: str = "", about: str = "") -> AuditEntry:
+        key = "" if self.key is None else f"key {self.key}"
         return AuditEntry(
             who=self.who or "",
             where=self.where,
             did=did,
             topic=topic or str(self.http.path_params.get("topic", "")),
             id=self.id,
+            about=": ".join(filter(None, (key, about))),
             outcome=outcome,
         )
 

@@ -1,4 +1,4 @@
-"""A search in a list, by text, error and time: read from a form, and written back into a URL."""
+"""A search in a list, by text, error, key and time: read from a form, written back into a URL."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Search:
 
     text: str = ""
     error: str = ""
+    key: str = ""  # exactly
     since: float | None = None
     until: float | None = None
     last: str = ""  # a range of LAST, chosen instead of `since`
@@ -38,7 +39,7 @@ class Search:
 
     def __bool__(self) -> bool:
         times = (self.since, self.until, self.as_of)
-        return bool(self.text or self.error or any(at is not None for at in times))
+        return bool(self.text or self.error or self.key or any(at is not None for at in times))
 
     @classmethod
     def of(cls, form: Mapping[str, str]) -> Search:
@@ -52,6 +53,7 @@ class Search:
         return cls(
             text=_text(form, "text"),
             error=_text(form, "error"),
+            key=form.get("key", "")[:LONGEST],
             since=since,
             until=_time(form, "until"),
             last=last if not form.get("since") else "",
@@ -64,6 +66,7 @@ class Search:
             return None
         return Filter(
             error=self.error or None,
+            key=self.key or None,
             since=self.since,
             until=self.until,
             text=self.text or None,
@@ -75,6 +78,7 @@ class Search:
         fields = {
             "text": self.text,
             "error": self.error,
+            "key": self.key,
             "since": moment(self.since),
             "until": moment(self.until),
             "as_of": moment(self.as_of, "milliseconds"),
@@ -92,6 +96,7 @@ class Search:
     def words(self) -> str:
         parts = [f"“{self.text}” in the id or the payload"] if self.text else []
         parts += [f"“{self.error}” in the error"] if self.error else []
+        parts += [f"with the key “{self.key}”"] if self.key else []
         for word, at in (("from", self.since), ("until", self.until), ("as of", self.as_of)):
             parts += [f"{word} {moment(at).replace('T', ' ')} UTC"] if at is not None else []
         return ", ".join(parts)

@@ -10,6 +10,7 @@ from mx_rmq.core.message import FAILED, WAITING
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.text import count
 from mx_rmq.doctor.finding import Finding, bad, ok, warn
+from mx_rmq.doctor.keys import check_keys
 from mx_rmq.doctor.topics import check_stats, check_workers, served_topics, unreachable
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ async def check_queue(admin: Admin, *, audit: bool) -> list[Finding]:
                 found = found or [unreachable(topic, why)]
             elif stats is not None:
                 found += check_stats(stats, served=topic in served, now=await admin.now())
+                found += await check_keys(admin, stats, served=topic in served)
                 found += [one async for one in _newer(admin, stats)]
                 found += [one async for one in _growing(admin, stats)]
                 found = found or [_well(stats, audited=audit)]

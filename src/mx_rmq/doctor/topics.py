@@ -117,17 +117,22 @@ def _waiting(stats: Stats, *, served: bool) -> Iterator[Finding]:
         what = f"{stats.delayed:,} delayed, but no live worker will handle them when they are due"
         yield warn(what, start, topic, State.DELAYED, "no worker")
     elif waited > SLOW and not stats.paused:
+        cure = "Its workers do not keep up. Look for slow handlers, or add workers"
+        if stats.held_back or stats.keys_blocked:
+            held = "the topic" if stats.held_back else count(stats.keys_blocked, "key")
+            cure = f"Limits hold back {held}: see mx-rmq keys {topic}. Raise them, or wait"
         yield Finding(
             Severity.BAD if waited > STUCK else Severity.WARN,
             f"behind: {stats.pending:,} pending, the oldest for {duration(waited)}",
-            "Its workers do not keep up. Look for slow handlers, or add workers",
+            cure,
             topic,
             State.PENDING,
             "behind",
         )
     if stats.paused:
+        why = f" ({stats.pause_reason})" if stats.pause_reason else ""
         cure = f"Resume it on its page of the dashboard, or with: mx-rmq resume {topic}"
-        yield warn(f"paused, {stats.pending:,} pending", cure, topic, State.PENDING, "paused")
+        yield warn(f"paused{why}, {stats.pending:,} pending", cure, topic, State.PENDING, "paused")
 
 
 def _overdue(stats: Stats) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from mx_rmq.admin.stats import MOST
 from mx_rmq.core.errors import MxRmqError
 from mx_rmq.core.message import ARCHIVES, State
-from mx_rmq.core.text import count
+from mx_rmq.core.text import count, storable
 from mx_rmq.doctor.queue import check_topic_count
 from mx_rmq.doctor.topics import unreachable
 from mx_rmq.metrics.exposition import counter, gauge
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from mx_rmq.admin import Admin, Overview, ServerView, Stats, WorkerView
+    from mx_rmq.admin import Admin, KeyList, Overview, ServerView, Stats, WorkerView
 
 logger = get_logger(__name__)
 
@@ -38,6 +38,7 @@ T = TypeVar("T")
 
 KEEP: Final = 5.0  # seconds for which a reading is reused
 WITHIN: Final = 5.0  # seconds for reading all topics
+TOP_TOPICS: Final = 20  # topics whose keys are read, those with the most keys waiting
 EACH: Final = 2.0  # seconds for one question, so that a node that is away does not delay the others
 
 # By metric name: a field of Stats or ServerView, and the help text.
@@ -57,6 +58,15 @@ TOPIC_GAUGES: Final = {
     ),
     "mx_rmq_paused": ("paused", "1 while the topic is paused."),
     "mx_rmq_partitions": ("partitions", "Partitions of the topic."),
+    "mx_rmq_keys_waiting": ("keys_waiting", "Keys of the topic with messages waiting."),
+    "mx_rmq_keys_blocked": (
+        "keys_blocked",
+        "How many of them may not start now: limited, snoozed or paused.",
+    ),
+    "mx_rmq_held_back": (
+        "held_back",
+        "1 while a limit of the topic, or a pause for a while, lets nothing start.",
+    ),
 }
 SERVER_GAUGES: Final = {
     "mx_rmq_server_memory_bytes": ("memory", "Memory that the server uses."),
@@ -82,14 +92,19 @@ class _QueueReading:
     overview: Overview[Stats] | None  # None: no topic could be read
     workers: Sequence[WorkerView] | None = None  # None: could not be read
     servers: Sequence[ServerView] = ()
+    keys: Sequence[KeyList] = ()
 
 
 class Depth(Collector):
     """Counts the messages of topics by state. `refresh` first, then render `registry`."""
 
-    def __init__(self, admin: Callable[[], Admin], first: Sequence[str] = ()) -> None:
-        """`admin` returns that of an open queue; `first`: topics that are never left out."""
+    def __init__(
+        self, admin: Callable[[], Admin], first: Sequence[str] = (), top_keys: int = 0
+    ) -> None:
+        """`admin` returns that of an open queue; `first`: topics that are never left out;
+        `top_keys`: how many keys of each topic are named."""
         self._admin = admin
+        self._top_keys = top_keys
         self._first = frozenset(first)
         self._reading: _QueueReading | None = None
         self._logged: set[str] = set()
@@ -135,13 +150,26 @@ class Depth(Collector):
             problems.append(f"cannot read the state of the server: {_reason(servers)}")
         if overview.left_out:
             problems.append(str(check_topic_count(overview.known, MOST)))
+        keys = await _result_or_error(self._read_keys(admin, overview), EACH)
+        if isinstance(keys, Exception):
+            problems.append(f"cannot read the keys: {_reason(keys)}")
         self._log(problems)
         return _QueueReading(
             time.monotonic() - began,
             overview,
             None if isinstance(workers, Exception) else workers,
             () if isinstance(servers, Exception) else servers,
+            () if isinstance(keys, Exception) else keys,
         )
+
+    async def _read_keys(self, admin: Admin, overview: Overview[Stats]) -> list[KeyList]:
+        """Read the keys with the most waiting, of the topics with the most keys."""
+        if not self._top_keys:
+            return []
+        with_keys = [one for one in overview.topics.values() if one.keys_waiting]
+        most = sorted(with_keys, key=lambda one: -one.keys_waiting)[:TOP_TOPICS]
+        # one more: the messages without a key may be among them
+        return [await admin.keys(one.topic, limit=self._top_keys + 1) for one in most]
 
     def _log(self, problems: Sequence[str]) -> None:
         """Log each problem once, until a refresh does not find it."""
@@ -179,6 +207,7 @@ class Depth(Collector):
             [([topic], is_up) for topic, is_up in up.items()],
         )
         yield from _topics(overview.topics.values())
+        yield from _keys(reading.keys, self._top_keys)
         yield from _servers(reading.servers)
 
 
@@ -234,6 +263,12 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
     for name, (source, what) in TOPIC_GAUGES.items():
         values = [([one.topic], getattr(one, source) or 0) for one in found]
         yield gauge(name, what, ["topic"], values)
+    yield gauge(
+        "mx_rmq_running_limit",
+        "Messages of the topic that may run at the same time; left out if there is no limit.",
+        ["topic"],
+        [([one.topic], one.running_limit) for one in found if one.running_limit is not None],
+    )
     yield counter(
         "mx_rmq_dropped",
         "Ids dropped because there was no message; above 0, something else wrote to the keys.",
@@ -245,6 +280,29 @@ def _topics(found: Collection[Stats]) -> Iterator[Metric]:
         "Messages by what happened to them, since the topic was created.",
         ["topic", "what"],
         [([one.topic, what], n) for one in found for what, n in asdict(one.totals).items()],
+    )
+
+
+def _keys(found: Sequence[KeyList], most: int) -> Iterator[Metric]:
+    """The keys with the most waiting. Keys are foreign text: what has no UTF-8 form is escaped."""
+    if not most:
+        return
+    rows = [
+        ([one.topic, storable(row.key or "")], row)
+        for one in found
+        for row in [row for row in one.keys if row.key is not None and row.waiting][:most]
+    ]
+    yield gauge(
+        "mx_rmq_key_waiting",
+        "Messages waiting, of the keys of each topic that have the most.",
+        ["topic", "key"],
+        [(labels, row.waiting) for labels, row in rows],
+    )
+    yield gauge(
+        "mx_rmq_key_oldest_seconds",
+        "How long the next message of such a key has waited.",
+        ["topic", "key"],
+        [(labels, row.oldest or 0) for labels, row in rows],
     )
 
 

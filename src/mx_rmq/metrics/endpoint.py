@@ -58,7 +58,8 @@ class Endpoint:
         self.recorder.registry.register(self._load)
         ProcessCollector(registry=self.recorder.registry)
         topics = worker.settings.topics or worker.mq.handlers
-        self._depth = Depth(lambda: worker.mq.admin, first=tuple(topics))
+        top_keys = worker.settings.metrics_keys
+        self._depth = Depth(lambda: worker.mq.admin, first=tuple(topics), top_keys=top_keys)
         self._page = Renderer(self.recorder.registry)
         self._depth_page = Renderer(self._depth.registry)
         self._http = HttpServer(

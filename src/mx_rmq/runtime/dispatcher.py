@@ -1,4 +1,8 @@
-"""The dispatcher: pending -> local slots, in batches, never more than there is room for."""
+"""The dispatcher: pending -> local slots, in batches, never more than there is room for.
+
+If a limit holds back the messages of a topic, no worker asks for them until they may start: the
+server chooses one that asks again at that time. When a message is settled, the doorbell rings.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,10 @@ class Dispatcher:
         self._backoffs: defaultdict[TopicSlots, Backoff] = defaultdict(Backoff)
         self._failures = FailureLog("dispatcher")
         self._paused: dict[TopicSlots, asyncio.TimerHandle] = {}
+        self._timers: dict[TopicSlots, asyncio.TimerHandle] = {}
+        """When to ask again for messages that a limit holds back."""
+        self._then: dict[TopicSlots, float] = {}
+        """When to ask again after that: the server relies on us at the last time that it named."""
         self._unanswered_at = float("-inf")
         """When a call last ended without an answer. It may have leased messages to us."""
         self._stopped = False
@@ -84,11 +92,17 @@ class Dispatcher:
         backlog = self._slots.backlog
         if self._stopped or self.on_hold or not backlog:
             return
-        if first in backlog:
+        limited = [topic for topic in backlog if topic.limited] if self._slots.limited else []
+        self._fill_each(limited)  # which take free slots only; the others leave some to them
+        if first in backlog and not first.limited:
             self._fill_topic(first)
-        misses = 0
-        for topic in list(backlog):
-            if misses == TRIES or self._slots.is_full():
+        if not self._slots.is_full():
+            self._fill_each([topic for topic in backlog if not topic.limited])
+
+    def _fill_each(self, topics: list[TopicSlots]) -> None:
+        backlog, misses = self._slots.backlog, 0
+        for topic in topics:
+            if misses == TRIES or (self._slots.is_full() and not topic.limited):
                 return
             if not self._fill_topic(topic):
                 misses += 1
@@ -107,23 +121,42 @@ class Dispatcher:
     def _ask(self, topic: TopicSlots, room: int) -> asyncio.Task[Dispatched]:
         """Start a dispatch call; `_answered` gets the result."""
         count = min(room, BATCH)
-        task = spawn(
-            "dispatch",
-            self._store.dispatch_message,
-            topic.name,
-            self._worker,
-            count=count,
-            lease=self._lease,
-            alone=topic.ordered,
-        )
+        if topic.in_turn:
+            task = spawn(
+                "dispatch",
+                self._store.dispatch_in_turn,
+                topic.name,
+                self._worker,
+                count=count,
+                lease=self._lease,
+                limits=topic.limits,
+                alone=topic.ordered,
+            )
+        else:
+            task = spawn(
+                "dispatch",
+                self._store.dispatch_message,
+                topic.name,
+                self._worker,
+                count=count,
+                lease=self._lease,
+                alone=topic.ordered,
+            )
         self._slots.reserve(topic, count)
         self._calls[topic] += 1
         self._tasks.add(task)
-        task.add_done_callback(partial(self._answered, topic, count, time.monotonic()))
+        task.add_done_callback(
+            partial(self._answered, topic, count, time.monotonic(), topic.in_turn)
+        )
         return task
 
     def _answered(
-        self, topic: TopicSlots, count: int, asked_at: float, task: asyncio.Task[Dispatched]
+        self,
+        topic: TopicSlots,
+        count: int,
+        asked_at: float,
+        in_turn: bool,
+        task: asyncio.Task[Dispatched],
     ) -> None:
         """Put the messages of an answer into the slots, start what can run, and ask for more."""
         self._tasks.discard(task)
@@ -131,21 +164,65 @@ class Dispatcher:
         if task.cancelled() or task.exception() is not None:
             self._slots.receive(topic, count, [], asked_at)
             self._failed(topic, task)
+            self._start_ready()
             return
         answer = task.result()
         messages = answer.messages
         self._slots.receive(topic, count, messages, asked_at)
         self._backoffs.pop(topic, None)
         topic.clock.update(answer.now, asked_at)
-        if messages and self.consumer is not None:
-            self.consumer.start_ready()
+        self._start_ready()
+        if answer.in_turn != in_turn:
+            topic.in_turn = answer.in_turn or topic.limited
+        if answer.wait is not None:
+            self._ask_after(topic, answer.wait / 1000)
         # An ordered topic may have more anyway: other workers get none while we hold these.
-        if len(messages) == count or (messages and topic.ordered):
+        more = len(messages) == count or (messages and topic.ordered)
+        if more or (answer.in_turn and not in_turn):
             self._slots.backlog[topic] = None
         else:  # the next ring wakes us
             self._slots.backlog.pop(topic, None)
             self.listen_again(topic)
         self.fill(topic)  # or other topics: room reserved for messages that did not come is free
+
+    def _start_ready(self) -> None:
+        """Start what can run: what came, and what waits for slots that are no longer promised."""
+        if self._slots.waiting and self.consumer is not None:
+            self.consumer.start_ready()
+
+    def _ask_after(self, topic: TopicSlots, seconds: float) -> None:
+        """Ask for messages of a topic after a while: then a limit allows the next one."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + seconds
+        timer = self._timers.get(topic)
+        if self._stopped:
+            self._spawn_ring(topic)  # another worker comes back instead
+            return
+        if timer is not None and timer.when() <= at:
+            self._then[topic] = at
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[topic] = loop.call_at(at, self._ask_now, topic)
+
+    def _ask_now(self, topic: TopicSlots) -> None:
+        """Ask for messages that a limit held back; without room, ring for another worker."""
+        del self._timers[topic]
+        then = self._then.pop(topic, None)
+        if then is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[topic] = loop.call_at(then, self._ask_now, topic)
+        if self.on_hold or topic in self._paused or not self._slots.room(topic):
+            self._spawn_ring(topic)
+        else:
+            self._slots.backlog[topic] = None
+            self._fill_topic(topic)  # `fill` may not get to it, if many others have no room
+        self.wake(topic.name)
+
+    def waits(self, topic: TopicSlots) -> float | None:
+        """Return the seconds until a limit allows more messages of a topic; None: unknown."""
+        timer = self._timers.get(topic)
+        return None if timer is None else timer.when() - asyncio.get_running_loop().time()
 
     def _failed(self, topic: TopicSlots, task: asyncio.Task[Dispatched]) -> None:
         """Pause a topic after a call that failed or was cancelled."""
@@ -174,13 +251,16 @@ class Dispatcher:
         """Refill: a message of this topic was settled, so there is room for more, of any topic."""
         self.fill(topic)
         if self.leaving and topic.ordered and not topic.committed:
-            ringing = spawn("ring", self._ring, topic.name)
-            self.ringing.add(ringing)
-            ringing.add_done_callback(self.ringing.discard)
+            self._spawn_ring(topic)
         self.listen_again(topic)
 
+    def _spawn_ring(self, topic: TopicSlots) -> None:
+        ringing = spawn("ring", self._ring, topic.name)
+        self.ringing.add(ringing)
+        ringing.add_done_callback(self.ringing.discard)
+
     async def _ring(self, name: str) -> None:
-        """Ring for other workers: they were refused while we held messages of an ordered topic."""
+        """Ring for other workers: we refused them, or have no room."""
         with suppress(MxRmqError):  # the others survey their topics every ten seconds anyway
             await self._store.ring_doorbell(name)
 
@@ -188,6 +268,9 @@ class Dispatcher:
 
     def to_skip(self, topics: Iterable[TopicSlots]) -> list[TopicSlots]:
         """Return the topics not to listen to: no room, paused, or known to have pending messages.
+
+        Without room, we still listen to a topic with limits that has no messages here: it gets no
+        slot unless the others know that it wants one.
 
         `room` is costly, so it is not called where there must be room: for topics without messages
         here, in a worker that is not full.
@@ -200,7 +283,7 @@ class Dispatcher:
             if self.on_hold
             or topic in backlog
             or topic in paused
-            or ((topic.committed or full) and not slots.room(topic))
+            or ((topic.committed or (full and not topic.limited)) and not slots.room(topic))
         ]
 
     def listen_again(self, topic: TopicSlots) -> None:
@@ -217,10 +300,17 @@ class Dispatcher:
                 restart()
 
     async def stop(self, seconds: float) -> None:
-        """Ask for nothing more; wait up to `seconds` for answers under way."""
+        """Ask for nothing more; wait up to `seconds` for answers under way.
+
+        Where we were to come back, we ring for another worker now: handlers may still run for long.
+        """
         self._stopped = True
-        for pause in self._paused.values():
-            pause.cancel()
+        for topic in self._timers:
+            self._spawn_ring(topic)
+        for timer in (*self._paused.values(), *self._timers.values()):
+            timer.cancel()
+        self._timers.clear()
+        self._then.clear()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
             for task in late:  # if it leased messages, they come back when their leases run out

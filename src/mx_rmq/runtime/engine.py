@@ -42,11 +42,16 @@ if TYPE_CHECKING:
     from mx_rmq.core.middleware import Middleware
     from mx_rmq.runtime.event_bus import Events
     from mx_rmq.runtime.injection import Injection
+    from mx_rmq.runtime.slots import TopicSlots
     from mx_rmq.settings import WorkerSettings
     from mx_rmq.store import Store
 
 STEP_WITHIN: Final = 5.0
 """Seconds to wait, in each step of a stop, for replies, for cancelled handlers, for outcomes."""
+
+HELD_BACK: Final = 30.0
+"""Seconds: if pending messages have to wait for longer, and there are delayed ones, they probably
+wait for those. A rate rarely makes them wait for so long."""
 
 CANCEL_AGAIN_WITHIN: Final = 1.0  # seconds for a handler to end after its second cancellation
 
@@ -228,11 +233,14 @@ class Engine:
         if self._dispatcher.leaving:
             return
         for topic, handler in self._handlers.items():
-            for name in partitions(topic, self._store.partitions.get(topic, 1)):
-                if name not in self.slots.topics:
+            parts = self._store.partitions.get(topic, 1)
+            for name in partitions(topic, parts):
+                if name in self.slots.topics:
+                    self.slots.topics[name].share_limits(parts)
+                else:
                     number = self._store.site_of(name)
                     site = self._sites.get(number) or self._open_site(number)
-                    topic_slots = self.slots.add(handler, name, site.clock)
+                    topic_slots = self.slots.add(handler, name, site.clock, parts)
                     site.add(topic_slots)
                     self._abort_listener.add(topic_slots)
                     self.watchdog.watch(*site.loops)
@@ -278,11 +286,23 @@ class Engine:
                     await progress.wait()
 
     async def _is_anything_left(self, *, delayed: bool) -> bool:
-        for topic in self.slots.topics:
+        for name, topic in list(self.slots.topics.items()):
             # Ask this before counting: what is due may become pending in between.
-            due = await self._store.get_next_delay_task(topic) == 0
-            counts = await self._store.views.counts(topic)
+            due = await self._store.get_next_delay_task(name)
+            counts = await self._store.views.counts(name)
+            if due == 0 or counts.processing or (counts.delayed and delayed):
+                return True
             pending = counts.pending and not counts.paused
-            if due or counts.processing or pending or (counts.delayed and delayed):
+            if pending and not (topic.in_turn and await self._is_held_back(topic, due)):
                 return True
         return False
+
+    async def _is_held_back(self, topic: TopicSlots, due: int | None) -> bool:
+        """Return whether all pending messages wait for delayed ones of their keys.
+
+        `due`: the ms until the next delayed message is due.
+        """
+        if due is None or not await self._dispatcher.take(topic.name) or self.slots.held:
+            return False
+        wait = self._dispatcher.waits(topic)
+        return wait is None or wait >= min(due / 1000, HELD_BACK) - 0.1  # they are rounded

@@ -89,6 +89,7 @@ class HandlerCalls:
             created_at=message.created_at / 1000,
             deadline=None if timeout is None else clock.now() / 1000 + timeout,
             extend=extend,
+            key=message.key,
             progress=partial(self._progress.report, held),
         )
         key = (message.topic, message.id, held.leased.token)  # middleware may pass on a copy

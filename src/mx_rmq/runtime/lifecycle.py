@@ -375,6 +375,6 @@ def handed_back(held: HeldMessage) -> HandedBack:
     try:
         message = held.message or codec.decode(record, held.topic.topic, held.leased.id)
     except DecodeError:
-        created_at, priority, ttl = codec.glance(record)
+        created_at, priority, ttl, *_ = codec.glance(record)
         return HandedBack(held.leased, priority, None if ttl is None else created_at + ttl)
     return HandedBack(held.leased, message.priority, message.expires_at)

@@ -32,11 +32,10 @@ MAX_REPLACING: Final = 50  # calls at a time, if each replaces a message
 async def produce_many(
     producer: Producer,
     messages: Sequence[Message],
-    keys: Sequence[str | None],
     confirms: Sequence[Confirm | None],
     policies: Sequence[DuplicatePolicy | None],
 ) -> list[str]:
-    """Produce messages in order, each with its key, confirmation and policy; return their ids.
+    """Produce messages in order, each with its confirmation and policy; return their ids.
 
     Consecutive messages of one topic go out together. PartlyProduced: a call failed after others
     had stored something. NotConfirmed: all are stored, but some were not confirmed in time. If an
@@ -44,8 +43,8 @@ async def produce_many(
     raised, or PartlyProduced with that cause.
     """
     kinds = [
-        (one.topic, key is None, confirm, policy is not None and policy.replaces)
-        for one, key, confirm, policy in zip(messages, keys, confirms, policies, strict=True)
+        (one.topic, confirm, policy is not None and policy.replaces)
+        for one, confirm, policy in zip(messages, confirms, policies, strict=True)
     ]
     for topic in {topic for topic, *_ in kinds}:
         check_topic(topic)
@@ -54,15 +53,12 @@ async def produce_many(
     not_confirmed: NotConfirmed | None = None
     duplicates: dict[str, str] = {}
     try:
-        for (topic, keyless, confirm, replaces), run in groupby(
-            range(len(messages)), kinds.__getitem__
-        ):
+        for (topic, confirm, replaces), run in groupby(range(len(messages)), kinds.__getitem__):
             places = [*run]
             first, end = places[0], places[-1] + 1
-            own = None if keyless else [key for key in keys[first:end] if key is not None]
             batch = messages[first:end]
             send = partial(_replace_all, producer) if replaces else producer.produce_all
-            calls = send(topic, batch, keys=own, confirm=confirm, policies=policies[first:end])
+            calls = send(topic, batch, confirm=confirm, policies=policies[first:end])
             async for stored in calls:
                 duplicates.update(stored.duplicates)
                 for place, id in zip(stored.places, stored.ids, strict=True):
@@ -95,7 +91,6 @@ async def _replace_all(
     topic: str,
     messages: Sequence[Message],
     *,
-    keys: Sequence[str] | None,
     confirm: Confirm | None,
     policies: Sequence[DuplicatePolicy | None],
 ) -> AsyncIterator[Stored]:
@@ -110,13 +105,7 @@ async def _replace_all(
             place = left.popleft()
             batch[messages[place].id] = place
         calls = [
-            producer.produce(
-                topic,
-                messages[place],
-                key=None if keys is None else keys[place],
-                confirm=confirm,
-                policy=policies[place],
-            )
+            producer.produce(topic, messages[place], confirm=confirm, policy=policies[place])
             for place in batch.values()
         ]
         answers = await asyncio.gather(*calls, return_exceptions=True)

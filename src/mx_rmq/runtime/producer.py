@@ -97,7 +97,6 @@ class Producer:
         topic: str,
         message: Message,
         *,
-        key: str | None = None,
         confirm: Confirm | None = None,
         policy: DuplicatePolicy | None = None,
     ) -> Produced:
@@ -113,9 +112,9 @@ class Producer:
             message = self._with_ttl(topic, message)
         name = topic
         if message.id:
-            name = await self._partition.for_id(topic, message.id, key)
+            name = await self._partition.for_id(topic, message.id, message.key)
         elif self.store.partitions[topic] > 1:
-            name = self._partition.choose(topic, None, key)
+            name = self._partition.choose(topic, None, message.key)
         if policy is not None and policy.replaces:
             return await self._replace(name, message, policy, confirm)
         delayed = bool(message.delay) or message.due is not None  # is_delayed, inlined for speed
@@ -164,7 +163,6 @@ class Producer:
         topic: str,
         messages: Sequence[Message],
         *,
-        keys: Sequence[str] | None = None,
         confirm: Confirm | None = None,
         policies: Sequence[DuplicatePolicy | None] = (),
     ) -> AsyncIterator[Stored]:
@@ -182,7 +180,7 @@ class Producer:
         unusual = any(policies)
         sending: asyncio.Task[Stored] | None = None
         try:
-            for name, places in await self._split(topic, messages, keys):
+            for name, places in await self._split(topic, messages):
                 chunk = (
                     messages[places.start : places.stop]
                     if isinstance(places, range)
@@ -263,22 +261,22 @@ class Producer:
     # splitting into calls
 
     async def _split(
-        self, topic: str, messages: Sequence[Message], keys: Sequence[str] | None
+        self, topic: str, messages: Sequence[Message]
     ) -> Iterator[tuple[str, Sequence[int]]]:
         """Split messages into calls: the partition of each, and the positions of its messages."""
-        if keys is None and not any(message.id for message in messages):
+        alike = self.store.partitions[topic] == 1  # if so, a key has no choice
+        if not any(message.id or (message.key and not alike) for message in messages):
             return self._split_evenly(topic, messages)
-        key_of = [None] * len(messages) if keys is None else keys
         # Do this first: it may find that the topic has grown, and a key must not change partitions
         # in the middle of the split.
         with_id = {
-            place: await self._partition.for_id(topic, message.id, key_of[place])
+            place: await self._partition.for_id(topic, message.id, message.key)
             for place, message in enumerate(messages)
             if message.id
         }
         places_of: defaultdict[str, list[int]] = defaultdict(list)
-        for place, key in enumerate(key_of):
-            name = with_id.get(place) or self._partition.choose(topic, None, key)
+        for place, message in enumerate(messages):
+            name = with_id.get(place) or self._partition.choose(topic, None, message.key)
             places_of[name].append(place)
         return (
             (name, chunk)

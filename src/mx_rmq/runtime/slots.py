@@ -8,6 +8,9 @@ Topics share the slots fairly. Topics with waiting messages take turns for the f
 topic leaves one slot to each idle topic (up to a quarter of all slots), so that no topic waits for
 the handlers of another. Messages taken ahead of free slots are not shared evenly: quick topics get
 one batch each, in turn, because a call for a message or two costs more than the messages.
+
+Of a topic with limits, only messages that can start at once are taken: the server counts a message
+as started when it is taken. Their slots are kept free for them, from the request on.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING, Final
+
+from mx_rmq.core.partition import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,13 +88,25 @@ class TopicSlots:
         self.name = name  # as the store knows it: the topic, or topic/number
         self.ordered = handler.ordered
         self.limit = limit
+        self.limited = handler.limit is not None or handler.per_key is not None
+        self.in_turn = self.limited
+        """Whether to ask by `dispatch_in_turn`: it has limits, or messages with keys."""
+        self.limits = ""  # as the server gets them
+        self._parts = 0  # how many partitions share the limits
         self.clock = clock  # of the server that has the topic
         self.waiting: deque[HeldMessage] = deque()
         self.running = 0
+        self.asked = 0  # messages asked for that have not come yet
         self.committed = 0  # its messages here, in any stage, plus those asked for
         self.has_turn = False  # it is in `Slots._turns`
         self.handed_back_at = -1  # value of `Slots._ended` when a message was last handed back
         self.handler_seconds = inf  # how long its handler takes on average; inf: not known yet
+
+    def share_limits(self, parts: int) -> None:
+        """Learn how many partitions the topic has: they share its limits."""
+        if parts != self._parts:
+            self._parts = parts
+            self.limits = self.handler.limits_of(number_of(self.name), parts)
 
 
 class Slots:
@@ -114,13 +131,19 @@ class Slots:
         self._measured_at = time.monotonic()
         self._rate = 0.0  # handlers that end per second
         self._idle_topics = 0  # topics without a running handler
+        self.limited: list[TopicSlots] = []  # topics with limits
+        self._promised = 0  # slots kept free for messages of `limited`: asked for, or just here
+        self._last_started: TopicSlots | None = None
         self._turns: deque[TopicSlots] = deque()
         """Topics with waiting messages that are below their limit, in the order of their turns."""
 
-    def add(self, handler: Handler, name: str, clock: ServerClock) -> TopicSlots:
-        """Serve a topic, or a partition of one."""
+    def add(self, handler: Handler, name: str, clock: ServerClock, parts: int = 1) -> TopicSlots:
+        """Serve a topic, or one of its partitions."""
         limit = min(handler.concurrency or self.concurrency, self.concurrency)
         topic = self.topics[name] = TopicSlots(handler, name, limit, clock)
+        topic.share_limits(parts)
+        if topic.limited:
+            self.limited.append(topic)
         self._idle_topics += 1
         return topic
 
@@ -137,6 +160,8 @@ class Slots:
         if topic.committed and topic.ordered:  # the server gives none while we have some
             return 0
         ahead = self.ahead(topic) if ahead is None else ahead
+        if topic.limited:
+            return self._room_to_start(topic, ahead)
         others = len(self.backlog) - (topic in self.backlog)
         room = self._share(topic, ahead, others)
         if room <= 0 and self._committed < self.concurrency:
@@ -148,12 +173,38 @@ class Slots:
             return max(room, 0)
         return max(room, 1, min(ahead, self.concurrency + self.prefetch - self._committed))
 
+    def _room_to_start(self, topic: TopicSlots, settling: int) -> int:
+        """Return how many messages of a topic with limits may be taken: they can start at once.
+
+        Messages that are being settled have no slot any more, so `settling` more may be held. If
+        they cannot be settled, no more are taken.
+        """
+        free = self.concurrency - self.running - self._promised
+        if free <= 0:
+            return 0
+        wanting = {*self.backlog, *self._turns} - {topic}
+        others = sum(one.running < one.limit for one in wanting)
+        left_free = self._left_free(topic, others)
+        share = (self.concurrency - left_free) // (1 + others)
+        if not share:  # fewer slots than topics: they take turns
+            share = int(self._last_started is not topic)
+        room = min(
+            min(topic.limit, share) - topic.running - topic.asked - len(topic.waiting),
+            self.concurrency + settling - sum(one.committed for one in self.limited),
+            free - left_free,
+        )
+        if topic.committed or not share or topic.handed_back_at == self._ended:
+            return max(room, 0)
+        return max(room, 1)
+
     def worth_asking(self, topic: TopicSlots) -> int:
         """Return how many messages to ask for now; 0: better wait until there is more room."""
         ahead = self.ahead(topic)
         if topic.committed >= topic.limit + ahead:
             return 0
         room = self.room(topic, ahead)
+        if topic.limited:
+            return room
         if ahead >= CHUNK:
             return room if room >= CHUNK // 2 else 0
         return room if not topic.waiting or room * 4 >= topic.limit else 0
@@ -194,6 +245,9 @@ class Slots:
         """Reserve room for messages that are being asked for."""
         topic.committed += count
         self._committed += count
+        topic.asked += count
+        if topic.limited:
+            self._promised += count
 
     def receive(
         self, topic: TopicSlots, reserved: int, messages: Sequence[Leased], asked_at: float
@@ -201,6 +255,9 @@ class Slots:
         """Hold the messages that came, and free the rest of the reserved room."""
         topic.committed += len(messages) - reserved
         self._committed += len(messages) - reserved
+        topic.asked -= reserved
+        if topic.limited:
+            self._promised += len(messages) - reserved
         for leased in messages:
             held = HeldMessage(topic, leased, asked_at, asked_at)
             self.held[held] = None
@@ -218,7 +275,10 @@ class Slots:
         free = self.concurrency - self.running
         for _ in range(len(turns) if free > 0 else 0):
             topic = turns.popleft()
-            if topic.running and self._idle_topics and free <= self._left_free(topic):
+            if not topic.limited and (
+                (topic.running and self._idle_topics and free <= self._left_free(topic))
+                or (self.limited and self._leaves_slot(topic, free))
+            ):
                 turns.append(topic)
                 continue
             topic.has_turn = False
@@ -226,6 +286,9 @@ class Slots:
                 continue
             held = topic.waiting.popleft()
             self.waiting -= 1
+            if topic.limited:
+                self._promised -= 1
+            self._last_started = topic
             if not topic.running:
                 self._idle_topics -= 1
             topic.running += 1
@@ -233,6 +296,20 @@ class Slots:
             self._give_turn(topic)
             return held
         return None
+
+    def _leaves_slot(self, topic: TopicSlots, free: int) -> bool:
+        """Return whether a topic leaves a free slot to topics with limits.
+
+        They take nothing ahead, so they have no turn here. The slot is theirs if it is promised, or
+        if they have pending messages and this topic already has its share of the slots.
+        """
+        if free <= self._promised:
+            return True
+        wanting = sum(one.limited and one.running < one.limit for one in self.backlog)
+        if not wanting:
+            return False
+        share = self.concurrency // (1 + wanting)
+        return topic.running >= share if share else self._last_started is topic
 
     def finished(self, held: HeldMessage) -> None:
         """Its handler has ended: the slot is free, and the message is being settled."""
@@ -269,6 +346,8 @@ class Slots:
         if held in held.topic.waiting:
             held.topic.waiting.remove(held)
             self.waiting -= 1
+            if held.topic.limited:
+                self._promised -= 1
         self.forget(held)
 
     def take_back(self, taken_before: float = inf) -> list[HeldMessage]:
@@ -277,6 +356,8 @@ class Slots:
         for topic in self.topics.values():
             while topic.waiting and topic.waiting[0].taken_at < taken_before:
                 taken.append(topic.waiting.popleft())
+                if topic.limited:
+                    self._promised -= 1
                 topic.handed_back_at = self._ended
                 topic.handler_seconds = inf  # take none ahead until a handler has ended
         self.waiting -= len(taken)

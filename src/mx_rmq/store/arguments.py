@@ -17,6 +17,7 @@ MAX_BATCH: Final = 1000  # messages in one call: `unpack` in Lua takes at most 7
 MAX_TOPICS: Final = 1000  # topics in one call
 
 _LEVELS: Final = frozenset(Priority)
+_NUMBERS: Final[dict[str, int]] = {Priority.HIGH: 1, Priority.NORMAL: 2, Priority.LOW: 3}
 
 
 def check_same(message: Message, topic: str, id: str) -> None:
@@ -32,6 +33,13 @@ def check_level(priority: str) -> str:
     if priority not in _LEVELS:
         raise InvalidInput(f"priority={priority!r} is not one of {', '.join(Priority)}")
     return priority
+
+
+def place_of(key: str | None, priority: str, cost: int) -> str:
+    """Return the place of a message that has not joined its line yet: see `keyed` in keys.py."""
+    if key is None and cost == 1:
+        return ""
+    return f"{key or ''}\t{_NUMBERS[check_level(priority)]} {cost} "
 
 
 def too_many(count: int) -> InvalidInput:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from mx_rmq.core.errors import WrongType
 from mx_rmq.core.message import State
 from mx_rmq.settings import SECOND_NET
+from mx_rmq.store.lines import id_in_line, key_in_line
 from mx_rmq.store.script import load
 
 if TYPE_CHECKING:
@@ -42,6 +43,61 @@ class Violation:
         return f"{self.topic}: {self.id or '(topic)'}: {self.what}"
 
 
+WRONG_LINES: Final = {
+    ("place", 1): (
+        "in the line of its key, but its place is another",
+        "taken out of a place in line that is not its own",
+    ),
+    ("place", 2): ("in the line of its key, but no place is noted", "place in line noted again"),
+    ("key", 1): ("messages wait in its line, but it has no turn", "turn given"),
+    ("key", 2): ("has a turn and is blocked", "no longer blocked"),
+    ("key", 3): ("has a turn or is blocked, but nothing waits in its line", "turn removed"),
+    ("running", 1): (
+        "takes up a place of its key, but is neither in processing nor delayed",
+        "no longer takes up a place of its key",
+    ),
+    ("keyed", 1): ("has a place in line, but no record", "place in line removed"),
+}
+"""What may be wrong about lines, by the codes of repair_lines.lua, and what a repair does."""
+
+
+class LineFault(NamedTuple):
+    """A member of a key for lines that is wrong: see repair_lines.lua."""
+
+    what: str
+    member: bytes
+    code: int
+
+    @property
+    def suspect(self) -> tuple[str, bytes]:
+        return self.what, self.member
+
+    @property
+    def id(self) -> str:
+        """The message; '' if it is about a key."""
+        id = b""
+        if self.what == "place":
+            id = id_in_line(self.member)
+        elif self.what == "running":
+            id = self.member.partition(b"\t")[2]
+        elif self.what == "keyed":
+            id = self.member.removeprefix(b"!")
+        return id.decode("utf-8", "backslashreplace")
+
+    @property
+    def wrong(self) -> str:
+        return self._about(WRONG_LINES[self.what, self.code][0])
+
+    @property
+    def repair(self) -> str:
+        return self._about(WRONG_LINES[self.what, self.code][1])
+
+    def _about(self, words: str) -> str:
+        if self.what != "key":
+            return words
+        return f"key {self.member.decode('utf-8', 'backslashreplace')}: {words}"
+
+
 class Examined(NamedTuple):
     """What is wrong with a topic, and what a repair needs to know."""
 
@@ -52,6 +108,7 @@ class Examined(NamedTuple):
     """Some keys have a wrong type. Nothing else was checked, and a person must decide what to do
     with the contents."""
     miscounted: bool = False  # whether the recorded bytes of an archive are wrong
+    lines: tuple[LineFault, ...] = ()  # what is wrong about the lines of keys
 
 
 class Places(NamedTuple):
@@ -140,6 +197,11 @@ class _Reading:
         self.result_index: set[bytes] = set()
         self.results: set[bytes] = set()
         self.expiries: set[bytes] = set()
+        self.places: dict[bytes, bytes] = {}
+        self.lines: set[bytes] = set()
+        self.ring: set[bytes] = set()
+        self.blocked: set[bytes] = set()
+        self.running: set[bytes] = set()
         self.aged: set[bytes] = set()
         """Archived messages over their age limit: not trimmed yet, or dropped by the server."""
 
@@ -159,6 +221,32 @@ class _Reading:
             self.expiries,
         )
         return [id for id in ids if self.wrongs(id, self._places(id))]
+
+    def line_suspects(self) -> list[tuple[str, bytes]]:
+        """Return what looks wrong about lines, as repair_lines takes it."""
+        found = []
+        for member in self.lines:
+            id = id_in_line(member)
+            if id not in self.places or self.places[id] + id != member:
+                found.append(("place", member))
+        waiting = {key_in_line(member) for member in self.lines}
+        found += [
+            ("key", key)
+            for key in (waiting | self.ring | self.blocked) - {b""}
+            if (key in waiting) != (key in self.ring) + (key in self.blocked)
+        ]
+        for member in self.running:
+            id = member.partition(b"\t")[2]
+            if id not in self.leases and id not in self.delayed:
+                found.append(("running", member))
+        for field in self.places:
+            if field.startswith(b"!"):
+                live = b" " in self.leases.get(field[1:], b"")
+            else:
+                live = field in self.records
+            if field != b"!" and not live:
+                found.append(("keyed", field))
+        return found
 
     def wrongs(self, id: bytes, places: Places) -> list[str]:
         return places.wrongs(aged=id in self.aged)
@@ -211,10 +299,19 @@ class Audit:
             (walked,) = await self._inspect(keys, [id], walk=True)
             shown = id.decode("utf-8", "backslashreplace")
             found += [Violation(topic, shown, what) for what in reading.wrongs(id, walked)]
+        lines = await self._wrong_lines(topic, reading)
+        found += [Violation(topic, one.id, one.wrong) for one in lines]
         tokens = {id: _token(lease) for id, lease in reading.leases.items()}
         broken = [id for id, token in tokens.items() if token is None and id not in suspects]
         highest = max((t or 0 for t in tokens.values()), default=0)
-        return Examined(found, suspects + broken, highest, miscounted=bool(miscounts))
+        return Examined(found, suspects + broken, highest, miscounted=bool(miscounts), lines=lines)
+
+    async def _wrong_lines(self, topic: str, reading: _Reading) -> tuple[LineFault, ...]:
+        """Return what is wrong about lines; each suspect is checked at one moment."""
+        suspects = sorted(reading.line_suspects())
+        codes = await self._store.repair_lines(topic, suspects, dry_run=True)
+        checked = zip(suspects, codes, strict=True)
+        return tuple(LineFault(*one, code) for one, code in checked if code)
 
     async def _still_wrong(
         self, keys: TopicKeys, reading: _Reading, suspects: list[bytes]
@@ -251,6 +348,11 @@ class Audit:
             reading.delayed.update(dict(await self._scan("ZSCAN", key)).keys())
         reading.expiries = set(dict(await self._scan("ZSCAN", keys.expiry)))
         reading.leases = dict(await self._scan("HSCAN", keys.processing))
+        reading.places = dict(await self._scan("HSCAN", keys.keyed))
+        reading.lines = set(dict(await self._scan("ZSCAN", keys.lines)))
+        reading.ring = set(dict(await self._scan("ZSCAN", keys.ring)))
+        reading.blocked = set(dict(await self._scan("ZSCAN", keys.blocked)))
+        reading.running = set(dict(await self._scan("ZSCAN", keys.running)))
         reading.deadlines = set(dict(await self._scan("ZSCAN", keys.expire_monitor)))
         now, limits = await self._store.time(keys.payload), self._store.limits
         result_ttl = (await self._store.views.result_ttl(keys.topic) or 0) / 1000
@@ -274,6 +376,7 @@ class Audit:
         waiting.before = set(await self._scan("SSCAN", keys.cancelled))
         for key in (keys.pending_high, keys.pending, keys.pending_low):
             await self._list(key, waiting.places)
+        waiting.places.update(map(id_in_line, dict(await self._scan("ZSCAN", keys.lines))))
         waiting.after = set(await self._scan("SSCAN", keys.cancelled))
         return waiting
 
@@ -326,6 +429,8 @@ class Audit:
                 wrongs.append(f"the token counter is {token}, behind the lease of {shown}")
         for command, key in (  # the counts do not matter, a wrong type raises
             ("ZCARD", keys.recent),
+            ("HLEN", keys.limits),
+            ("ZCARD", keys.buckets),
             ("HLEN", keys.totals),
             ("HLEN", keys.archive_bytes),
             ("XLEN", keys.history),

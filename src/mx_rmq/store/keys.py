@@ -40,6 +40,27 @@ class TopicKeys:
     pending: str = _key("LIST", "pending")
     pending_low: str = _key("LIST", "pending:low")
 
+    # a message with a key waits in the line of that key instead; lines take turns
+    lines: str = _key("ZSET", "lines")
+    """KEY tab LEVEL SEQ COST ID, all with score 0: pending messages, in the order of each line.
+    LEVEL is 1 to 3, SEQ has 16 digits."""
+    ring: str = _key("ZSET", "ring")  # key -> its turn; the lowest comes next
+    blocked: str = _key("ZSET", "blocked")
+    """key -> when to look at it again; "" -> the whole topic. Times are those of `line_clock.lua`,
+    here and below. A dispatch that looks at a key checks its limits again."""
+    keyed: str = _key("HASH", "keyed")
+    """id -> KEY tab LEVEL SEQ COST, of live messages with a key; SEQ is missing before a message
+    first joins its line. Without a KEY: a message that only has a cost. !id -> the same for a new
+    record that waits for the end of the old one. ! -> the last SEQ."""
+    running: str = _key("ZSET", "running")
+    """KEY tab ID, all with score 0: messages in processing, and failed ones for whose next attempt
+    their line waits."""
+    limits: str = _key("HASH", "limits")
+    """key -> what an operator has set: RUNNING INTERVAL BURST WEIGHT UNTIL REASON, "-" if not set;
+    "" -> the same for the whole topic."""
+    buckets: str = _key("ZSET", "buckets")
+    """key -> when its bucket is full; key and a tab -> until when Snooze holds it back."""
+
     # id -> due time
     delay_tasks_high: str = _key("ZSET", "delay_tasks:high")
     delay_tasks: str = _key("ZSET", "delay_tasks")
@@ -71,7 +92,9 @@ class TopicKeys:
     meta: str = _key("HASH", "meta")
     """token: the last lease token. turn: which priority comes next. paused. dropped: how many ids
     without a record were dropped. tick: the last tick of its cron. result_ttl: how long results
-    are kept, if a handler ever kept any."""
+    are kept, if a handler ever kept any. limits: what the handler declares. bucket: when the
+    topic's bucket is full. plain_turn: the turn of the messages without a key. wake_at: when
+    which worker will ask again. clock_ahead: how far the clock was set back."""
 
     # custom id -> until when it is taken;
     # !id -> until when a generated id that was cancelled or discarded may be used again

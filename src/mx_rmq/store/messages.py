@@ -14,6 +14,8 @@ from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import ARCHIVES, State
 from mx_rmq.core.partition import number_of
 from mx_rmq.core.status import Kept
+from mx_rmq.store.line_reads import LineReads, line_range
+from mx_rmq.store.lines import id_in_line
 from mx_rmq.store.results import decoded
 from mx_rmq.store.script import load
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 MAX_PAGE: Final = 1000  # the most messages that one call returns
 MAX_STEP: Final = 100  # contents read by one command; fewer when they are long
 SEARCHED: Final = 20  # ids searched for the next message to dispatch
+LOOKED_AT: Final = 5  # lines looked at for it: as many that have a turn, as many that are blocked
+IN_LINES: Final = 3  # the level of pending messages that have a key, after the three priorities
 REPLY_BYTES: Final = 4 * 1_048_576
 """The most bytes in one reply with contents, unless a single one is longer."""
 
@@ -50,6 +54,7 @@ class ListedId(NamedTuple):
     partition: int
     id: bytes
     at: float | None  # its score in the index, ms; None if pending
+    key: bytes = b""  # whose line it is in; empty if it is in none
 
 
 class Pages:
@@ -57,6 +62,7 @@ class Pages:
         self._store = store
         self._caller = store.caller
         self._keys = store.keys
+        self._lines = LineReads(store)
 
     async def find(self, topic: str, id: str) -> Found | None:
         keys = self._keys.of(topic)
@@ -106,8 +112,8 @@ class Pages:
     ) -> list[ListedId]:
         """Return some ids of a state, in its order; `start`: how many to skip of each level.
 
-        Pending: in dispatch order. Delayed: by due time. Processing: by deadline. Archived: newest
-        first.
+        Pending: in dispatch order; then those with a key, line by line. Delayed: by due time.
+        Processing: by deadline. Archived: newest first.
         """
         found: list[ListedId] = []
         for level, first in enumerate(start):
@@ -150,6 +156,9 @@ class Pages:
         """Return some ids of one level of a state, in order, from a position on."""
         key = _indexes(self._keys.of(topic), state)[level]
         last = start + count - 1
+        if state is State.PENDING and level == IN_LINES:
+            members = await self._caller.command("ZRANGE", key, start, last)
+            return [_in_line(topic, position, one) for position, one in enumerate(members, start)]
         if state is State.PENDING:  # from the right, where ids are taken
             found = await self._caller.command("LRANGE", key, -last - 1, -start - 1)
             ids = [(id, None) for id in reversed(found)]
@@ -160,6 +169,36 @@ class Pages:
             ListedId(_rank(state, at), level, position, number_of(topic), id, at)
             for position, (id, at) in enumerate(ids, start)
         ]
+
+    async def in_lines(
+        self, topic: str, key: bytes, after: bytes, newest: float, count: int
+    ) -> tuple[list[ListedId], bytes | None]:
+        """Return some ids of messages with a key, line by line, and the last place that was read.
+
+        `key`: only its line; empty: all. `after`: the place of the step before, empty for the
+        first; None: there are no more. Those that joined their line after `newest` are left out:
+        see `last_place`.
+        """
+        start, end = line_range(key) if key else (b"-", b"+")
+        words = (b"(" + after if after else start, end, "LIMIT", 0, count)
+        members = await self._caller.command("ZRANGEBYLEX", self._keys.of(topic).lines, *words)
+        found = [
+            _in_line(topic, position, member)
+            for position, member in enumerate(members)
+            if number_in_line(member) <= newest
+        ]
+        return found, members[-1] if members else None
+
+    async def line_of(self, topic: str, key: bytes) -> tuple[int, int]:
+        """Return how many messages are in the lines before that of a key, and how many in it."""
+        lines, (start, end) = self._keys.of(topic).lines, line_range(key)
+        before = await self._caller.command("ZLEXCOUNT", lines, "-", b"(" + start[1:])
+        return before, await self._caller.command("ZLEXCOUNT", lines, start, end)
+
+    async def last_place(self, topic: str) -> float:
+        """Return the number of the last message that joined a line."""
+        number = await self._caller.command("HGET", self._keys.of(topic).keyed, "!")
+        return float(number) if number and number.isdigit() else math.inf
 
     async def between(
         self,
@@ -192,20 +231,21 @@ class Pages:
     ) -> int:
         """Return how many ids a level has, in total or between two times, ms."""
         key = _indexes(self._keys.of(topic), state)[level]
-        if state is State.PENDING:
+        if state is State.PENDING and level != IN_LINES:
             return int(await self._caller.command("LLEN", key))
         if (low, high) == (-math.inf, math.inf):
             return int(await self._caller.command("ZCARD", key))
         return int(await self._caller.command("ZCOUNT", key, repr(low), repr(high)))
 
-    async def next_records(self, topic: str) -> list[bytes]:
-        """Return the record of the next message to dispatch, for each priority that has one.
+    async def next_records(self, topic: str, *, lines: bool = True) -> list[bytes]:
+        """Return the record of the next message to dispatch, for each priority that has one, and
+        for some lines, unless `lines` is False.
 
         It is not found if many cancelled messages are in front of it.
         """
         keys = self._keys.of(topic)
-        records: list[bytes] = []
-        for key in _indexes(keys, State.PENDING):
+        records = await self._lines.next_records(topic, LOOKED_AT) if lines else []
+        for key in _indexes(keys, State.PENDING)[:IN_LINES]:
             for id in reversed(await self._caller.command("LRANGE", key, -SEARCHED, -1)):
                 record = await self._caller.command("HGET", keys.payload, id)
                 if record is not None:
@@ -255,8 +295,8 @@ def as_found(state: State, entry: ListedId, data: bytes = b"", lease: bytes | No
 
 
 def levels(state: State) -> int:
-    """Return how many levels a state has: one per priority, or one."""
-    return 3 if state in (State.PENDING, State.DELAYED) else 1
+    """Return how many levels a state has: one per priority, or one; pending also has lines."""
+    return {State.PENDING: 4, State.DELAYED: 3}.get(state, 1)
 
 
 def check_count(count: int) -> int:
@@ -269,13 +309,24 @@ def _indexes(keys: TopicKeys, state: State) -> tuple[str, ...]:
     """Return the keys that list a state's ids: high, normal and low, or a single one."""
     match state:
         case State.PENDING:
-            return keys.pending_high, keys.pending, keys.pending_low
+            return keys.pending_high, keys.pending, keys.pending_low, keys.lines
         case State.DELAYED:
             return keys.delay_tasks_high, keys.delay_tasks, keys.delay_tasks_low
         case State.PROCESSING:
             return (keys.expire_monitor,)
         case State.DEAD | State.QUARANTINED | State.COMPLETED:
             return (keys.archive_of(state)[0],)
+
+
+def _in_line(topic: str, position: int, member: bytes) -> ListedId:
+    id, key = id_in_line(member), member.partition(b"\t")[0]
+    return ListedId(0.0, IN_LINES, position, number_of(topic), id, None, key)
+
+
+def number_in_line(member: bytes) -> int:
+    """Return the number by which a message stands in its line."""
+    place = member.partition(b"\t")[2].partition(b" ")[0][1:]
+    return int(place) if place.isdigit() else 0
 
 
 def _rank(state: State, at: float | None) -> float:

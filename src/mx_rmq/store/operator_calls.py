@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -11,14 +13,28 @@ from mx_rmq.core import codec
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.message import State
 from mx_rmq.core.text import brief
-from mx_rmq.store.arguments import check_level, check_range, check_same
+from mx_rmq.store.arguments import MAX_BATCH, check_level, check_range, check_same, place_of
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import Settled
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mx_rmq.core.message import Message
     from mx_rmq.net.connection import Value
     from mx_rmq.store.store import Store
+
+
+class Keep(Enum):
+    """A setting that stays as it is."""
+
+    KEEP = "keep"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+KEEP: Final = Keep.KEEP
 
 WALK: Final = 10_000
 """How far from either end of a list a cancelled message is removed at once: about 0.2 ms of the
@@ -50,6 +66,7 @@ async def requeue_message(
         priority=check_level(message.priority),
         record=unstamped,
         expires_ms="" if message.expires_at is None else message.expires_at,
+        own_place=place_of(message.key, message.priority, message.cost),
         why=why,
     )
 
@@ -157,6 +174,45 @@ async def resume_topic(store: Store, topic: str, *, by: str = "") -> bool:
     return bool(await _operate(store, "resume_topic", topic, by))
 
 
+async def limit_key(
+    store: Store,
+    topic: str,
+    key: str | None,
+    *,
+    running: int | Keep | None = KEEP,
+    interval: tuple[float, float] | Keep | None = KEEP,
+    weight: float | Keep | None = KEEP,
+    pause: float | Keep | None = KEEP,
+    reason: str = "",
+    by: str = "",
+    about: str = "",
+) -> Settled:
+    """Set what is given for a key, or for the topic; None restores what the handler declares.
+
+    `interval`: ms per unit of cost, and the burst. `pause`: ms from now, `inf` until resumed.
+    `about`: the change in words, for the history.
+    """
+    ms, burst = interval if isinstance(interval, tuple) else (interval, interval)
+    named: dict[str, Value] = {
+        "key": key or "",
+        "running": _setting(running),
+        "interval": _setting(ms),
+        "burst": _setting(burst),
+        "weight": _setting(weight),
+        "pause_ms": "on" if pause == inf else _setting(pause),
+        "reason": brief(reason),
+        "by": brief(by),
+        "about": brief(about),
+    }
+    return Settled((await store.run("limit_key", topic, named)).decode())
+
+
+def _setting(value: float | Keep | None) -> Value:
+    if value is KEEP:
+        return ""
+    return "-" if value is None else f"{value:.17g}"
+
+
 async def repair_message(
     store: Store, topic: str, id: bytes, *, dry_run: bool = False, by: str = ""
 ) -> list[str]:
@@ -165,11 +221,12 @@ async def repair_message(
     Does nothing if the message is fine by now. `dry_run`: only say what would be done.
     """
     record = await store.caller.command("HGET", store.keys.of(topic).payload, id)
-    created_at, priority, ttl = codec.glance(record or b"")
+    created_at, priority, ttl, key, cost = codec.glance(record or b"")
     named: dict[str, Value] = {
         "id": id,
         "priority": priority,
         "expires_ms": "" if ttl is None else created_at + ttl,
+        "own_place": place_of(key, priority, cost),
         "dry": int(dry_run),
         "by": brief(by),
     }
@@ -186,6 +243,20 @@ async def repair_topic(
         "dry": int(dry_run),
     }
     return [words.decode() for words in await store.run("repair_topic", topic, named)]
+
+
+async def repair_lines(
+    store: Store, topic: str, suspects: Sequence[tuple[str, bytes]], *, dry_run: bool = False
+) -> list[int]:
+    """Fix members of the keys for lines; return what was wrong with each, in codes.
+
+    See repair_lines.lua. `dry_run`: only say what is wrong.
+    """
+    codes: list[int] = []
+    for start in range(0, len(suspects), MAX_BATCH):
+        items = [word for one in suspects[start : start + MAX_BATCH] for word in one]
+        codes += await store.run("repair_lines", topic, {"dry": int(dry_run)}, items)
+    return codes
 
 
 async def _operate(

@@ -21,7 +21,7 @@ from mx_rmq.core.message import Message, Priority
 from mx_rmq.core.partition import topic_of
 from mx_rmq.net.caller import RECEIPT_MS
 from mx_rmq.store import operator_calls
-from mx_rmq.store.arguments import MAX_BATCH, check_range, too_many
+from mx_rmq.store.arguments import MAX_BATCH, check_range, place_of, too_many
 from mx_rmq.store.lanes import maker_of
 from mx_rmq.store.results import PLACED, Produced, Ticked
 from mx_rmq.store.script import load
@@ -118,9 +118,10 @@ def prepare(
             if not delayed and (message.delay or message.due is not None):
                 raise InvalidInput("a message with delay or at goes to produce_delay_message")
             id, how = message.id, ""  # how: see produce_normal_message.lua
+            place = message.key is not None or message.cost != 1
             if not id:
                 id = lane.id_at(offset)
-                if message.priority != Priority.NORMAL or message.ttl is not None:
+                if message.priority != Priority.NORMAL or message.ttl is not None or place:
                     how = f"0 0 {message.priority}"
             else:
                 maker = 0
@@ -137,6 +138,8 @@ def prepare(
                 how = f"{how} {ttl} {dedup} {processing if policy.refuses else ''}"
             elif message.ttl is not None:
                 how = f"{how} {message.ttl}"
+            if place:
+                how = f"{how}\t{place_of(message.key, message.priority, message.cost)}"
             ids.append(id)
             items += (id, how, _record(store, message, topic, id))
             if delayed:

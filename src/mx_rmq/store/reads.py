@@ -11,6 +11,7 @@ import msgspec
 from mx_rmq.core.partition import partitions_of
 from mx_rmq.store.archive_budgets import OVERHEAD
 from mx_rmq.store.history import History
+from mx_rmq.store.line_reads import LineReads
 from mx_rmq.store.messages import Pages
 from mx_rmq.store.preflight import AWAY
 from mx_rmq.store.results import wait_of
@@ -84,6 +85,7 @@ class Views:
         self._caller = store.caller
         self._keys = store.keys
         self.pages = Pages(store)
+        self.lines = LineReads(store)
         self.history = History(store.caller, store.keys)
 
     async def now(self, topic: str | None = None) -> int:

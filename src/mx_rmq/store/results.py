@@ -101,6 +101,10 @@ Held = Claim | Leased
 class Dispatched(NamedTuple):
     now: int
     messages: list[Leased]
+    wait: int | None = None
+    """The ms after which the caller must ask again, or None."""
+    in_turn: bool = False
+    """Whether to call `dispatch_in_turn` next, because keys or limits are in use."""
 
 
 class TimedOut(NamedTuple):

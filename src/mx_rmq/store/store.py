@@ -111,6 +111,7 @@ class Store:
 
     # what workers call
     dispatch_message = worker_calls.dispatch_message
+    dispatch_in_turn = worker_calls.dispatch_in_turn
     complete_message = worker_calls.complete_message
     complete_with_result = worker_calls.complete_with_result
     note_progress = worker_calls.note_progress
@@ -149,8 +150,10 @@ class Store:
     reschedule_message = operator_calls.reschedule_message
     pause_topic = operator_calls.pause_topic
     resume_topic = operator_calls.resume_topic
+    limit_key = operator_calls.limit_key
     repair_message = operator_calls.repair_message
     repair_topic = operator_calls.repair_topic
+    repair_lines = operator_calls.repair_lines
 
     # the registry of topics
     register_topics = registry.register_topics

@@ -6,7 +6,7 @@ These functions do not decode records. Callers do, and pass what they cannot dec
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mx_rmq.core import codec
 from mx_rmq.core.message import Message, State
@@ -50,19 +50,46 @@ async def dispatch_message(
 
     `alone`: only if no worker has a message of the topic in processing.
     """
-    named: dict[str, Value] = {
+    named = _take(worker, count, lease, alone=alone)
+    return _dispatched(await store.run("dispatch_message", topic, named), in_turn=False)
+
+
+async def dispatch_in_turn(
+    store: Store,
+    topic: str,
+    worker: str,
+    *,
+    count: int,
+    lease: int,
+    limits: str = "",
+    alone: bool = False,
+) -> Dispatched:
+    """Lease messages in the turn of their keys and within the limits.
+
+    `limits`: what the handler declares, as `core.limits.declared` writes it.
+    """
+    named = {**_take(worker, count, lease, alone=alone), "declared": limits}
+    return _dispatched(await store.run("dispatch_in_turn", topic, named), in_turn=True)
+
+
+def _take(worker: str, count: int, lease: int, *, alone: bool) -> dict[str, Value]:
+    return {
         "worker": worker,
         "max_count": check_range("count", count, 1, MAX_BATCH),
         "lease_ms": check_range("lease", lease, 1),
         "alone": int(alone),
     }
-    fields = iter(await store.run("dispatch_message", topic, named))
-    now = int(next(fields))
+
+
+def _dispatched(reply: list[Any], *, in_turn: bool) -> Dispatched:
+    fields = iter(reply)
+    now, wait = int(next(fields)), int(next(fields))
     messages = [
         Leased(id.decode("utf-8", "surrogateescape"), int(token), record)
         for id, token, record in zip(fields, fields, fields, strict=True)
     ]
-    return Dispatched(now, messages)
+    other_script = wait == -2
+    return Dispatched(now, messages, None if wait < 0 else wait, in_turn != other_script)
 
 
 # processing -> gone, delayed, pending, processing
@@ -122,7 +149,7 @@ async def retry_message(
         check_same(message, topic, claim.id)
         why = message.errors[-1].summary if message.errors else message.reason
         items += (claim.id, claim.token, codec.encode(message))
-        items += _due(message.priority, delay, message.expires_at, why)
+        items += (*_due(message.priority, delay, message.expires_at, why), "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "retried"}, items
     )
@@ -138,6 +165,7 @@ async def snooze_message(
         check_same(message, topic, claim.id)
         items += (claim.id, claim.token, codec.encode(message))
         items += _due(message.priority, later.delay, message.expires_at, later.reason)
+        items.append(later.delay if later.key else "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "snoozed"}, items
     )
@@ -149,7 +177,7 @@ async def postpone_message(
     """Delay messages of a newer release, each with its unchanged bytes."""
     items: list[Value] = []
     for claim, (record, priority, delay, expires, why) in postponed:
-        items += (claim.id, claim.token, record, *_due(priority, delay, expires, why))
+        items += (claim.id, claim.token, record, *_due(priority, delay, expires, why), "")
     return await _settle(
         store, "retry_message", topic, {"worker": worker, "what": "postponed"}, items
     )

@@ -15,6 +15,7 @@ from uuid import uuid4
 from mx_rmq.admin import Admin
 from mx_rmq.core.errors import InvalidInput
 from mx_rmq.core.handler import Handler
+from mx_rmq.core.limits import Limit
 from mx_rmq.core.middleware import Middleware
 from mx_rmq.core.outcome import Retry
 from mx_rmq.core.retry import ByError, Delays, policy_of
@@ -45,6 +46,7 @@ def use(
     *,
     instant_retries: bool = True,
     instant_delays: bool = False,
+    instant_rates: bool = True,
 ) -> Use:
     """Put a queue that is not open into test mode, for a `with` or `async with` block.
 
@@ -54,10 +56,11 @@ def use(
     `dependency_overrides` set in the block are gone. Crons do not tick.
 
     `instant_retries`: retries do not wait. `instant_delays`: messages produced with `delay` or `at`
-    do not wait either. With both, `drain` leaves nothing behind and never waits. `produce` never
-    waits for replicas.
+    do not wait either. `instant_rates`: no `rate` applies. With all three, `drain` leaves nothing
+    behind and never waits. `produce` never waits for replicas.
     """
-    return Use(mq, _used(mq, url, instant_retries=instant_retries, instant_delays=instant_delays))
+    instant = {"retries": instant_retries, "delays": instant_delays, "rates": instant_rates}
+    return Use(mq, _used(mq, url, **instant))
 
 
 class Use:
@@ -89,7 +92,7 @@ class Use:
 
 @contextmanager
 def _used(
-    mq: MessageQueue, url: str | None, *, instant_retries: bool, instant_delays: bool
+    mq: MessageQueue, url: str | None, *, retries: bool, delays: bool, rates: bool
 ) -> Iterator[None]:
     if mq.is_open:
         raise InvalidInput("the queue is already open; put it into test mode before you open it")
@@ -106,13 +109,13 @@ def _used(
             prefix=f"test:{uuid4().hex}",
             confirm="stored",
         )
-        change = partial(_without_waits, retries=instant_retries, delays=instant_delays)
+        change = partial(_without_waits, retries=retries, delays=delays)
         mq.middleware = (*mq.middleware, ProduceRecorder(change))
-        mq.handlers, mq.crons = dict(mq.handlers), {}
+        mq.handlers = _InstantHandlers(mq.handlers, retries=retries, rates=rates)
+        mq.crons = {}
         mq.dependency_overrides = dict(mq.dependency_overrides)
-        if instant_retries:
+        if retries:
             mq.middleware = (_InstantRetry(), *mq.middleware)
-            mq.handlers = _InstantHandlers(mq.handlers)
 
         def leave() -> list[str]:
             """Restore the queue and clean up; return the problems found."""
@@ -139,7 +142,7 @@ def _close_sync(mq: MessageQueue) -> None:
         mq.sync.close()  # its next use opens it again, with the settings of that time
 
 
-# retries and delays that do not wait
+# retries, delays and rates that do not wait
 
 NOW: Final = Delays((0,))
 
@@ -152,16 +155,29 @@ def _instant(policy: Policy) -> Policy:
     return ByError(rules, None if policy.otherwise is None else NOW)
 
 
-class _InstantHandlers(dict[str, Handler]):
-    """Handlers whose retries do not wait, including those that a test declares."""
+def _without_rate(limit: Limit | None) -> Limit | None:
+    if limit is None or limit.running is None:
+        return None
+    return Limit(running=limit.running, overtake=limit.overtake)
 
-    def __init__(self, handlers: dict[str, Handler]) -> None:
+
+class _InstantHandlers(dict[str, Handler]):
+    """Handlers that do not wait, including those that a test declares."""
+
+    def __init__(self, handlers: dict[str, Handler], *, retries: bool, rates: bool) -> None:
         super().__init__()
+        self._retries = retries
+        self._rates = rates
         for topic, handler in handlers.items():
             self[topic] = handler
 
     def __setitem__(self, topic: str, handler: Handler) -> None:
-        super().__setitem__(topic, replace(handler, retry=_instant(handler.retry)))
+        if self._retries:
+            handler = replace(handler, retry=_instant(handler.retry))
+        if self._rates:
+            limit, per_key = _without_rate(handler.limit), _without_rate(handler.per_key)
+            handler = replace(handler, limit=limit, per_key=per_key)
+        super().__setitem__(topic, handler)
 
 
 class _InstantRetry(Middleware):

@@ -6,7 +6,8 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not there, c its record has changed
 -- Cost     that of cancel_message and of move_to_dlq, and the length of the record
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
--- keys: archive archive_payload archive_bytes | receipt totals history
+-- keys: lines ring blocked keyed running doorbell | archive archive_payload archive_bytes
+-- keys: receipt totals history
 
 local budget  = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 local record  = ARGV.record           -- its final record
@@ -18,8 +19,9 @@ if not same then return current and 'c' or '0' end
 
 local lease = redis.call('HGET', processing, id)
 redis.call('ZCARD', expire_monitor)
-local waits = not lease
--- use: waiting_place
+local waits, leaving, started = not lease, {id}, lease
+-- use: waiting_place, freed_keys
+redis.call('ZCARD', ring)
 
 local answer, arriving, kept, kind = '1', 1, record, 'dead'
 local weight, recount_ms, overwritten = #kept, math.huge, {}
@@ -27,7 +29,8 @@ local weight, recount_ms, overwritten = #kept, math.huge, {}
 -- use: archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, drop_victims, leave_place, archive_message
+-- use: victims, drop_victims, free_keys, leave_place, archive_message, forget_keys
+redis.call('HDEL', keyed, '!' .. id) -- the place that replace_message may have noted
 
 note('trimmed', '', victims)
 redis.pcall('HINCRBY', totals, 'died', 1)

@@ -7,7 +7,7 @@
 -- Returns  same as complete_message
 -- Cost     O(log P + log A) per message, P in processing, A kept, and per result dropped
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes | meta
--- keys: receipt totals history
+-- keys: keyed running blocked doorbell | receipt totals history
 
 local budget    = tonumber(ARGV.budget)    -- bytes that the results may take, 0: no limit
 local hexpire_s = tonumber(ARGV.hexpire_s) -- TTL of a result's field (s), 0: none
@@ -18,6 +18,8 @@ local each, width = ARGV.each, 3 -- per message: id, token, kept
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
+local leaving, started = held, true
+-- use: freed_keys
 local kind, recount_ms, arriving, weight = 'completed', math.huge, count, 0
 local old, overwritten = redis.call('ZMSCORE', archive, unpack(held)), {}
 local results, times, told, part, size = {}, {}, {}, {}, 0
@@ -51,6 +53,7 @@ end
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HDEL', payload, unpack(held))
+-- use: free_keys, forget_keys
 redis.call('HSET', archive_payload, unpack(results))
 redis.call('ZADD', archive, unpack(times))
 if hexpire_s > 0 then

@@ -6,7 +6,7 @@
 --          quarantined and completed messages, and when each archive last dropped some for its
 --          bytes; a list: what happened and how often, ever
 -- Cost     O(log N), N delayed or in processing
--- keys: pending* | delay_tasks* | cancelled | processing expire_monitor
+-- keys: pending* | delay_tasks* | lines | cancelled | processing expire_monitor
 -- keys: dlq error_parse_queue results archive_bytes | meta | totals
 
 -- use: clock
@@ -23,7 +23,7 @@ for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
 end
 local first = redis.call('ZRANGE', expire_monitor, 0, 0, 'WITHSCORES')
 local deadline = tonumber(first[2]) or math.huge
-waiting = math.max(0, waiting - redis.call('SCARD', cancelled))
+waiting = math.max(0, waiting - redis.call('SCARD', cancelled)) + redis.call('ZCARD', lines)
 return {
   waiting, delayed, redis.call('HLEN', processing), redis.call('ZCARD', dlq),
   redis.call('ZCARD', error_parse_queue), redis.call('ZCARD', results),

@@ -10,7 +10,8 @@
 -- Returns  now (ms); the ms until the next message expires, 0: there are more, -1: there are none;
 --          then for each message: id, token, record
 -- Cost     O(log N) per message, N waiting, and O(window); O(walk) for an id that is deeper
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor | meta
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running doorbell
+-- keys: cancelled expiry | processing expire_monitor | meta
 
 local worker      = ARGV.worker                -- who takes them
 local max_count   = tonumber(ARGV.max_count)   -- how many at most
@@ -30,7 +31,8 @@ if #ids == 0 then return reply end
 
 -- Where they wait: `sought` are those that must be in a list.
 local held = redis.call('HMGET', processing, unpack(ids))
-local delays, sought, any_pending = {}, {}, false
+local delays, sought, any_pending, from_lines = {}, {}, false, {}
+local leaving, started = {}, false
 for i = 1, fit do sought[ids[i]] = records[i] and not held[i] or nil end
 for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   local due, here = redis.pcall('ZMSCORE', key, unpack(ids, 1, fit)), {}
@@ -42,16 +44,31 @@ for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   end
   if #here > 0 then delays[#delays + 1] = {key, here} end
 end
+for i = 1, fit do leaving[#leaving + 1] = records[i] and not held[i] and ids[i] or nil end
+-- use: freed_keys
+local keys, removed, emptied = {}, {}, {}
+for n, id in ipairs(with_key) do
+  if sought[id] and redis.call('ZSCORE', lines, places[n] .. id) then
+    local key = string.match(places[n], '^[^\t]*')
+    from_lines[#from_lines + 1], sought[id] = places[n] .. id, nil
+    keys[#keys + 1], removed[key] = key, (removed[key] or 0) + 1
+  end
+end
+for _, key in ipairs(keys) do
+  local waiting = redis.call('ZLEXCOUNT', lines, '[' .. key .. '\t', '(' .. key .. '\n')
+  if waiting == removed[key] then emptied[#emptied + 1] = key end
+end
+redis.call('ZCARD', ring)
 for i = 1, fit do any_pending = any_pending or sought[ids[i]] end
 
 -- `cut` places are cut off the right end of a list, and those of them that stay are pushed back.
 local tails, lists, hidden, surplus, passed = {}, {}, 0, {}, {}
-local places = redis.call('SCARD', cancelled)
+local skipped = redis.call('SCARD', cancelled)
 for _, key in ipairs(any_pending and {pending_high, pending, pending_low} or {}) do
   local length = redis.pcall('LLEN', key)
   if type(length) == 'number' and length > 0 then
     local tail = redis.call('LRANGE', key, -window, '-1')
-    local marks = places > 0 and redis.call('SMISMEMBER', cancelled, unpack(tail)) or {}
+    local marks = skipped > 0 and redis.call('SMISMEMBER', cancelled, unpack(tail)) or {}
     local others, cut, kept = {}, 0, 0
     for n = #tail, 1, -1 do
       local id = tail[n]
@@ -81,8 +98,8 @@ redis.call('ZCARD', expire_monitor)
 for i = 1, fit do
   local id, taken = ids[i], records[i] and not held[i]
   if sought[id] and hidden > 0 then
-    local marked = places > 0 and redis.call('SMISMEMBER', cancelled, id)[1] == 1
-    if not marked and (hidden > walk or places + #deep < spare) then
+    local marked = skipped > 0 and redis.call('SMISMEMBER', cancelled, id)[1] == 1
+    if not marked and (hidden > walk or skipped + #deep < spare) then
       deep[#deep + 1] = id
     elseif #walked < 10 then
       walked[#walked + 1] = id
@@ -108,6 +125,12 @@ end
 if #deep > 0 then redis.call('SADD', cancelled, unpack(deep)) end
 redis.call('ZREM', expiry, unpack(gone))
 for _, one in ipairs(delays) do redis.call('ZREM', one[1], unpack(one[2])) end
+if #from_lines > 0 then redis.call('ZREM', lines, unpack(from_lines)) end
+-- use: free_keys
+if #emptied > 0 then
+  redis.call('ZREM', ring, unpack(emptied))
+  redis.call('ZREM', blocked, unpack(emptied))
+end
 for _, tail in ipairs(tails) do
   redis.call('LTRIM', tail[1], '0', -tail[2] - 1)
   if #tail[3] > 0 then redis.call('RPUSH', tail[1], unpack(tail[3])) end

@@ -12,7 +12,8 @@
 -- Returns  now (ms); '1' if it is not what was expected, else '0'; how far the clock is behind
 --          where it was (ms); then for each message: id, token, the worker that lost it, record
 -- Cost     O(log P) per message, P in processing
--- keys: payload | processing expire_monitor | meta | totals history
+-- keys: payload | processing expire_monitor | keyed running blocked doorbell | meta
+-- keys: totals history
 
 local worker      = ARGV.worker                -- the monitor
 local max_count   = tonumber(ARGV.max_count)   -- how many at most
@@ -59,7 +60,10 @@ for i = 1, fit do
   end
 end
 
+local leaving, started = orphans, true
+-- use: freed_keys
 redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but works at maxmemory
+-- use: free_keys, forget_keys
 if #leftover > 0 then redis.call('ZREM', expire_monitor, unpack(leftover)) end
 if #orphans > 0 then
   redis.call('HDEL', processing, unpack(orphans))

@@ -5,7 +5,7 @@
 --          a place was cancelled that is not there. Pending counts to 2, without a cancelled
 --          place; it and the last stay 0 unless walk is 1.
 -- Cost     O(log N) per id; with walk O(N), N pending
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
+-- keys: payload | pending* | delay_tasks* | lines keyed | cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload results results_payload
 
 local walk = tonumber(ARGV.walk) -- 1: walk the pending lists too
@@ -19,7 +19,10 @@ for i = each, #ARGV do
   end
   waiting = waiting - redis.call('SISMEMBER', cancelled, id)
   local astray = walk == 1 and waiting < 0 and 1 or 0
-  waiting = math.min(2, math.max(0, waiting))
+  waiting = math.max(0, waiting)
+  local place = redis.call('HGET', keyed, id)
+  if place and redis.call('ZSCORE', lines, place .. id) then waiting = waiting + 1 end
+  waiting = math.min(2, waiting)
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     if redis.call('ZSCORE', key, id) then delayed = delayed + 1 end
   end

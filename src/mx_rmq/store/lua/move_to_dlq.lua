@@ -7,7 +7,7 @@
 --          does, but the message was replaced: nothing is done, see release_replaced
 -- Cost     O(log P + D log A), P in processing, A archived, D dropped, at most 10,200
 -- keys: payload | processing expire_monitor | archive archive_payload archive_bytes
--- keys: receipt totals history
+-- keys: keyed running blocked doorbell | receipt totals history
 
 local budget = tonumber(ARGV.budget) -- bytes that the archive may hold, 0: no limit
 local record = ARGV.record           -- its final record
@@ -18,10 +18,11 @@ redis.call('HLEN', payload)
 local answer, arriving, kept, kind = '1', 1, record, 'dead'
 local weight, recount_ms, overwritten = #kept, math.huge, {}
 
--- use: archive_size
+local leaving, started = {id}, true
+-- use: freed_keys, archive_size
 if redis.call('HEXISTS', archive_payload, id) == 1 then sealed, began = false, false end
 
--- use: victims, drop_victims, archive_message
+-- use: victims, drop_victims, archive_message, free_keys, forget_keys
 
 note('trimmed', '', victims)
 note('died', worker, {id}, {why})

@@ -8,13 +8,13 @@
 local each = ARGV.each -- per command: name
 
 local forms = {
-  GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,
+  EXISTS = {}, GET = {}, SET = {'x', 'PX', 0}, PEXPIRE = {600000}, PTTL = {}, TIME = false,
   HGET = {'f'}, HMGET = {'f'}, HSET = {'f', 'v'}, HDEL = {'f'}, HEXISTS = {'f'}, HLEN = {},
   HSCAN = {0}, HGETALL = {}, HRANDFIELD = {1}, HSTRLEN = {'f'}, HINCRBY = {'f', 1},
   HEXPIRE = {1, 'FIELDS', 1, 'f'}, LLEN = {}, LRANGE = {0, 0}, LPOS = {'x'}, LPUSH = {'x'},
   RPUSH = {'x'}, LTRIM = {0, 0}, LREM = {1, 'x'}, ZADD = {1, 'x'}, ZREM = {'x'}, ZSCORE = {'x'},
   ZMSCORE = {'x'}, ZCARD = {}, ZCOUNT = {0, 0}, ZRANGE = {0, 0}, ZRANGEBYSCORE = {0, 0},
-  ZREMRANGEBYRANK = {1, 0},
+  ZREMRANGEBYRANK = {1, 0}, ZLEXCOUNT = {'-', '+'}, ZRANGEBYLEX = {'-', '+'},
   XADD = {'*', 'f', 'v'}, XLEN = {}, XREVRANGE = {'+', '-'}, XTRIM = {'MAXLEN', 0},
   SCARD = {}, SISMEMBER = {'x'}, SMISMEMBER = {'x'},
 }

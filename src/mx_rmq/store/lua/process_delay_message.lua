@@ -1,14 +1,18 @@
 -- process_delay_message: delayed -> pending
--- Moves what is due behind the pending messages, earliest first. An id without a record is dropped
--- and counted. A level with a key of a wrong type is skipped.
+-- Moves what is due behind the pending messages, or into the line of its key, earliest first. An id
+-- without a record is dropped and counted. A level with a key of a wrong type is skipped.
 -- Returns  the ids it moved
 -- Cost     O(log D) per message, D delayed
--- keys: payload | pending* | delay_tasks* | doorbell meta | totals history
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running | doorbell meta
+-- keys: totals history
 
 local max_count = tonumber(ARGV.max_count) -- how many of each level at most
 -- use: clock, history
 
-local moves, moved, dropped = {}, {}, 0
+local moves, moved, dropped, gone = {}, {}, 0, {}
+local any_keyed = redis.pcall('HLEN', keyed)
+any_keyed = type(any_keyed) == 'number' and any_keyed > 0
+local joining, wake, held_lines, plain = {}, true, {}, 0
 local levels = {
   {delay_tasks_high, pending_high}, {delay_tasks, pending}, {delay_tasks_low, pending_low},
 }
@@ -18,16 +22,29 @@ for _, level in ipairs(levels) do
   if #due > 0 and type(length) == 'number' then
     local behind = {}
     for _, id in ipairs(due) do
+      local place = any_keyed and redis.call('HGET', keyed, id)
       if redis.call('HEXISTS', payload, id) == 1 then
-        behind[#behind + 1], moved[#moved + 1] = id, id
+        moved[#moved + 1] = id
+        if place and string.find(place, '^[^\t]') then
+          joining[#joining + 1], joining[#joining + 2] = id, place
+          held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
+        else
+          behind[#behind + 1], plain = id, plain + 1
+        end
       else
         dropped = dropped + 1
+        if place then
+          gone[#gone + 1] = id
+          held_lines[#held_lines + 1] = string.match(place, '^[^\t]*\t') .. id
+        end
       end
     end
     moves[#moves + 1] = {level[1], level[2], due, behind}
   end
 end
-local rung = redis.call('LLEN', doorbell)
+-- use: line_ends
+redis.call('ZCARD', running)
+local rung, closed = redis.call('LLEN', doorbell), redis.call('ZSCORE', blocked, '')
 local dropped_before = tonumber(redis.call('HGET', meta, 'dropped')) or 0
 
 for _, move in ipairs(moves) do
@@ -36,6 +53,9 @@ for _, move in ipairs(moves) do
   if #behind > 0 then redis.call('LPUSH', waiting, unpack(behind)) end
 end
 if dropped > 0 then redis.call('HSET', meta, 'dropped', dropped_before + dropped) end
-if #moved > 0 and rung == 0 then redis.call('RPUSH', doorbell, '1') end
+if #gone > 0 then redis.call('HDEL', keyed, unpack(gone)) end
+if #held_lines > 0 then redis.call('ZREM', running, unpack(held_lines)) end
+-- use: join_lines
+if (plain > 0 or ready) and not closed and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 note('due', '', moved)
 return moved

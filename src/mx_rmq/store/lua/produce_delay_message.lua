@@ -4,19 +4,22 @@
 -- Returns  same as produce_normal_message
 -- Cost     O(log D) per message, D delayed
 -- keys: payload | pending* | delay_tasks* | cancelled expiry | dlq_payload error_parse_payload
--- keys: doorbell_delay | recent receipt totals history
+-- keys: lines keyed | doorbell_delay | recent receipt totals history
 
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
-local soonest, due_times = math.huge, {high = {}, normal = {}, low = {}}
+local soonest, due_times, with_place = math.huge, {high = {}, normal = {}, low = {}}, {}
 for _, i in ipairs(fresh) do
   local due = tonumber(ARGV[i + 4]) or now + tonumber(ARGV[i + 3])
-  local level = due_times[priorities[ARGV[i + 1]]]
+  local n = (i - each) / width + 1
+  local level, place = due_times[(kind_at[n] or usual_kind).priority], place_at[n]
   level[#level + 1], level[#level + 2] = due, ARGV[i]
   soonest = math.min(soonest, due)
+  if place then with_place[#with_place + 1], with_place[#with_place + 2] = ARGV[i], place end
 end
 
+if #with_place > 0 then redis.call('HLEN', keyed) end
 -- use: earlier, admission
 if full or #fresh == 0 then
   -- use: receipt
@@ -24,6 +27,7 @@ if full or #fresh == 0 then
 end
 
 -- use: store_new, add_delayed
+if #with_place > 0 then redis.call('HSET', keyed, unpack(with_place)) end
 
 note('delayed', '', stored_ids)
 -- use: receipt

@@ -4,7 +4,7 @@
 -- Returns  1 done, 2 done by an earlier copy of this call, 0 not its lease, or not replaced
 -- Cost     O(log P + log D), P in processing, D delayed
 -- keys: pending* | delay_tasks* | expiry | processing expire_monitor | doorbell doorbell_delay
--- keys: receipt totals history
+-- keys: lines ring blocked keyed running | receipt totals history
 
 local worker = ARGV.worker -- who holds the lease
 local id     = ARGV.id     -- the message
@@ -22,15 +22,25 @@ local delayed = soonest > now
 if delayed then due_times[priority] = {soonest, id} end
 redis.call('LLEN', behind)
 local rings = redis.call('LLEN', doorbell)
--- use: earlier
+local leaving, started, joining, wake = {id}, true, {}, true
+local own_place = redis.call('HGET', keyed, '!' .. id)
+local in_line = own_place and string.find(own_place, '^[^\t]')
+if in_line and not delayed then joining = {id, own_place} end
+-- use: earlier, freed_keys, line_ends
 
 redis.call('ZREM', expire_monitor, id)
 redis.call('HDEL', processing, id)
+-- use: free_keys, forget_keys
+if own_place then
+  redis.call('HDEL', keyed, '!' .. id)
+  redis.call('HSET', keyed, id, own_place)
+end
 if delayed then
   -- use: add_delayed
 else
-  redis.call('LPUSH', behind, id)
-  if rings == 0 then redis.call('RPUSH', doorbell, '1') end
+  -- use: join_lines
+  if not in_line then redis.call('LPUSH', behind, id) end
+  if rings == 0 and not to_ring then redis.call('RPUSH', doorbell, '1') end
 end
 if tonumber(expires_ms) then redis.call('ZADD', expiry, expires_ms, id) end
 

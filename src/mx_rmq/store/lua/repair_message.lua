@@ -5,16 +5,19 @@
 -- a live message is removed. So is a record without a place if the message is archived. If neither
 -- record nor archived copy is left, the rest is dropped and counted. Only a waiting message keeps
 -- its expiry time. A result stays, whatever became of a later message with its id, if it has both
--- contents and a place in the index. The archives' bytes are recounted automatically.
+-- contents and a place in the index. The archives' bytes are recounted automatically. A message
+-- with a key goes back to its place in line, which `keyed` has even if the record is unreadable.
 -- Returns  what it did, or would do, in words; empty if all was right
 -- Cost     O(N), N pending
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing expire_monitor
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running
+-- keys: cancelled expiry | processing expire_monitor
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload results results_payload
 -- keys: doorbell meta | totals history
 
 local id         = ARGV.id                   -- the message
 local priority   = ARGV.priority             -- its list if it becomes pending
 local expires_ms = tonumber(ARGV.expires_ms) -- when it expires (ms), or '': never
+local own_place  = ARGV.own_place            -- key, tab, level, cost: see keys.py; or ''
 local dry        = ARGV.dry                  -- '1': only say what would be done
 local by         = ARGV.by                   -- who requested it
 -- use: clock, history
@@ -27,6 +30,12 @@ local places = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
   places = places + #redis.call('LPOS', key, id, 'COUNT', 0)
 end
+local place = redis.call('HGET', keyed, id)
+local next_place = redis.call('HEXISTS', keyed, '!' .. id) == 1
+local in_line, key = place and redis.call('ZSCORE', lines, place .. id), nil
+if place then key = string.match(place, '^[^\t]*') end
+local runs = place and redis.call('ZSCORE', running, key .. '\t' .. id)
+local in_its_line = place and redis.call('ZLEXCOUNT', lines, '[' .. key .. '\t', '(' .. key .. '\n')
 local delays, earliest, first = 0, math.huge, 0
 for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
   local due = tonumber(redis.call('ZSCORE', key, id))
@@ -45,7 +54,7 @@ local rung = redis.call('LLEN', doorbell)
 local last_token, dropped = unpack(redis.call('HMGET', meta, 'token', 'dropped'))
 local expires = redis.call('ZSCORE', expiry, id)
 
-local waiting, state = math.max(0, places - marked), 'none'
+local waiting, state = math.max(0, places - marked) + (in_line and 1 or 0), 'none'
 if record and lease then
   state = 'processing'
 elseif record and delays > 0 then
@@ -61,6 +70,15 @@ local live = state == 'processing' or state == 'delayed' or state == 'pending'
 
 local unlisted = waiting > 0 and state ~= 'pending' or waiting > 1
 local listed = state == 'pending' and (unlisted or waiting == 0)
+own_place = place or own_place
+local has_line = string.find(own_place, '^[^\t]')
+local joining, wake = listed and has_line and {id, own_place} or {}, true
+-- use: line_ends
+local out_of_line = in_line and (unlisted or state ~= 'pending')
+local emptied = out_of_line and not listed and in_its_line == 1
+local unplaced = place and not live
+local unmarked = next_place and state ~= 'processing'
+local stops = runs and state ~= 'processing' and state ~= 'delayed'
 local undelayed = delays > 0 and state ~= 'delayed' or delays > 1
 local unleased = lease and state ~= 'processing'
 local forged = state == 'processing' and not string.find(lease, '^%d+:')
@@ -84,6 +102,9 @@ local function did(so, words)
   if so then done_what[#done_what + 1] = words end
 end
 did(unlisted, 'taken out of the pending ones')
+did(unplaced, 'place in the line of its key removed')
+did(unmarked, 'place of its next record removed')
+did(stops, 'no longer takes up a place of its key')
 did(undelayed, state == 'delayed' and 'left with its earliest due time' or 'no longer delayed')
 did(unleased, 'lease removed')
 did(unwatched, 'deadline removed')
@@ -110,6 +131,14 @@ redis.call('ZREMRANGEBYRANK', expire_monitor, 1, 0) -- removes nothing, but work
 if unlisted then
   for _, key in ipairs({pending_high, pending, pending_low}) do redis.call('LREM', key, 0, id) end
 end
+if out_of_line then redis.call('ZREM', lines, place .. id) end
+if emptied then
+  redis.call('ZREM', ring, key)
+  redis.call('ZREM', blocked, key)
+end
+if unplaced then redis.call('HDEL', keyed, id) end
+if unmarked then redis.call('HDEL', keyed, '!' .. id) end
+if stops then redis.call('ZREM', running, key .. '\t' .. id) end
 if unlisted or astray then redis.call('SREM', cancelled, id) end
 if undelayed then
   for level, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
@@ -140,7 +169,8 @@ if relisted then redis.call('ZADD', dlq, now, id) end
 if reset_aside then redis.call('ZADD', error_parse_queue, now, id) end
 if rekept then redis.call('ZADD', results, now, id) end
 if listed then
-  redis.call('RPUSH', front, id)
+  -- use: join_lines
+  if not has_line then redis.call('RPUSH', front, id) end
   if rung == 0 then redis.call('RPUSH', doorbell, '1') end
 end
 if lost then redis.call('HSET', meta, 'dropped', (tonumber(dropped) or 0) + 1) end

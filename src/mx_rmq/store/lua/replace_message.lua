@@ -6,27 +6,41 @@
 -- A message in processing stays with its worker. Its lease gets a mark, ' LEVEL DUE EXPIRES', that
 -- says where the new record waits once the worker is done. The scripts that settle a message answer
 -- r if they find the mark, and the worker calls release_replaced. If the worker dies, the monitor
--- takes over the mark with the lease, and does the same.
+-- takes over the mark with the lease, and does the same. Its new place in line is kept as '!id'.
 -- Returns  1 stored as a new message, 2 by an earlier copy of this call, r replaced the one before.
 --          Or 'full': the cap refuses one more waiting message.
 -- Cost     O(log N), N delayed, archived or in processing, and O(walk) if it is pending
--- keys: payload | pending* | delay_tasks* | cancelled expiry | processing
+-- keys: payload | pending* | delay_tasks* | lines ring blocked keyed running
+-- keys: cancelled expiry | processing
 -- keys: dlq dlq_payload error_parse_queue error_parse_payload archive_bytes
 -- keys: doorbell doorbell_delay | recent receipt totals history
 
 local each, width = ARGV.each, 5 -- per message: id, how, record, delay_ms, at_ms
 -- use: clock, first_answer, history, new_messages
 
-local id, how = ids[1], ARGV[each + 1]
-local priority, ttl, window = priorities[how], ttls[how], windows[how]
+local id, its_kind = ids[1], kind_at[1] or usual_kind
+local priority, ttl, window = its_kind.priority, its_kind.ttl, its_kind.window
 local due = tonumber(ARGV[each + 4]) or now + tonumber(ARGV[each + 3])
 local lease = redis.call('HGET', processing, id)
-local running = answer == 'l' and lease
+local in_hand = answer == 'l' and lease
 local waits = answer == 'l' and not lease
 -- use: waiting_place
+local own_place, joining, wake = place_at[1], {}, true
+local leaving, started = {waits and id or nil}, false
+local has_line = own_place and string.find(own_place, '^[^\t]')
+local same_line = place and string.gsub(place, '^([^\t]*\t%d)%d*', '%1') == own_place
 local behind = ({high = pending_high, normal = pending, low = pending_low})[priority]
-local later, stays = due > now and not running, false
-if waits and not later and not delayed then stays = list == behind or not list and deep end
+local later, stays = due > now and not in_hand, false
+if waits and not later and not delayed then
+  stays = in_line and same_line
+    or not in_line and not own_place and not place and (list == behind or not list and deep)
+end
+if has_line and not in_hand and not later and not stays then
+  joining = {id, own_place}
+  if only_one == string.match(own_place, '^[^\t]*') then only_one = false end -- it comes back
+end
+-- use: freed_keys, line_ends
+redis.call('ZCARD', ring)
 redis.call('LLEN', behind)
 local due_times, soonest = {high = {}, normal = {}, low = {}}, due
 if later then due_times[priority] = {due, id} end
@@ -62,19 +76,23 @@ end
 if not full then
   -- use: store_new
   if not stays then
-    -- use: leave_place
+    -- use: free_keys, leave_place, forget_keys
+    if own_place and not in_hand then redis.call('HSET', keyed, id, own_place) end
   elseif expires then
     redis.call('ZREM', expiry, id)
   end
-  if running then
+  if in_hand then
     redis.call('HSET', processing, id, string.format('%s %s %s %s', string.match(lease, '^[^ ]*'),
       priority, due > now and string.format('%.0f', due) or '',
       ttl and string.format('%.0f', now + ttl) or ''))
+    redis.call('HDEL', keyed, '!' .. id)
+    if own_place then redis.call('HSET', keyed, '!' .. id, own_place) end
   elseif later then
     -- use: add_delayed
   elseif not stays then
-    redis.call('LPUSH', behind, id)
-    if rings == 0 then redis.call('RPUSH', doorbell, '1') end
+    -- use: join_lines
+    if not has_line then redis.call('LPUSH', behind, id) end
+    if rings == 0 and not to_ring then redis.call('RPUSH', doorbell, '1') end
   end
   note(answer == 'r' and 'replaced' or later and 'delayed' or 'produced', '', {id})
 end

@@ -2,12 +2,12 @@
 -- Rings the doorbell if something waits.
 -- Returns  1 resumed now, 2 resumed by an earlier copy of this call, 0 it was not paused
 -- Cost     O(1)
--- keys: pending* | doorbell meta | receipt totals history
+-- keys: pending* | lines | doorbell meta | receipt totals history
 
 local by = ARGV.by -- who asks for it
 -- use: first_answer, history
 
-local waiting = 0
+local waiting = redis.call('ZCARD', lines)
 for _, key in ipairs({pending_high, pending, pending_low}) do
   waiting = waiting + redis.call('LLEN', key)
 end

@@ -1,19 +1,21 @@
 -- retry_message: processing -> delayed
 -- Delays messages by delay_ms, each with a new record from the caller. Failed messages are retried;
 -- those that their handler wants later are snoozed; those that only a newer release can read are
--- postponed.
+-- postponed. If a key may have only one message running, and none may overtake, the message keeps
+-- its place: its line waits until it is due. `hold` holds back the whole key in any case. Times are
+-- in ms; `expires` and `hold` may be ''.
 -- Returns  same as complete_message
 -- Cost     O(log P + log D) per message, P in processing, D delayed
 -- keys: payload | delay_tasks* | expiry | processing expire_monitor | doorbell_delay
--- keys: receipt totals history
+-- keys: keyed running blocked limits buckets doorbell meta | receipt totals history
 
 local what = ARGV.what -- what the history calls it: retried, snoozed or postponed
-local each, width = ARGV.each, 7 -- per message: id, token, record, level, delay_ms, expires_ms, why
+local each, width = ARGV.each, 8 -- per message: id, token, record, level, delay, expires, why, hold
 -- use: clock, first_answer, history, held_messages
 if count == 0 then return answer end
 
 redis.call('HLEN', payload)
-local soonest, records, expiries, about = math.huge, {}, {}, {}
+local soonest, records, expiries, about, hold_of = math.huge, {}, {}, {}, {}
 local due_times = {high = {}, normal = {}, low = {}}
 for _, i in ipairs(mine) do
   local due = now + tonumber(ARGV[i + 4])
@@ -23,18 +25,44 @@ for _, i in ipairs(mine) do
   records[#records + 1] = ARGV[i + 2]
   soonest = math.min(soonest, due)
   about[#about + 1] = ARGV[i + 4] .. ' ' .. ARGV[i + 6]
+  hold_of[ARGV[i]] = tonumber(ARGV[i + 7])
   if ARGV[i + 5] ~= '' then
     expiries[#expiries + 1] = ARGV[i + 5]
     expiries[#expiries + 1] = ARGV[i]
   end
 end
 if #expiries > 0 then redis.call('ZCARD', expiry) end
--- use: earlier
+local leaving, started = held, true
+-- use: earlier, freed_keys
+
+local holds, hold_ttl, out = {}, math.max(600000, redis.call('PTTL', buckets)), {}
+if #freed > 0 then
+  local last_token, clock_ahead, declared =
+    unpack(redis.call('HMGET', meta, 'token', 'clock_ahead', 'limits'))
+  -- use: line_clock
+  local key_most, overtake = string.match(declared or '', '^%S+ %S+ %S+ (%S+) %S+ %S+ (%d)$')
+  redis.call('ZCARD', buckets)
+  for n, member in ipairs(freed) do
+    local key, hold = string.match(places[n], '^[^\t]*'), hold_of[with_key[n]]
+    local set = string.match(redis.call('HGET', limits, key) or '', '^%S+')
+    local strict = overtake ~= '1' and (tonumber(set) or tonumber(key_most)) == 1
+    if not strict then out[#out + 1] = member end
+    if hold and key ~= '' then
+      holds[#holds + 1], holds[#holds + 2] = at + hold, key .. '\t'
+      hold_ttl = math.max(hold_ttl, hold)
+    end
+  end
+  freed = out
+end
 
 redis.call('ZREM', expire_monitor, unpack(held))
 redis.call('HDEL', processing, unpack(held))
 redis.call('HSET', payload, unpack(records))
--- use: add_delayed
+-- use: add_delayed, free_keys
+if #holds > 0 then
+  redis.call('ZADD', buckets, 'GT', unpack(holds)) -- a longer one stays
+  redis.call('PEXPIRE', buckets, hold_ttl)
+end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
 note(what, worker, held, about)

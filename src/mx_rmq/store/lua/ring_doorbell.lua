@@ -1,17 +1,22 @@
 -- ring_doorbell: a ring goes back
 -- A worker that took the ring and cannot use it (no room, shutting down) gives it back for another
--- worker. Rings at most once, so it is safe to repeat. A key of a wrong type counts as empty.
+-- worker. Rings at most once, so it is safe to repeat. A key of a wrong type counts as empty. The
+-- caller may be the worker that was to come back when a block ends: the next one takes that over.
 -- Returns  1 rung now, 0 there was a ring, or nothing is pending
 -- Cost     O(1)
--- keys: pending* | doorbell
+-- keys: pending* | lines | doorbell meta
 
 local waiting = 0
 for _, key in ipairs({pending_high, pending, pending_low}) do
   local length = redis.pcall('LLEN', key)
   waiting = waiting + (type(length) == 'number' and length or 0)
 end
-if redis.call('LLEN', doorbell) > 0 or waiting == 0 then return 0 end
+local in_lines = redis.pcall('ZCARD', lines)
+waiting = waiting + (type(in_lines) == 'number' and in_lines or 0)
+local rung, waker = redis.call('LLEN', doorbell) > 0, redis.pcall('HEXISTS', meta, 'wake_at')
 
+if waker == 1 then redis.call('HDEL', meta, 'wake_at') end
+if rung or waiting == 0 then return 0 end
 redis.call('LTRIM', doorbell, 0, 0) -- trims nothing, but works at maxmemory
 redis.call('RPUSH', doorbell, '1')
 return 1

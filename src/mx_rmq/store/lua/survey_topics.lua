@@ -6,16 +6,16 @@
 --          next due time, the next lease deadline, and the next expiry of a waiting message. 0: it
 --          has come, -1: there is none
 -- Cost     O(log N) per topic, N delayed or in processing
--- keys: pending* | delay_tasks* | expire_monitor expiry | meta
+-- keys: pending* | delay_tasks* | lines | expire_monitor expiry | meta
 
-local stride = 9 -- keys per topic: those above are the first topic's, the others follow
+local stride = 10 -- keys per topic: those above are the first topic's, the others follow
 -- use: clock
 
 local reply = {string.format('%.0f', now)}
 for first = 1, #KEYS, stride do
   pending_high, pending, pending_low,
     delay_tasks_high, delay_tasks, delay_tasks_low,
-    expire_monitor, expiry, meta = unpack(KEYS, first, first + stride - 1)
+    lines, expire_monitor, expiry, meta = unpack(KEYS, first, first + stride - 1)
   local levels = {
     {delay_tasks_high, pending_high}, {delay_tasks, pending}, {delay_tasks_low, pending_low},
   }
@@ -28,6 +28,8 @@ for first = 1, #KEYS, stride do
       due = math.min(due, tonumber(soonest[2]) or math.huge)
     end
   end
+  local in_lines = redis.pcall('ZCARD', lines)
+  waiting = waiting + (type(in_lines) == 'number' and in_lines or 0)
   local soonest = redis.pcall('ZRANGE', expire_monitor, 0, 0, 'WITHSCORES')
   local deadline = tonumber(soonest[2]) or math.huge
   soonest = redis.pcall('ZRANGE', expiry, 0, 0, 'WITHSCORES')

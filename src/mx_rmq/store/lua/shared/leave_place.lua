@@ -2,12 +2,19 @@
 -- its place, which dispatch_message skips. An id has at most one such place; before it gets a
 -- second one, the whole list is walked.
 -- needs: id, waits, delayed, list, from, deep, passed, expires, pending_high, pending, pending_low
--- needs: delay_tasks_high, delay_tasks, delay_tasks_low, cancelled, expiry
+-- needs: delay_tasks_high, delay_tasks, delay_tasks_low, cancelled, expiry, in_line, only_one, lines
+-- needs: ring, blocked
 
 if waits and expires then redis.call('ZREM', expiry, id) end
 if waits and delayed then
   for _, key in ipairs({delay_tasks_high, delay_tasks, delay_tasks_low}) do
     redis.call('ZREM', key, id)
+  end
+elseif waits and in_line then
+  redis.call('ZREM', lines, in_line)
+  if only_one then
+    redis.call('ZREM', ring, only_one)
+    redis.call('ZREM', blocked, only_one)
   end
 elseif waits and list then
   redis.call('LREM', list, from, id)

@@ -1,31 +1,42 @@
 -- new_messages: which of these messages are new. `fresh` are their places in ARGV, `answer` has one
--- letter per message: see produce_normal_message.
+-- letter per message: see produce_normal_message. `kind_at` and `place_at` go by the number of the
+-- message in the call; nil: the usual kind, no place.
 -- needs: each, width, recent, dlq_payload, error_parse_payload, payload, now, delay_tasks_high,
 -- needs: delay_tasks, delay_tasks_low
--- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, owns, makers,
--- defines: priorities, ttls, windows, asks, longest, any_own, any_dead, any_quarantined,
--- defines: remembered, taken_until, surprise, stale, recent_ttl
+-- defines: dedup_ms, answer, fresh, marks, seen, ids, generated, taken, freed_marks, usual_kind,
+-- defines: kinds, kind_at, place_at, any_ttl, longest, any_own, any_dead, any_quarantined, remembered, taken_until,
+-- defines: surprise, stale, recent_ttl
 
 local dedup_ms = tonumber(ARGV.dedup_ms) -- how long a custom id stays taken, 0: not at all
 local answer, fresh, marks, seen, ids, generated, taken = {}, {}, {}, {}, {}, {}, {}
 local freed_marks = {}
-local owns, makers, priorities, ttls = {}, {[''] = 0}, {[''] = 'normal'}, {}
-local windows, asks, longest = {[''] = 0}, {}, 0
+local usual_kind = {maker = 0, priority = 'normal', window = 0}
+local kinds, kind_at, place_at, any_ttl, longest = {[''] = usual_kind}, {}, {}, false, 0
 local any_own, any_dead, any_quarantined = false, false, false
 for i = each, #ARGV, width do
   local id, how = ARGV[i], ARGV[i + 1]
-  if not priorities[how] then
-    local own, maker, priority, ttl, window, asked =
-      string.match(how, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
-    owns[how], makers[how], priorities[how] = own == '1', tonumber(maker), priority
-    ttls[how], asks[how] = tonumber(ttl), tonumber(asked)
-    window = tonumber(window) or dedup_ms
-    if makers[how] > 0 then window = math.max(window, 600000) end
-    windows[how] = owns[how] and window or 0
-    longest = math.max(longest, windows[how])
+  local kind = kinds[how]
+  if not kind then
+    local tab = string.find(how, '\t', 1, true)
+    local terms = tab and string.sub(how, 1, tab - 1) or how -- the same for many messages
+    kind = kinds[terms]
+    if not kind then
+      local own, maker, priority, ttl, window, asked =
+        string.match(terms, '^([01]) (%d+) (%l+) ?(%d*) ?(%d*) ?(%d*)$')
+      window, maker = tonumber(window) or dedup_ms, tonumber(maker)
+      if maker > 0 then window = math.max(window, 600000) end
+      kind = {
+        own = own == '1', maker = maker, priority = priority, ttl = tonumber(ttl),
+        window = own == '1' and window or 0, asks = tonumber(asked),
+      }
+      kinds[terms], longest = kind, math.max(longest, kind.window)
+      any_ttl = any_ttl or kind.ttl
+    end
+    if tab then place_at[#ids + 1] = string.sub(how, tab + 1) end
   end
-  if owns[how] then any_own = true else generated[#generated + 1] = id end
+  if kind.own then any_own = true else generated[#generated + 1] = id end
   ids[#ids + 1] = id
+  if kind ~= usual_kind then kind_at[#ids] = kind end
 end
 local remembered, taken_until = redis.call('ZCARD', recent) > 0, {}
 if remembered then taken_until = redis.call('ZMSCORE', recent, unpack(ids)) end
@@ -46,8 +57,8 @@ for first = 1, #generated, 64 do
 end
 for n = 1, #ids do
   local i, id, status = each + (n - 1) * width, ids[n], '1'
-  local how = ARGV[i + 1]
-  local own, maker = owns[how], makers[how]
+  local kind = kind_at[n] or usual_kind
+  local own, maker, asks = kind.own, kind.maker, kind.asks
   local made, refused, freed
   if maker > 0 then
     local kept = redis.call('GET', KEYS[maker]) or ''
@@ -58,8 +69,8 @@ for n = 1, #ids do
   end
   if seen[id] or (own or surprise) and redis.call('HEXISTS', payload, id) == 1 then
     status = 'l'
-    if asks[how] and redis.call('HEXISTS', KEYS[asks[how]], id) == 1 then status = 'p' end
-    for _, key in ipairs(asks[how] and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
+    if asks and redis.call('HEXISTS', KEYS[asks], id) == 1 then status = 'p' end
+    for _, key in ipairs(asks and {delay_tasks_high, delay_tasks, delay_tasks_low} or {}) do
       if redis.call('ZMSCORE', key, id)[1] then status = 'w' end
     end
   elseif own and any_dead and redis.call('HEXISTS', dlq_payload, id) == 1 then
@@ -74,7 +85,7 @@ for n = 1, #ids do
     seen[id] = true
     fresh[#fresh + 1] = i
     if freed then freed_marks[#freed_marks + 1] = '!' .. id end
-    local window = windows[how]
+    local window = kind.window
     if window > 0 then
       taken[window] = taken[window] or string.format('%.0f', now + window)
       marks[#marks + 1] = taken[window]
