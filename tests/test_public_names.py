@@ -15,6 +15,7 @@ def test_the_public_names_are_sorted_and_each_exists_once() -> None:
 
 
 def test_every_name_that_is_imported_is_public_and_no_other() -> None:
+    assert all(hasattr(mx_rmq, name) for name in mx_rmq.__all__)  # imports each on first use
     imported = {
         name
         for name, value in vars(mx_rmq).items()

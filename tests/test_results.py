@@ -659,7 +659,11 @@ async def test_who_only_waits_logs_once_that_the_server_is_away_and_once_that_it
 
 @pytest.mark.parametrize("how", ["result", "watch"])
 async def test_who_only_waits_says_so_if_the_server_refuses_its_login(
-    server: Server, raw: Redis, caplog: pytest.LogCaptureFixture, how: str
+    server: Server,
+    raw: Redis,
+    caplog: pytest.LogCaptureFixture,
+    has_read: asyncio.Event,
+    how: str,
 ) -> None:
     async def allow(word: str) -> None:
         rules = ("reset", word, ">p", "~*", "&*", "+@all")
@@ -671,6 +675,7 @@ async def test_who_only_waits_says_so_if_the_server_refuses_its_login(
             id = await mq.produce("slow", 1)
             waiting = asyncio.create_task(follow(mq, how, "slow", id))
             await until_heard(raw, "slow")
+            await has_read.wait()  # or the read would be refused
             await allow("off")
             await raw.execute_command("CLIENT", "KILL", "USER", "waiter")  # type: ignore[no-untyped-call]
             line = "the server is unreachable; still trying: the server refused this user"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from bench.own.load import BATCH, PAYLOAD, Cycle, topics
+from mx_rmq.runtime import producer
 from tests.cost.meter import Cost, Handlers, Stopwatch, cost_of
 from tests.runtime.stage import commands, on_a_server, on_servers, queue
 
@@ -59,7 +60,10 @@ def assert_within(what: str, cost: Cost) -> None:
 
 
 @pytest.fixture
-async def mq(raw: Redis, server: Server) -> AsyncIterator[MessageQueue]:
+async def mq(
+    raw: Redis, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MessageQueue]:
+    monkeypatch.setattr(producer, "REFRESH_EVERY", 3600.0)
     async with queue(server.url, lease=600) as mq:  # or it would look around that often
         yield mq
 
