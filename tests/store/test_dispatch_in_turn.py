@@ -805,3 +805,15 @@ async def test_lines_that_are_worked_off_leave_nothing_behind(
     assert 0 < await raw.pttl(store.keys.of(TOPIC).buckets) <= 10 * MINUTE
     (done,) = [await ask(store)]
     assert not done.in_turn
+
+
+@pytest.mark.parametrize("limits", ["- - - - 315360000000 1 0", "- 315360000000 1 - - - 0"])
+async def test_a_debt_of_a_million_years_fails_nothing_halfway(
+    store: Store, raw: Redis, limits: str
+) -> None:
+    await wait_in_line(store, "a1 a2", cost=1_000_000)
+    first = await ask(store, 9, limits)
+    assert len(first.messages) == 1
+    assert (await ask(store, 9, limits)).messages == []
+    found = await snapshot(raw, TOPIC)
+    assert found.meta["token"] == str(first.messages[0].token)

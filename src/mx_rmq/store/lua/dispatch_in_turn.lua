@@ -429,7 +429,8 @@ if #fills > 0 then
   full_ones = math.min(full_ones, #fills + 10)
   if full_ones > 0 then redis.call('ZREMRANGEBYRANK', buckets, 0, full_ones - 1) end
   redis.call('ZADD', buckets, unpack(fills))
-  redis.call('PEXPIRE', buckets, math.ceil(math.max(bucket_ttl, filled, 600000)))
+  -- 1e13 ms are 300 years. Servers refuse a number with an exponent, which 1e17 gets.
+  redis.call('PEXPIRE', buckets, math.min(1e13, math.ceil(math.max(bucket_ttl, filled, 600000))))
 end
 if ready and not closed and rung == 0 then redis.call('RPUSH', doorbell, '1') end
 if #notes > 0 then redis.call('HSET', meta, unpack(notes)) end

@@ -61,7 +61,7 @@ redis.call('HSET', payload, unpack(records))
 -- use: add_delayed, free_keys
 if #holds > 0 then
   redis.call('ZADD', buckets, 'GT', unpack(holds)) -- a longer one stays
-  redis.call('PEXPIRE', buckets, hold_ttl)
+  redis.call('PEXPIRE', buckets, math.min(1e13, hold_ttl)) -- see dispatch_in_turn
 end
 if #expiries > 0 then redis.call('ZADD', expiry, unpack(expiries)) end
 
