@@ -58,12 +58,18 @@ def _known_variables_only() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _log_level() -> Iterator[None]:
-    """A command that is run in this process sets the level for the rest of it."""
+def _logging_as_before() -> Iterator[None]:
+    """A command that is run in this process sets the log level and filters for the rest of it.
+
+    `mx-rmq dashboard` limits the lines of all handlers, pytest's own included.
+    """
     log = logging.getLogger("mx_rmq")
     level = log.level
+    filters = [(handler, list(handler.filters)) for handler in logging.getLogger().handlers]
     yield
     log.setLevel(level)
+    for handler, before in filters:
+        handler.filters = before
 
 
 @pytest.fixture(scope="session")
