@@ -299,6 +299,10 @@ class Wires:
         wire.gone.add_done_callback(lambda _: self._separate.discard(wire))
         return wire
 
+    def is_connected(self) -> bool:
+        """Return whether a wire is open."""
+        return any(wire.is_open for wire in (*self._all, *self._separate))
+
     def goes_elsewhere(self, address: tuple[Any, Any]) -> bool:
         """Return whether the wires go to a different server."""
         return self._address not in (None, address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from redis import exceptions as redis_errors
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
@@ -17,7 +17,12 @@ from mx_rmq.net.connection import LATE
 from mx_rmq.net.topology import Node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.asyncio.client import Redis as RedisClient
+
+
+_AWAY: Final = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
 class Sentinels(Sentinel):
@@ -26,11 +31,17 @@ class Sentinels(Sentinel):
     def __init__(self, clients: list[RedisClient]) -> None:
         super().__init__([])  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         self.sentinels = clients
+        self.is_connected: Callable[[], bool] = lambda: False  # to the primary
+        self._last: tuple[str, int] | None = None
 
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """Return the address of a primary. The Sentinel that answers is asked first next time."""
+        """Return the address of a primary. The Sentinel that answers is asked first next time.
+
+        If no Sentinel can be reached, but we are connected to the primary, it is still that one.
+        """
         answers: list[str] = []
         refusal: Exception | None = None
+        heard = False
         for sentinel in list(self.sentinels):
             options = sentinel.connection_pool.connection_kwargs
             try:
@@ -39,12 +50,19 @@ class Sentinels(Sentinel):
                 answers.append(f"{options['host']}:{options['port']}: {error}")
                 if refusal is None or isinstance(error, redis_errors.AuthenticationError):
                     refusal = error
+                heard |= isinstance(error, redis_errors.AuthenticationError) or not isinstance(
+                    error, _AWAY
+                )
                 continue
+            heard = True
             state = known.get(service_name)
             if state and self.check_master_state(state, service_name):
                 self.sentinels.sort(key=lambda one: one is not sentinel)
-                return state["ip"], state["port"]
+                self._last = state["ip"], state["port"]
+                return self._last
             answers.append(f"{options['host']}:{options['port']} knows no primary with this name")
+        if self._last is not None and not heard and self.is_connected():
+            return self._last
         raise MasterNotFoundError(
             f"no Sentinel knows a primary named {service_name!r}: {'; '.join(answers)}"
         ) from refusal
@@ -57,6 +75,7 @@ class PrimaryNode(Node):
         super().__init__(client)
         self.wires.on_late = self._check_primary
         self._sentinels = sentinels
+        sentinels.is_connected = self.wires.is_connected
         self._name = name
         self._checking: asyncio.Task[None] | None = None
         self.still_primary = self._is_primary
